@@ -1,0 +1,87 @@
+# Each target sets up .venv by itself the first time. `make` alone lists the targets.
+PYTHON ?= python3
+TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+NAMES ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIN := -c $(VENV)/constraints.txt
+SETUP := settings.ini setup.py pyproject.toml constraints.txt
+MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
+
+# The commands of .venv come first for what notebooks and tests start; one thread, since two of them run at a time.
+WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lab export notebooks docs preview check clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.stamp-run  ## train on the built-in corpus, translate, draw the attention: runs/demo
+	@$(BIN)/annotated-transformer demo
+
+test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree with the notebooks, every notebook runs, pytest
+	@printf '\n== 1 of 3: package, notebooks and README agree\n'
+	@$(BIN)/python tools/gate.py
+	@printf '\n== 2 of 3: every notebook runs\n'
+	@$(WITH) $(BIN)/nbdev_test --n_workers 2 --timing
+	@printf '\n== 3 of 3: tests/\n'
+	@$(WITH) $(BIN)/python -m pytest
+
+lab: $(VENV)/.stamp-dev  ## JupyterLab on nbs/
+	@$(BIN)/jupyter lab --notebook-dir nbs
+
+export: $(VENV)/.stamp-dev  ## notebooks to package, notebooks cleaned, README.md made; runs nothing
+	@$(WITH) $(BIN)/python tools/notebooks.py export
+
+notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_stack …"), outputs stored
+	@$(WITH) $(BIN)/python tools/notebooks.py run $(NAMES)
+
+docs: $(VENV)/.stamp-docs export  ## the site with Quarto: _docs
+	@touch README.md
+	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
+
+preview: $(VENV)/.stamp-preview  ## the same pages without Quarto: _preview
+	@$(WITH) $(BIN)/python tools/preview.py $(NAMES)
+
+check: $(VENV)/.stamp-dev  ## lint
+	@$(BIN)/ruff check
+
+clean:  ## remove .venv and all that was built; runs/ stays
+	rm -rf $(VENV) _proc _docs _preview build dist *.egg-info nbs/nbdev.yml .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.stamp-python:
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python $(MIN_PYTHON) or newer, or name yours: make $(MAKECMDGOALS) PYTHON=…"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' \
+	|| { echo "`$(PYTHON) --version` is too old: Python $(MIN_PYTHON) or newer is needed, name yours: make $(MAKECMDGOALS) PYTHON=…"; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# torch first and alone, so that TORCH="…" may name any build of it; all else at the versions of constraints.txt.
+$(VENV)/.stamp-torch: $(VENV)/.stamp-python
+	@echo 'setting up $(VENV), once: $(TORCH)'
+	@printf '%s\n' '$(TORCH)' | xargs $(BIN)/pip install --quiet --no-deps
+	@touch $@
+
+$(VENV)/.stamp-run: $(VENV)/.stamp-torch $(SETUP)
+	@echo 'setting up $(VENV), once: the packages of settings.ini'
+	@sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
+	@$(BIN)/pip install --quiet $(PIN) -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-run
+	@echo 'setting up $(VENV), once: the tools for notebooks and tests'
+	@$(BIN)/pip install --quiet $(PIN) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.stamp-preview: $(VENV)/.stamp-run
+	@$(BIN)/pip install --quiet $(PIN) -e '.[preview]'
+	@touch $@
+
+# quarto-cli fetches Quarto itself when it is installed.
+$(VENV)/.stamp-docs: $(VENV)/.stamp-dev
+	@$(WITH) command -v quarto >/dev/null || $(BIN)/pip install --quiet $(PIN) -e '.[docs]' >$(VENV)/quarto.log 2>&1 || true
+	@$(WITH) quarto --version >/dev/null 2>&1 || { echo "Quarto cannot be had here (see $(VENV)/quarto.log): make preview builds the same pages without it"; exit 1; }
+	@touch $@

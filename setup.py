@@ -1,0 +1,31 @@
+"All metadata stands in settings.ini; this file hands it to setuptools."
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import setup
+
+here = Path(__file__).parent
+config = ConfigParser(delimiters=["="])
+config.read(here / "settings.ini", encoding="utf-8")
+cfg = config["DEFAULT"]
+readme = here / "README.md"
+
+setup(
+    name=cfg["lib_name"],
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
+    long_description_content_type="text/markdown",
+    author=cfg["author"],
+    license=cfg["license"],
+    keywords=cfg["keywords"].split(),
+    url=cfg["git_url"],
+    classifiers=["Programming Language :: Python :: 3", f"Intended Audience :: {cfg['audience']}"],
+    python_requires=f">={cfg['min_python']}",
+    packages=[cfg["lib_path"]],
+    package_data={cfg["lib_path"]: ["py.typed"]},
+    install_requires=cfg["requirements"].split(),
+    extras_require={k.removesuffix("_requirements"): v.split() for k, v in cfg.items() if k.endswith("_requirements")},
+    # nbdev finds the names that notebooks mention in `backticks` by this entry, and links them.
+    entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},
+)

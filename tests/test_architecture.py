@@ -1,0 +1,134 @@
+"The shape of the house: a notebook for each module, arrows that point back in the paper's order, layers."
+import ast
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+from notebooks import code_of, directives, joined
+
+LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
+PROSE = {"index"}  # notebooks that export nothing
+MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}
+
+# Which siblings a module may import. Parts import none: a layer is given its sub-layers, the loop its optimiser and loss.
+# Only the assemblies (transformer, recipe) and the command line gather many.
+ALLOWED = {
+    # layer 0: parts
+    "config": "", "stack": "", "attention": "", "multi_head": "attention", "masking": "", "feed_forward": "", "embedding": "", "position": "",
+    "corpus": "", "vocab": "", "optimizer": "", "label_smoothing": "", "decode": "",
+    # layer 1: what holds parts together
+    "transformer": "config stack attention multi_head masking feed_forward embedding position",
+    "batch": "vocab", "train": "batch", "visualize": "attention masking position",
+    # layer 2: the model and its run on disk
+    "checkpoint": "config vocab transformer",
+    # layer 3: a whole job
+    "evaluate": "corpus vocab batch decode transformer checkpoint",
+    "recipe": "config corpus vocab batch checkpoint train optimizer label_smoothing transformer",
+    # layer 4
+    "cli": "config corpus vocab batch checkpoint train recipe decode evaluate visualize transformer",
+}
+
+
+def notebooks() -> list[Path]: return sorted(NBS.glob("[!_.]*.ipynb"))
+def stem_of(path: Path) -> str: return re.sub(r"^\d+[a-z]?_", "", path.stem)
+def modules() -> set[str]: return {p.stem for p in LIB.glob("*.py")} - MADE_OR_BY_HAND
+def cells(path: Path) -> list[dict]: return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def siblings(module: str) -> set[str]:
+    "The modules of this package that a module imports, at its top or inside a function."
+    names = modules() | {module}
+    found = set()
+    for node in ast.walk(ast.parse((LIB / f"{module}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import): paths = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = f"{LIB.name}.{node.module or ''}".rstrip(".") if node.level else node.module
+            paths = [base, *(f"{base}.{a.name}" for a in node.names)]
+        else: continue
+        found |= {p.split(".")[1] for p in paths if p.startswith(LIB.name + ".")}
+    return found & names - {module}
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+def test_notebook_exports_its_module(path):
+    targets = [d["default_exp"] for c in cells(path) if c["cell_type"] == "code" and "default_exp" in (d := directives(joined(c["source"])))]
+    assert targets == ([] if path.stem in PROSE else [stem_of(path)])
+
+
+def test_every_module_has_its_notebook():
+    assert modules() == {stem_of(p) for p in notebooks()} - PROSE
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_layers(module):
+    assert module in ALLOWED, f"{module} is new: give it a line in ALLOWED, and a place in CONTRIBUTING.md"
+    assert siblings(module) <= set(ALLOWED[module].split())
+
+
+def test_no_arrow_points_forward():
+    place = {stem_of(p): i for i, p in enumerate(notebooks())}
+    assert [] == [f"{m} imports {s}" for m in modules() for s in siblings(m) if place[s] > place[m]]
+
+
+def test_allowed_has_no_circle():
+    done: set[str] = set()
+    while ready := {m for m in ALLOWED.keys() - done if set(ALLOWED[m].split()) <= done}: done |= ready
+    assert done == ALLOWED.keys()
+
+
+@pytest.mark.parametrize("module", sorted(modules() - {"cli"}))
+def test_package_shadows_no_module(module):
+    package = importlib.import_module(LIB.name)
+    assert importlib.import_module(f"{LIB.name}.{module}") is getattr(package, module)
+
+
+@pytest.mark.parametrize("path", [p for p in notebooks() if p.stem not in PROSE], ids=lambda p: p.stem)
+def test_title_cell(path):
+    "The first cell is the page's front matter: nbdev takes its title and sentence and drops whatever else stands in it."
+    first = joined(cells(path)[0]["source"])
+    assert re.fullmatch(r"# [^\n]+\n+> [^\n]+\n?", first), first
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+def test_import_cells_hold_only_imports(path):
+    "Making the pages executes every cell that imports something: such a cell must do nothing else."
+    mixed = []
+    for cell in cells(path):
+        source = joined(cell["source"])
+        if cell["cell_type"] != "code" or directives(source).get("eval") == "false" or re.search(r"^\s*[%!]", source, re.M): continue
+        nodes = ast.parse(code_of(source)).body
+        top = [isinstance(n, ast.Import | ast.ImportFrom) for n in nodes]
+        if any(top) and not all(top): mixed.append(source)
+    assert mixed == []
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+def test_figures_say_what_they_show(path):
+    "A drawn picture has a label, a caption and a text for those who cannot see it."
+    for cell in cells(path):
+        if any(k.startswith("image/") for o in cell.get("outputs", []) for k in o.get("data", {})):
+            found = directives(joined(cell["source"]))
+            assert found.get("label", "").startswith("fig-") and found.get("fig-cap") and found.get("fig-alt"), joined(cell["source"])
+
+
+def test_sidebar_lists_every_notebook_in_order():
+    listed = []
+
+    def walk(items):
+        for item in items:
+            if isinstance(item, str): listed.append(item)
+            elif "section" in item: walk(item["contents"])
+            else: listed.append(item["href"])
+    walk(yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"])
+    assert listed == ["index.ipynb", *(p.name for p in notebooks() if p.stem != "index")]
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+def test_links_between_notebooks(path):
+    text = "\n".join(joined(c["source"]) for c in cells(path) if c["cell_type"] == "markdown")
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
+    assert [] == [t for t in targets if not (NBS / t).exists()]

@@ -1,0 +1,140 @@
+"Sweeps over every setting: text in and out, the refusals, the file."
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.config import (
+    KINDS,
+    RECIPES,
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    get_recipe,
+    override,
+    parse_setting,
+    recipe_from_dict,
+    recipe_to_dict,
+)
+
+same_each_time = settings(derandomize=True, deadline=None)  # no deadline: the machine may be busy
+FIELDS = [(part, field) for part in (ModelConfig, TrainConfig) for field in dataclasses.fields(part)]
+NAMES = [field.name for _, field in FIELDS]
+each_field = pytest.mark.parametrize("part, field", FIELDS, ids=NAMES)
+WORDS = {"position": "learned", "norm": "pre", "schedule": "linear", "precision": "fp32"}
+SHARES = {"dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2"}
+
+
+def another(field) -> object:
+    "A value that is allowed and is not the default."
+    if field.type is bool: return not field.default
+    if field.type is str: return WORDS[field.name]
+    if field.type is float: return 0.25
+    return 64 if field.default is None else field.default * 2
+
+
+@each_field
+def test_every_setting_is_reached_by_its_name(part, field):
+    value = another(field)
+    changed = override(get_recipe("base"), [f"{field.name}={str(value).lower()}"])
+    home = changed.model if part is ModelConfig else changed.train
+    assert getattr(home, field.name) == value and type(getattr(home, field.name)) is type(value)
+    assert dataclasses.asdict(home) == dataclasses.asdict(part()) | {field.name: value}
+
+
+@each_field
+def test_every_setting_has_a_kind_and_a_default_that_is_allowed(part, field):
+    assert field.type in KINDS
+    assert getattr(part(), field.name) == field.default
+
+
+def test_no_name_is_used_twice():
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@each_field
+@pytest.mark.parametrize("wrong", ["", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5"])
+def test_wrong_text_is_refused_with_the_name(part, field, wrong):
+    with pytest.raises(ValueError, match=field.name): override(get_recipe("base"), [f"{field.name}={wrong}"])
+
+
+WRONG = {int: [None, [], "6", 6.5, True, math.nan], float: [None, [], "6", True, math.nan, math.inf], str: [None, [], 6, True],
+         bool: [None, [], "true", 1], int | None: [[], "6", 6.5, True, math.nan]}
+
+
+@pytest.mark.parametrize("part, name, wrong", [(part, field.name, wrong) for part, field in FIELDS for wrong in WRONG[field.type]])
+def test_wrong_types_are_refused_with_the_name(part, name, wrong):
+    with pytest.raises(ValueError, match=name): part(**{name: wrong})
+
+
+@pytest.mark.parametrize("name", [f.name for _, f in FIELDS if f.type in (int, int | None) and f.name != "seed"])
+def test_counts_start_at_one(name):
+    with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"): override(get_recipe("base"), [f"{name}=0"])
+
+
+@pytest.mark.parametrize("name", sorted(SHARES))
+def test_shares_lie_from_zero_to_below_one(name):
+    assert getattr(override(get_recipe("base"), [f"{name}=0"]).train, name) == 0
+    for wrong in ("1", "1.5", "-0.1"):
+        with pytest.raises(ValueError, match=name): override(get_recipe("base"), [f"{name}={wrong}"])
+
+
+def test_seed():
+    assert override(get_recipe("base"), ["seed=0"]).train.seed == 0
+    assert override(get_recipe("base"), [f"seed={2**63 - 1}"]).train.seed == 2**63 - 1
+    with pytest.raises(ValueError, match="seed"): TrainConfig(seed=2**63)
+
+
+@pytest.mark.parametrize("wrong, message", [
+    (["n_head=8"], "did you mean n_heads"), (["dropuot=0.1"], "did you mean dropout"), (["=3"], "no setting is called ''"),
+    (["Dropout=0.1"], "did you mean dropout"), (["dropout"], "not of the form key=value"), ([""], "not of the form key=value"),
+    (["n_heads=7"], "multiple of 7"), (["d_model=511"], "even"), (["d_k=8", "n_heads=7"], "multiple of 7"),
+])
+def test_wrong_settings(wrong, message):
+    with pytest.raises(ValueError, match=message): override(get_recipe("base"), wrong)
+
+
+def test_overriding_changes_neither_the_recipe_nor_the_order():
+    base, before = get_recipe("base"), recipe_to_dict(get_recipe("base"))
+    changed = override(base, ["n_layers=2", "seed=1", "seed=2"])
+    assert recipe_to_dict(base) == before and changed.train.seed == 2
+    assert changed == override(changed, [])
+
+
+@same_each_time
+@given(st.lists(st.text(max_size=30), max_size=4))
+def test_no_text_does_anything_but_work_or_be_refused(texts):
+    try: assert isinstance(override(get_recipe("base"), texts), Recipe)
+    except ValueError as e: assert str(e)
+
+
+@same_each_time
+@given(st.sampled_from(NAMES), st.text(max_size=12))
+def test_no_value_does_anything_but_work_or_be_refused(name, text):
+    try: changed = override(get_recipe("base"), [f"{name}={text}"])
+    except ValueError as e: assert name in str(e) or "n_heads" in str(e)
+    else: assert recipe_from_dict(recipe_to_dict(changed)) == changed
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_survive_the_file(name):
+    text = json.dumps(recipe_to_dict(RECIPES[name]), allow_nan=False)
+    assert recipe_from_dict(json.loads(text)) == RECIPES[name]
+
+
+@pytest.mark.parametrize("damaged", [
+    {}, {"model": {}}, {"train": {}}, {"model": [], "train": [1]}, {"model": None, "train": {}}, [], None, "text",
+    {"model": {"n_layer": 6}, "train": {}}, {"model": {"n_layers": 6.0}, "train": {}}, {"model": {}, "train": {"dropout": "0.1"}},
+    {"model": {"d_model": 511}, "train": {}}, {"model": {"norm": None}, "train": {}}, {"model": {"n_layers": True}, "train": {}},
+])
+def test_damaged_files_are_refused(damaged):
+    with pytest.raises(ValueError): recipe_from_dict(damaged)
+
+
+def test_parse_setting_knows_yes_and_no():
+    assert parse_setting("x", "true", bool) is True and parse_setting("x", "false", bool) is False
+    for text in ("True", "1", "", "no"):
+        with pytest.raises(ValueError, match="not true or false"): parse_setting("x", text, bool)

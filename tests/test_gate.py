@@ -1,0 +1,104 @@
+"The gate and the notebook tests catch what they are for: each kind of drift fails once."
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from gate import drift, remake
+from notebooks import write_clean
+
+
+def cell(source: str, kind: str = "code") -> dict:
+    code = {"outputs": [], "execution_count": None} if kind == "code" else {}
+    return {"cell_type": kind, "id": f"{abs(hash(source)) % 16**8:08x}", "metadata": {}, "source": source, **code}
+
+
+def notebook(path: Path, *cells: dict) -> None:
+    kernel = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
+    write_clean({"cells": list(cells), "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, path)
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    "A project of one notebook and an index, all in order."
+    root = tmp_path_factory.mktemp("toy")
+    for name in ("settings.ini", "pyproject.toml", "annotated_transformer/__init__.py"):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, root / name)
+    (root / "nbs").mkdir()
+    notebook(root / "nbs/index.ipynb", cell("# A toy\n\n[its notebook](11_toy.ipynb)", "markdown"))
+    notebook(root / "nbs/11_toy.ipynb", cell("# Toy\n> Twice · §0", "markdown"), cell("#| default_exp toy"),
+             cell("#| export\ndef twice(x): return 2 * x"), cell("assert twice(2) == 4"))
+    remake(root)
+    return root
+
+
+@pytest.fixture
+def toy(clean, tmp_path) -> Path:
+    return shutil.copytree(clean, tmp_path / "toy")
+
+
+def test_order(toy):
+    assert drift(toy) == []
+    assert "](nbs/11_toy.ipynb)" in (toy / "README.md").read_text()
+
+
+def test_hand_edited_module(toy):
+    with open(toy / "annotated_transformer/toy.py", "a") as f: f.write("\nmore = 1\n")
+    assert drift(toy) == ["annotated_transformer/toy.py: not what its notebook exports (edited by hand, or not exported yet)"]
+
+
+def test_module_without_notebook(toy):
+    (toy / "annotated_transformer/stray.py").write_text("x = 1\n")
+    assert drift(toy) == ["annotated_transformer/stray.py: no notebook exports it; delete it, or move it to a notebook"]
+
+
+def test_module_missing(toy):
+    (toy / "annotated_transformer/toy.py").unlink()
+    assert drift(toy) == ["annotated_transformer/toy.py: missing; a notebook exports it"]
+
+
+def test_unclean_notebook(toy):
+    path = toy / "nbs/11_toy.ipynb"
+    nb = json.loads(path.read_text())
+    nb["cells"][-1]["execution_count"] = 7
+    path.write_text(json.dumps(nb))
+    assert drift(toy) == ["nbs/11_toy.ipynb: not clean (execution counts or metadata)"]
+
+
+def test_readme_edited(toy):
+    with open(toy / "README.md", "a") as f: f.write("\nBy hand.\n")
+    assert drift(toy) == ["README.md: not what nbs/index.ipynb makes"]
+
+
+def test_version_of_init(toy):
+    settings = (toy / "settings.ini").read_text()
+    (toy / "settings.ini").write_text(settings.replace("\nversion = ", "\nversion = 9."))
+    assert "annotated_transformer/__init__.py: not what settings.ini says" in drift(toy)
+
+
+def test_reexports_stay(toy):
+    "nbdev owns the version line of __init__.py and leaves the rest of it alone."
+    with open(toy / "annotated_transformer/__init__.py", "a") as f: f.write("\nfrom annotated_transformer.toy import twice\n")
+    assert drift(toy) == []
+
+
+def test_exit_code(toy):
+    (toy / "annotated_transformer/stray.py").write_text("")
+    done = subprocess.run([sys.executable, ROOT / "tools/gate.py", toy], capture_output=True, text=True)
+    assert done.returncode == 1 and "gate: change the notebook, then run `make export`" in done.stdout
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_broken_cell(toy, good):
+    path = toy / "nbs/11_toy.ipynb"
+    path.write_text(path.read_text().replace("== 4", "== 4" if good else "== 5"))
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    done = subprocess.run([sys.executable, "-c", "from nbdev.test import nbdev_test; nbdev_test(n_workers=0)"],
+                          cwd=toy, env=env, capture_output=True, text=True)
+    assert (done.returncode == 0) == good, done.stderr
+    assert good or "11_toy.ipynb" in done.stderr
