@@ -89,7 +89,7 @@ class Translator:
             out[i] += (" " if new_word else "") + self.vocab.decode(ids).replace("\r", " ").replace("\n", " ")
         return out
 
-# %% ../nbs/61b_evaluate.ipynb #bdde996c
+# %% ../nbs/61b_evaluate.ipynb #335f0a09
 def load(
     run: Path,                  # a run folder
     device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
@@ -102,7 +102,7 @@ def load(
     if recipe.model.position == "learned": longest = min(longest, recipe.model.n_positions - 50)
     return Translator(model, vocab, max_pieces=longest)
 
-# %% ../nbs/61b_evaluate.ipynb #00ccd9aa
+# %% ../nbs/61b_evaluate.ipynb #360585c0
 def text_lines(
     lines: Iterable[bytes],  # as a file opened in binary gives them
 ) -> Iterator[str]:
@@ -113,7 +113,7 @@ def text_lines(
         except UnicodeDecodeError as e: raise ValueError(f"line {i}: byte {e.start + 1} is not UTF-8: save the text as UTF-8") from None
         yield text
 
-# %% ../nbs/61b_evaluate.ipynb #8a798747
+# %% ../nbs/61b_evaluate.ipynb #7f2e7a4c
 def translate_stream(
     translator: Translator,
     lines: Iterable[bytes],  # UTF-8, as a file opened in binary gives them
@@ -132,18 +132,18 @@ def translate_stream(
         yield from translator.translate(some)
     if wrong: raise wrong
 
-# %% ../nbs/61b_evaluate.ipynb #ef482f33
+# %% ../nbs/61b_evaluate.ipynb #b8c2de4d
 def bleu(
     hypotheses: list[str],
     references: list[str],  # as many
 ) -> tuple[float, str]:     # score in [0, 100], and sacreBLEU's signature
     "Corpus BLEU as sacreBLEU computes it: cased, words split by its 13a (Post 2018)."
-    if len(hypotheses) != len(references): raise ValueError(f"{len(hypotheses)} hypotheses do not go with {len(references)} references: one each is needed")
+    if len(hypotheses) != len(references): raise ValueError(f"{len(hypotheses)} hypotheses do not go with {len(references)} references")
     if not references: raise ValueError("there is no sentence to score")
     metric = BLEU()
     return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
 
-# %% ../nbs/61b_evaluate.ipynb #a833b00e
+# %% ../nbs/61b_evaluate.ipynb #08e8472a
 def score_files(
     translator: Translator,
     src: Path,  # source text, plain or .gz
@@ -151,24 +151,25 @@ def score_files(
 ) -> tuple[float, str]:  # BLEU in [0, 100], sacreBLEU's signature
     "Translate a file and score it against its reference; ValueError if their lines do not match."
     sources, references = read_lines(src), read_lines(ref)
-    if len(sources) != len(references): raise ValueError(f"{src} has {len(sources)} lines, {ref} has {len(references)}: line by line they must belong together")
+    if len(sources) != len(references):
+        raise ValueError(f"{src} has {len(sources)} lines, {ref} has {len(references)}: line by line they must belong together")
     return bleu(translator.translate(sources), references)
 
-# %% ../nbs/61b_evaluate.ipynb #7ee4d2ae
+# %% ../nbs/61b_evaluate.ipynb #654ec49a
 PRONOUNS = ("er", "sie", "es")
 
-# %% ../nbs/61b_evaluate.ipynb #654ec49a
+# %% ../nbs/61b_evaluate.ipynb #7720d5db
 def pronouns(text: str) -> list[str]:
     "The German pronouns of the third person in a sentence, in order."
     return [word for word in re.findall(r"\w+", text.lower()) if word in PRONOUNS]
 
-# %% ../nbs/61b_evaluate.ipynb #7720d5db
+# %% ../nbs/61b_evaluate.ipynb #303e0b16
 def pronoun_accuracy(
     hypotheses: list[str],
     references: list[str],  # as many
 ) -> float:                 # in [0, 1]
     "Among sentences whose reference says er, sie or es: the share that says the same ones, in the same order."
-    if len(hypotheses) != len(references): raise ValueError(f"{len(hypotheses)} hypotheses do not go with {len(references)} references: one each is needed")
+    if len(hypotheses) != len(references): raise ValueError(f"{len(hypotheses)} hypotheses do not go with {len(references)} references")
     asked = [(h, r) for h, r in zip(hypotheses, references) if pronouns(r)]
     if not asked: raise ValueError(f"none of {len(references)} references has one of the pronouns {', '.join(PRONOUNS)}")
     return sum(pronouns(h) == pronouns(r) for h, r in asked) / len(asked)

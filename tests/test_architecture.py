@@ -115,6 +115,15 @@ def test_figures_say_what_they_show(path):
             assert found.get("label", "").startswith("fig-") and found.get("fig-cap") and found.get("fig-alt"), joined(cell["source"])
 
 
+@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+def test_outputs_name_no_machine(path):
+    "A stored output means the same to every reader: no folder of whoever ran it, no error."
+    for cell in cells(path):
+        for out in cell.get("outputs", []):
+            assert out["output_type"] != "error", joined(cell["source"])
+            assert not re.search(r"site-packages|/home/|/Users/|/root/", json.dumps(out)), joined(cell["source"])
+
+
 def test_sidebar_lists_every_notebook_in_order():
     listed = []
 

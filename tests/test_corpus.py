@@ -10,8 +10,21 @@ from pathlib import Path
 import pytest
 
 from annotated_transformer import corpus
-from annotated_transformer.corpus import (ANIMAL_TIRED, ANIMAL_WIDE, NOUN, PATTERNS, builtin, join_tokens, leaves, load_corpus,
-                                          multi30k, number, read_lines, read_pairs, split_of)
+from annotated_transformer.corpus import (
+    ANIMAL_TIRED,
+    ANIMAL_WIDE,
+    NOUN,
+    PATTERNS,
+    builtin,
+    join_tokens,
+    leaves,
+    load_corpus,
+    multi30k,
+    number,
+    read_lines,
+    read_pairs,
+    split_of,
+)
 
 DATA = os.environ.get("ANNOTATED_TRANSFORMER_DATA")
 PRONOUNS = {"m": "er", "f": "sie", "n": "es"}
@@ -48,12 +61,11 @@ def test_nothing_held_out_was_seen_and_no_word_of_it_is_new(train, held_out):
     assert not {s.en for s in train} & {s.en for s in held_out}
     assert {split_of(s.en) for s in train} == {"train"} and {split_of(s.en) for s in held_out} == {"test", "valid"}
     assert {w for s in held_out for w in words(s.en)} <= {w for s in train for w in words(s.en)}
-    assert {w for s in held_out for w in words(s.de)} - {w for s in train for w in words(s.de)} == set()
     assert .88 < sum(split_of(f"{s.en} {i}") == "train" for i, s in enumerate(train)) / len(train) < .92
 
 
 def test_split_never_changes():
-    assert [split_of(f"sentence {i}") for i in range(12)] == ["train", "train", "train", "train", "train", "train", "train", "train", "train", "train", "train", "train"]
+    assert [split_of(x) for x in "aflp"] == ["train", "valid", "valid", "test"]
 
 
 def test_form_of_sentences(train):

@@ -1,0 +1,83 @@
+"""Training end to end, on the built-in corpus, in seconds."""
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from annotated_transformer.config import get_recipe, override
+from annotated_transformer.corpus import Corpus, load_corpus
+from annotated_transformer.evaluate import load
+from annotated_transformer.recipe import pick_device, precision_context, schedule, train_run
+from annotated_transformer.train import Stop
+
+SMALL = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=6", "batch_tokens=400", "valid_every=4", "save_every=3", "precision=fp32"]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus: return load_corpus("builtin", n_train=300, n_valid=40, n_test=10)
+
+
+def metrics(run: Path) -> list[dict]: return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_one_training_end_to_end(corpus, tmp_path):
+    run = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "run", "cpu", quiet=True)
+    records = metrics(run)
+    assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4, 5, 6]
+    assert [r["step"] for r in records if "valid_loss" in r] == [4, 6], "and one look at the end"
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step-0000003.safetensors", "step-0000006.safetensors"}
+    assert len(load(run).translate(["The dog was tired."])) == 1
+
+
+def test_the_first_loss_is_that_of_a_guess(corpus, tmp_path):
+    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=1"]), tmp_path / "run", "cpu", quiet=True)
+    assert abs(metrics(run)[0]["loss"] - math.log(len(load(run).vocab))) < 1.0
+
+
+@pytest.mark.parametrize("change", ["norm=pre", "position=learned", "schedule=linear", "precision=bf16", "attention_dropout=0.1"])
+def test_every_part_trains(change, corpus, tmp_path):
+    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, change]), tmp_path / "run", "cpu", quiet=True)
+    losses = [r["loss"] for r in metrics(run) if "loss" in r]
+    assert losses[-1] < losses[0]
+    assert load(run).translate(["The dog was tired."])
+
+
+def test_the_same_seed_is_the_same_run(corpus, tmp_path):
+    weights = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, f"seed={seed}"]), tmp_path / name, "cpu", quiet=True)
+        weights.append((run / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_hook_can_end_it_and_ctrl_c_keeps_the_weights(corpus, tmp_path):
+    stopped = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "a", "cpu", hooks=[lambda r: Stop("enough") if r.step == 2 else None], quiet=True)
+    assert json.loads((stopped / "config.json").read_text())["stopped"] == "enough"
+
+    def interrupt(record):
+        if record.step == 3: raise KeyboardInterrupt
+    run = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "b", "cpu", hooks=[interrupt], quiet=True)
+    assert json.loads((run / "config.json").read_text())["stopped"] == "interrupted"
+    assert load(run).translate(["The dog was tired."])
+
+
+def test_minutes_stop_the_loop(corpus, tmp_path):
+    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=100000"]), tmp_path / "run", "cpu", minutes=1e-6, quiet=True)
+    assert [r["step"] for r in metrics(run) if "loss" in r] == [1]
+
+
+def test_nothing_is_made_when_something_is_wrong(corpus, tmp_path):
+    tiny = override(get_recipe("tiny"), SMALL)
+    for what, recipe, more in (("longest sentence", override(tiny, ["batch_tokens=2"]), {}), ("max_len=1", override(tiny, ["max_len=1"]), {}),
+                               ("toaster", tiny, {"device": "toaster"}), ("minutes=-1", tiny, {"minutes": -1})):
+        with pytest.raises(ValueError, match=what): train_run(corpus, recipe, tmp_path / "run", quiet=True, **more)
+        assert not (tmp_path / "run").exists()
+
+
+def test_device_precision_schedule():
+    assert pick_device("cpu").type == "cpu"
+    with precision_context("bf16", torch.device("cpu")): assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == torch.bfloat16
+    settings = override(get_recipe("tiny"), ["schedule=linear", "peak_lr=0.5", "warmup_steps=10", "max_steps=20"]).train
+    assert [schedule(settings, 8)(step) for step in (5, 10, 15, 20)] == [0.25, 0.5, 0.25, 0.0]
