@@ -1,1 +1,15 @@
 __version__ = "0.1.0"
+
+_OFFERED = {"load": "evaluate", "Translator": "evaluate", "Transformer": "transformer", "build_transformer": "transformer",
+            "get_recipe": "config", "load_corpus": "corpus", "train_run": "recipe"}
+__all__ = list(_OFFERED)
+
+
+def __getattr__(name: str):
+    "What `from annotated_transformer import …` offers, imported when it is asked for: the package itself loads no torch."
+    if name not in _OFFERED: raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+    return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
+
+
+def __dir__() -> list[str]: return [*globals(), *_OFFERED]

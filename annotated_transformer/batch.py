@@ -63,7 +63,7 @@ def batch_rows(
     turn = np.where(longer % 2, src - tgt, tgt - src)  # forwards along one longer side, backwards along the next: no jump between
     order = np.lexsort((rng.random(len(lengths)), turn, longer))
     batches, start, n_src, n_tgt = [], 0, 0, 0
-    for i, (row, s, t) in enumerate(zip(order, src[order].tolist(), tgt[order].tolist(), strict=True)):
+    for i, (s, t) in enumerate(lengths[order].tolist()):
         n_src, n_tgt = n_src + s, n_tgt + t
         if max(n_src, n_tgt) > batch_tokens:
             batches.append(order[start:i])

@@ -5,20 +5,22 @@
 # %% auto #0
 __all__ = ['smoothed_loss']
 
-# %% ../nbs/54_label_smoothing.ipynb #d48f6bee
+# %% ../nbs/54_label_smoothing.ipynb #a4cd73ae
 import torch.nn.functional as F
 from torch import Tensor
 
-# %% ../nbs/54_label_smoothing.ipynb #a4cd73ae
+# %% ../nbs/54_label_smoothing.ipynb #a2783b95
 def smoothed_loss(
     hidden: Tensor,          # (b, t, d_model) the decoder's output
     weight: Tensor,          # (n_vocab, d_model) the output matrix
     tgt_out: Tensor,         # (b, t) words to predict
     pad_id: int,             # padding never counts
-    label_smoothing: float,  # ε_ls, taken from the right word and spread over the whole vocabulary
+    label_smoothing: float,  # ε_ls in [0, 1), taken from the right word and spread over the whole vocabulary
 ) -> Tensor:                 # () float32, in nats, summed over real target tokens
     "Cross-entropy against (1 − ε) · the right word + ε · the uniform distribution (§5.4; Szegedy et al. 2016, §7)."
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1): it is the mass taken from the right word")
     real = tgt_out != pad_id
-    logits = F.linear(hidden[real], weight).float()  # (n, n_vocab)
+    logits = F.linear(hidden[real], weight).float()  # (n_real, n_vocab); bf16 has too few digits for a sum over the vocabulary
     right = logits.gather(-1, tgt_out[real][:, None]).squeeze(-1)
     return (logits.logsumexp(-1) - (1 - label_smoothing) * right - label_smoothing * logits.mean(-1)).sum()

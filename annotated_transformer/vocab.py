@@ -27,9 +27,9 @@ class Vocab:
         try: self.pieces = spm.SentencePieceProcessor(model_proto=model)
         except RuntimeError: raise ValueError("not a SentencePiece model") from None
         self.pad_id, self.bos_id, self.eos_id = self.pieces.pad_id(), self.pieces.bos_id(), self.pieces.eos_id()
-        if min(self.pad_id, self.bos_id, self.eos_id) < 0: raise ValueError("this SentencePiece model lacks <pad>, <s> or </s>: learn one with learn_bpe")
+        if min(self.pad_id, self.bos_id, self.eos_id) < 0: raise ValueError("this model lacks <pad>, <s> or </s>: learn one with learn_bpe")
         self.space_bytes = [self.pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
-        if self.decode(self.encode(PROBE)) != PROBE: raise ValueError("this SentencePiece model does not give text back as it was: learn one with learn_bpe")
+        if self.decode(self.encode(PROBE)) != PROBE: raise ValueError("this model does not give text back as it was: learn one with learn_bpe")
 
     def __len__(self) -> int: return self.pieces.get_piece_size()
 
@@ -39,7 +39,7 @@ class Vocab:
     ) -> list[int]:   # without start and end symbol; never empty
         "Piece ids of a sentence."
         try: first, *rest = map(self.pieces.encode, (" " + text).split(SPACE))
-        except RuntimeError: raise ValueError(f"text={text!r} holds half of a surrogate pair, which is no character: read the text as UTF-8") from None
+        except RuntimeError: raise ValueError(f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8") from None
         return first + [i for part in rest for i in self.space_bytes + part]
 
     def decode(
@@ -50,10 +50,7 @@ class Vocab:
         special = (self.pad_id, self.bos_id, self.eos_id, self.pieces.unk_id())
         return self.pieces.decode([i for i in map(int, ids) if i not in special]).removeprefix(" ")
 
-    def words(
-        self,
-        ids: Iterable[int],
-    ) -> list[str]:
+    def words(self, ids: Iterable[int]) -> list[str]:
         "The pieces themselves, as text."
         return [self.pieces.id_to_piece(int(i)) for i in ids]
 
@@ -65,19 +62,21 @@ class Vocab:
 def learn_bpe(
     lines: Iterable[str],       # sentences of both languages
     n_pieces: int,              # wanted, 300 or more; small text gives fewer
-    n_sample: int = 2_000_000,  # lines learned from, drawn at random (always the same ones) when there are more
+    n_sample: int = 2_000_000,  # lines learned from, more than 100; drawn at random, always the same ones, when there are more
     n_threads: int = 2,
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary in which nothing is unknown: rare characters fall back to bytes (§5.1)."
     if n_pieces < 300: raise ValueError(f"n_pieces={n_pieces} is too few: 256 bytes, 4 special pieces and some letters need at least 300")
+    if n_sample <= 100: raise ValueError(f"n_sample={n_sample} is too few: SentencePiece draws more than 100 lines")
     out = io.BytesIO()
     try: spm.SentencePieceTrainer.train(
         sentence_iterator=(" " + line for line in lines), model_writer=out, vocab_size=n_pieces, model_type="bpe",
         character_coverage=0.9999, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
         add_dummy_prefix=False, hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3,
         input_sentence_size=n_sample, shuffle_input_sentence=True, max_sentence_length=100_000, num_threads=n_threads, minloglevel=2)
-    except RuntimeError: raise ValueError(f"no vocabulary of n_pieces={n_pieces} can be learned: the text is empty, or has too many different "
-                                          "characters for so few pieces") from None
+    except RuntimeError:
+        raise ValueError(f"no vocabulary of n_pieces={n_pieces} can be learned: the text is empty, or has too many different "
+                         "characters for so few pieces") from None
     return Vocab(out.getvalue())
 
 # %% ../nbs/51b_vocab.ipynb #c314c384

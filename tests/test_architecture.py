@@ -19,7 +19,7 @@ MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}
 ALLOWED = {
     # layer 0: parts
     "config": "", "stack": "", "attention": "", "multi_head": "attention", "masking": "", "feed_forward": "", "embedding": "", "position": "",
-    "corpus": "", "vocab": "", "optimizer": "", "label_smoothing": "", "decode": "",
+    "grammar": "", "corpus": "grammar", "vocab": "", "optimizer": "", "label_smoothing": "", "decode": "",
     # layer 1: what holds parts together
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
     "batch": "vocab", "train": "batch", "visualize": "attention masking position",
@@ -29,7 +29,7 @@ ALLOWED = {
     "evaluate": "corpus vocab batch decode transformer checkpoint",
     "recipe": "config corpus vocab batch checkpoint train optimizer label_smoothing transformer",
     # layer 4
-    "cli": "config corpus vocab batch checkpoint train recipe decode evaluate visualize transformer",
+    "cli": "config grammar corpus vocab batch checkpoint train recipe decode evaluate visualize transformer",
 }
 
 

@@ -38,7 +38,7 @@ def test_the_first_loss_is_that_of_a_guess(corpus, tmp_path):
 
 @pytest.mark.parametrize("change", ["norm=pre", "position=learned", "schedule=linear", "precision=bf16", "attention_dropout=0.1"])
 def test_every_part_trains(change, corpus, tmp_path):
-    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, change]), tmp_path / "run", "cpu", quiet=True)
+    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=20", "warmup_steps=5", "peak_lr=3e-3", change]), tmp_path / "run", "cpu", quiet=True)
     losses = [r["loss"] for r in metrics(run) if "loss" in r]
     assert losses[-1] < losses[0]
     assert load(run).translate(["The dog was tired."])

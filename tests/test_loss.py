@@ -1,0 +1,95 @@
+"The smoothed loss equals PyTorch's on real places, in value and gradient; padding never counts (54)."
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annotated_transformer.label_smoothing import smoothed_loss
+
+
+def example(seed: int, b: int, t: int, d_model: int, n_vocab: int, pad_id: int):
+    "Hidden states, output matrix and targets; about a third of the places are padding."
+    rng = torch.Generator().manual_seed(seed)
+    hidden = (torch.randn(b, t, d_model, generator=rng) * d_model ** -0.5).requires_grad_()  # logits of size about 1
+    weight = torch.randn(n_vocab, d_model, generator=rng).requires_grad_()
+    tgt_out = torch.randint(n_vocab, (b, t), generator=rng).masked_fill(torch.rand(b, t, generator=rng) < 1 / 3, pad_id)
+    return hidden, weight, tgt_out
+
+
+def theirs(hidden, weight, tgt_out, pad_id, eps):
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    return F.cross_entropy(logits, tgt_out.flatten(), ignore_index=pad_id, label_smoothing=eps, reduction="sum")
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 6), st.integers(2, 40), st.sampled_from([0.0, 0.1, 0.3, 0.9]))
+def test_equals_cross_entropy(seed, b, t, n_vocab, eps):
+    pad_id = seed % n_vocab
+    hidden, weight, tgt_out = example(seed, b, t, 16, n_vocab, pad_id)
+    ours, other = (f(hidden, weight, tgt_out, pad_id, eps) for f in (smoothed_loss, theirs))
+    assert torch.allclose(ours, other, rtol=1e-6, atol=1e-5)  # float32, summed in another order
+    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True):
+        assert (a - c).norm() <= 1e-6 * (c.norm() + hidden.norm() + weight.norm())  # where p is nearly q the difference keeps few digits
+
+
+def test_the_right_word_gets_its_share():
+    "Read from the gradient, p − q: the right word's target is (1 − ε) + ε/V, any other's ε/V."
+    logits = torch.zeros(1, 1, 20, requires_grad=True)
+    gradient, = torch.autograd.grad(smoothed_loss(logits, torch.eye(20), torch.tensor([[4]]), pad_id=-1, label_smoothing=0.1), logits)
+    q = 1 / 20 - gradient[0, 0]
+    assert torch.allclose(q, torch.full((20,), 0.1 / 20).index_fill(0, torch.tensor([4]), 0.9 + 0.1 / 20), atol=1e-7)
+
+
+def test_padding_never_counts():
+    hidden, weight, tgt_out = example(0, 3, 7, 8, 30, pad_id=0)
+    loss = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    gradient, = torch.autograd.grad(loss, hidden)
+    assert (gradient[tgt_out == 0] == 0).all() and (gradient[tgt_out != 0] != 0).any()
+    for value in (1e9, math.inf, math.nan):
+        spoilt = hidden.detach().clone()
+        spoilt[tgt_out == 0] = value
+        assert smoothed_loss(spoilt, weight, tgt_out, 0, 0.1) == loss
+    longer, more = F.pad(hidden, (0, 0, 0, 5), value=3.0), F.pad(tgt_out, (0, 5), value=0)
+    assert smoothed_loss(longer, weight, more, 0, 0.1) == loss
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_all_padding(eps):
+    hidden, weight, tgt_out = example(0, 2, 3, 8, 30, pad_id=0)
+    loss = smoothed_loss(hidden, weight, torch.zeros_like(tgt_out), 0, eps)
+    assert loss == 0 and loss.dtype == torch.float32
+    for gradient in torch.autograd.grad(loss, (hidden, weight)): assert (gradient == 0).all()
+
+
+def test_sums_add_up():
+    hidden, weight, tgt_out = example(1, 6, 9, 8, 30, pad_id=0)
+    whole, (a, c) = smoothed_loss(hidden, weight, tgt_out, 0, 0.1), (smoothed_loss(hidden[i:i + 3], weight, tgt_out[i:i + 3], 0, 0.1) for i in (0, 3))
+    assert torch.allclose(whole, a + c, rtol=1e-6)
+
+
+def test_large_logits_and_bf16():
+    hidden, weight, tgt_out = example(2, 2, 5, 8, 30, pad_id=0)
+    assert smoothed_loss(hidden * 1e4, weight, tgt_out, 0, 0.1).isfinite()
+    with torch.autocast("cpu", torch.bfloat16): mixed = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    assert mixed.dtype == torch.float32
+    assert torch.allclose(mixed, smoothed_loss(hidden, weight, tgt_out, 0, 0.1), rtol=0.02)  # bf16 keeps 8 bits
+
+
+def test_never_below_the_entropy():
+    n_vocab, eps = 50, 0.1
+    q = torch.full((n_vocab,), eps / n_vocab, dtype=torch.float64)
+    q[3] += 1 - eps
+    entropy = -(q * q.log()).sum().item()
+    rng = torch.Generator().manual_seed(0)
+    for scale in (0.1, 1.0, 10.0):
+        logits = torch.randn(200, 1, n_vocab, generator=rng) * scale
+        assert min(smoothed_loss(row[None], torch.eye(n_vocab), torch.tensor([[3]]), -1, eps) for row in logits) > entropy
+    assert math.isclose(smoothed_loss(q.log().float()[None, None], torch.eye(n_vocab), torch.tensor([[3]]), -1, eps).item(), entropy, rel_tol=1e-5)
+
+
+def test_errors():
+    hidden, weight, tgt_out = example(0, 1, 2, 8, 30, pad_id=0)
+    for eps in (-0.1, 1.0, math.nan):
+        with pytest.raises(ValueError, match=r"label_smoothing=.* must lie in \[0, 1\)"): smoothed_loss(hidden, weight, tgt_out, 0, eps)

@@ -1,0 +1,109 @@
+"The vocabulary: nothing is lost, nothing is unknown, the same text gives the same model (51b)."
+import io
+import unicodedata
+
+import pytest
+import sentencepiece as spm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from annotated_transformer.vocab import SPACE, Vocab, learn_bpe, load_vocab
+
+TEXT = ["The animal did not cross the street because it was too tired.", "Das Tier überquerte die Straße nicht, weil es zu müde war.",
+        "A young woman sings in the garden.",
+        "Eine junge Frau singt im Garten.", "Two dogs play, three cats sleep.", "Zwei Hunde spielen, drei Katzen schlafen."] * 4
+VOCAB = learn_bpe(TEXT, 400)
+SPECIAL = {VOCAB.pad_id, VOCAB.bos_id, VOCAB.eos_id, VOCAB.pieces.unk_id()}
+
+
+def foreign(**options) -> bytes:
+    "A SentencePiece model with settings of its own."
+    out = io.BytesIO()
+    spm.SentencePieceTrainer.train(sentence_iterator=iter(TEXT), model_writer=out, model_type="bpe", minloglevel=2, vocab_size=400,
+                                   hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3, **options)
+    return out.getvalue()
+
+
+# letters it knows, letters it does not, and what other tokenizers change: spaces, the sign for a space, marks, forms of NFKC
+odd = f" {SPACE}\t\n\r\0\ufeff\u0085\u2028\u00a0\u3000\u0301\u2585\ufb01½²ae"
+letters = st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(odd))
+
+
+@settings(max_examples=1000)
+@given(st.text(letters))
+@example(f" {SPACE} {SPACE}{SPACE}")
+@example("<s> </s> <pad> <unk> <0x41>")
+@example("\U0010ffff\0\ufffd ⁇ ")
+def test_round_trip(text):
+    ids = VOCAB.encode(text)
+    assert VOCAB.decode(ids) == text
+    assert ids and not SPECIAL & set(ids)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_normal_forms_stay_apart(form):
+    text = unicodedata.normalize(form, "é ﬁ Å ½ Ｗｉｄｅ ㎏")
+    assert VOCAB.decode(VOCAB.encode(text)) == text
+
+
+@given(st.lists(st.integers(0, len(VOCAB) - 1)))
+def test_any_ids_decode(ids):
+    assert isinstance(VOCAB.decode(ids), str)
+
+
+def test_special_symbols_in_the_text_to_learn_from():
+    vocab = learn_bpe(["<s> </s> <pad> <unk> <0x41> once more"] * 200, 300)
+    ids = vocab.encode("<s> </s> <pad> <unk> <0x41>")
+    assert not {vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.pieces.unk_id()} & set(ids)
+    assert vocab.decode(ids) == "<s> </s> <pad> <unk> <0x41>"
+
+
+def test_words_join_to_the_text():
+    sentence = TEXT[0]
+    assert "".join(VOCAB.words(VOCAB.encode(sentence))).replace(SPACE, " ") == " " + sentence
+
+
+def test_same_text_same_model():
+    assert learn_bpe(TEXT, 400).model == VOCAB.model
+    assert learn_bpe(TEXT * 9, 360, n_sample=101).model == learn_bpe(iter(TEXT * 9), 360, n_sample=101).model
+    one, two = (learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2))  # the file notes the number of threads; the pieces are the same
+    assert one.words(range(len(one))) == two.words(range(len(two)))
+
+
+def test_save_and_load(tmp_path):
+    VOCAB.save(tmp_path / "vocab.model")
+    again, plain = load_vocab(tmp_path / "vocab.model"), spm.SentencePieceProcessor(model_file=str(tmp_path / "vocab.model"))
+    assert again.model == VOCAB.model and len(again) == len(VOCAB)
+    for sentence in TEXT: assert VOCAB.encode(sentence) == again.encode(sentence) == plain.encode(" " + sentence)
+
+
+def test_errors(tmp_path):
+    (tmp_path / "junk").write_bytes(b"junk")
+    with pytest.raises(ValueError, match="junk: not a SentencePiece model"): load_vocab(tmp_path / "junk")
+    with pytest.raises(ValueError, match="no vocabulary file there"): load_vocab(tmp_path)
+    with pytest.raises(ValueError, match="n_pieces=299 is too few"): learn_bpe(TEXT, 299)
+    with pytest.raises(ValueError, match="n_sample=100 is too few"): learn_bpe(TEXT, 400, n_sample=100)
+    with pytest.raises(ValueError, match="the text is empty"): learn_bpe([], 300)
+    with pytest.raises(ValueError, match="too many different characters"): learn_bpe(["".join(map(chr, range(0x4e00, 0x5200)))], 300)
+    with pytest.raises(ValueError, match="half of a surrogate pair"): VOCAB.encode("a\udc80")
+
+
+@pytest.mark.parametrize("options", [{}, {"byte_fallback": True}, {"byte_fallback": True, "normalization_rule_name": "identity"},
+                                     {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}])
+def test_lossy_models_are_refused(options):
+    with pytest.raises(ValueError, match="does not give text back"): Vocab(foreign(**options))
+
+
+def test_models_cut_short_are_refused():
+    for n in (0, 10, len(VOCAB.model) // 2, len(VOCAB.model) - 100):
+        with pytest.raises(ValueError): Vocab(VOCAB.model[:n])
+
+
+def test_multi30k(data_dir):
+    import gzip
+    lines = []
+    for name in ("val.en", "val.de"):
+        with gzip.open(data_dir / "multi30k" / f"{name}.gz", "rt", encoding="utf-8", newline="\n") as f: lines += [line.rstrip("\n") for line in f]
+    vocab = learn_bpe(lines, 2000)
+    assert len(vocab) == 2000
+    for line in lines: assert vocab.decode(vocab.encode(line)) == line
