@@ -93,3 +93,31 @@ def test_errors():
     hidden, weight, tgt_out = example(0, 1, 2, 8, 30, pad_id=0)
     for eps in (-0.1, 1.0, math.nan):
         with pytest.raises(ValueError, match=r"label_smoothing=.* must lie in \[0, 1\)"): smoothed_loss(hidden, weight, tgt_out, 0, eps)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-13)])
+def test_many_chunks_are_one(dtype, tolerance):
+    "With 30,000 words a chunk holds 69 places, so 200 places are three."
+    hidden, weight, tgt_out = (x.detach() for x in example(3, 4, 50, 16, 30_000, pad_id=-1))
+    hidden, weight = (hidden.to(dtype) / 4).requires_grad_(), weight.to(dtype).requires_grad_()
+    ours, other = (f(hidden, weight, tgt_out, -1, 0.1) for f in (smoothed_loss, theirs))
+    assert ours.dtype == dtype and abs(ours - other) <= tolerance * other
+    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True): assert (a - c).norm() <= tolerance * c.norm()
+
+
+def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32():
+    hidden, weight, tgt_out = example(4, 4, 20, 32, 500, pad_id=0)
+    with torch.autocast("cpu", torch.bfloat16): ours = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    other = theirs(hidden, weight, tgt_out, 0, 0.1)
+    assert ours.dtype == torch.float32 and abs(ours - other) < 2e-3 * other  # bf16 has 8 significant bits, errors of single places cancel
+    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True):
+        assert a.dtype == torch.float32 and (a - c).norm() < 2 ** -7 * c.norm()
+
+
+def test_without_gradients_the_loss_is_the_same():
+    hidden, weight, tgt_out = example(5, 2, 6, 8, 40, pad_id=0)
+    with torch.no_grad(): quiet = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    assert quiet == smoothed_loss(hidden, weight, tgt_out, 0, 0.1) and not quiet.requires_grad
+    twice, = torch.autograd.grad(2 * smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight)
+    once, = torch.autograd.grad(smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight)
+    assert torch.equal(twice, 2 * once)
