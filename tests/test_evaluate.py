@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from annotated_transformer.checkpoint import create_run, save_weights
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.evaluate import Translator, bleu, cut, load, pronoun_accuracy, score_files, text_lines, translate_stream
+from annotated_transformer.corpus import text_lines
+from annotated_transformer.evaluate import Translator, bleu, cut, load, pronoun_accuracy, score_files, translate_stream
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import SPACE, learn_bpe
 
