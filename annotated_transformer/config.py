@@ -112,7 +112,7 @@ RECIPES = {
                     TrainConfig(n_pieces=2000, batch_tokens=1000, max_steps=1200, schedule="linear", peak_lr=2e-3, warmup_steps=200,
                                 dropout=0.0, precision="fp32", valid_every=300, save_every=600)),
     "small": Recipe(ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-                    TrainConfig(n_pieces=8000, batch_tokens=1500, max_steps=3000, schedule="linear", warmup_steps=400, dropout=0.3, valid_every=250)),
+                    TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=3500, schedule="linear", warmup_steps=500, valid_every=250)),
     "base":  Recipe(ModelConfig(), TrainConfig()),
     "big":   Recipe(ModelConfig(d_model=1024, d_ff=4096, n_heads=16), TrainConfig(max_steps=300_000, dropout=0.3)),
 }
