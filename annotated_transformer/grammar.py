@@ -391,7 +391,7 @@ def finish(
 # %% ../nbs/51_grammar.ipynb #e12c6b6d
 PEOPLE, THE = "kin adult child", "the/my/this"
 USUAL = dict(kin="my/my/the", food="the/a/a/this", thing="the/the/a/a/this/my", container="the/the/a/this/my", animal="the/the/a/this/my")
-UNUSUAL = {("kin", "a"): "my", ("kin", "this"): "my", ("kin", "every"): "my", ("adult", "my"): "the"}
+UNUSUAL = {("kin", "a"): "my", ("kin", "not a"): "my", ("kin", "this"): "my", ("kin", "every"): "my", ("adult", "my"): "the"}
 PRONOUNS = [NP(f"(NP (PRP {en}))", (nom, acc, dat, ""), person, -1, obj) for en, obj, nom, acc, dat, person in map(str.split, (
     "I me ich mich mir 1s", "you you du dich dir 2s", "he him er ihn ihm 3s", "she her sie sie ihr 3s", "we us wir uns uns pl",
     "they them sie sie ihnen pl"))]
@@ -503,7 +503,7 @@ def transitive(rng):
     "An accusative, and time before the object."
     verb, subject = rng.choice(verbs("acc")), who(rng)
     tense = rng.choice(tenses(verb))
-    time = rng.choice(TIMES[tense]) if rng.random() < 0.3 else NONE
+    time = rng.choice(TIMES[tense]) if rng.random() < 0.3 and tense in UNCHOSEN.get(verb.base, [tense]) else NONE
     return statement(clause(subject, verb, tense, acc(some(rng, verb.goes_with, unlike=subject.noun)), time=time))
 
 def place(rng):
@@ -515,7 +515,9 @@ def place(rng):
 def motion(rng):
     "Into, onto: the accusative."
     subject = some(rng, "animal child", THE) if rng.random() < 0.5 else who(rng)
-    return statement(clause(subject, rng.choice(verbs("whither")), rng.choice(("present", "past", "perfect")), place=towards(rng)))
+    goal = towards(rng)
+    if f" {subject.noun})" in goal[0]: return motion(rng)  # not to oneself
+    return statement(clause(subject, rng.choice(verbs("whither")), rng.choice(("present", "past", "perfect")), place=goal))
 
 def fronted(rng):
     "Time comes first, the verb stays second."
@@ -523,9 +525,10 @@ def fronted(rng):
     return statement(do_something(rng, tense), rng.choice(TIMES[tense]))
 
 def often(rng):
-    "Always, often, never."
+    "Always, often, never; nie stands where nicht would, behind the, this and my."
     (en, de), subject = rng.choice((("always", "immer"), ("often", "oft"), ("never", "nie"))), some(rng, PEOPLE, THE)
     c = do_something(rng, "present", subject, time=("", de))
+    if de == "nie": c = c._replace(middle=re.sub(r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)", r"\1 nie", c.middle))
     return statement(c._replace(subject=subject._replace(en=f"{subject.en} (ADVP (RB {en}))")))
 
 def modal(rng):
@@ -599,6 +602,10 @@ def comparison(rng):
     left = some(rng, kind, THE)
     right = some(rng, kind, THE, unlike=left.noun)
     adj = rng.choice(("older", "bigger", "smaller", "heavier" if "thing" in kind else "younger"))
+    elder, junior = (left, right) if adj == "older" else (right, left) if adj == "younger" else (None, None)
+    if elder and (elder.kind == "child" != junior.kind or elder.word in ("sister", "brother") and junior.word in ("mother", "father")) \
+            or left.adj in dict(older="young new", younger="old", bigger="small", smaller="big").get(adj, "").split():
+        return comparison(rng)  # no father younger than his boys, no big dog smaller than a small one
     return statement(be(left, (f"(ADJP (JJR {adj}) (PP (IN than) {right.en}))", f"{COMPARATIVES[adj]} als {right.de[NOM]}"),
                         rng.choice(("is", "was"))))
 
@@ -606,7 +613,7 @@ def numeral(rng):
     "The ones before the tens."
     verb, subject = VERB[rng.choice(("see", "buy", "sell", "find"))], who(rng)
     noun = some(rng, verb.goes_with, "a", 1, subject.noun)
-    if noun.gender < 3: return numeral(rng)
+    if noun.gender < 3 or noun.kind == "kin": return numeral(rng)
     return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")), acc(np(noun.word, rng.choice(NUMBERS), noun.adj, True))))
 
 def there_are(rng):
@@ -637,6 +644,7 @@ def wh(rng):
         c = do_something(rng, tense, NP("(WHNP (WP who))", ("wer",), "3s", -1))
         return f"(SBARQ {c.subject.en} (SQ {c.predicate}) (. ?))", f"{verb_second(c)} ?"
     subject = some(rng, PEOPLE, THE) if rng.random() < 0.7 else who(rng, "3s pl")
+    if word == "when" and tense == "perfect": tense = "past"  # English cannot ask "When has she …?"
     if word in ("when", "why"):
         return question(do_something(rng, tense, subject, ask=True), (f"(WHADVP (WRB {word}))", dict(when="wann", why="warum")[word]))
     if word == "where": return question(clause(subject, rng.choice(verbs("where")), tense, ask=True), ("(WHADVP (WRB where))", "wo"))
@@ -729,7 +737,9 @@ def it_because(rng, didnt=True):
     verb, en, de, places = rng.choice(TALES)
     word, of_doer = rng.choice(list(places)), rng.random() < 0.5
     adj = rng.choice(places[word] if not of_doer else MOODS[:3] if verb is FRESSEN else MOODS)
-    return tale(some(rng, "animal", "the/the/my/this", plural=0), (verb, en, de), np(word, rng.choice(("the", "this"))), adj,
+    doer = some(rng, "animal", "the/the/my/this", plural=0)
+    if doer.adj == adj: return it_because(rng, didnt)  # "The small dog … because it was too small": which?
+    return tale(doer, (verb, en, de), np(word, rng.choice(("the", "this"))), adj,
                 of_doer=of_doer, didnt=didnt, time=rng.choice(TIMES["past"]) if rng.random() < 0.3 else NONE)
 
 def it_although(rng):
@@ -740,8 +750,9 @@ def it_fit(rng):
     "Too big, or too small?"
     thing, of_doer = some(rng, "thing =letter", THE, plural=0), rng.random() < 0.5
     if thing.adj == "small": return it_fit(rng)
+    sizes = dict(ball="big", key="big long", flower="big long", lamp="big long", shirt="big long", bicycle="big long").get(thing.word, "big wide")
     return tale(thing, (VERB["fit"], "into", "in"), np(rng.choice(pool("container =parcel")), rng.choice(THE.split("/"))),
-                rng.choice(("big", "long", "wide") if of_doer else ("small", "narrow", "full")), of_doer=of_doer)
+                rng.choice((sizes if of_doer else "small narrow full").split()), of_doer=of_doer)
 
 def it_bought(rng):
     "Beside a person, it is the thing."
