@@ -9,6 +9,7 @@ __all__ = ['app', 'UsageError', 'verbs', 'fail', 'main', 'choose_corpus', 'train
 # %% ../nbs/95_cli.ipynb #84485b1a
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -126,7 +127,8 @@ def attention_example(
     src = vocab.encode(sentence) + [vocab.eos_id]
     tgt = [vocab.bos_id] + translator.translate_ids([src])[0]
     maps = attention_maps(translator.model, pad_ids([src], vocab.pad_id), pad_ids([tgt], vocab.pad_id))
-    shown = lambda ids: [w[1:] or "␣" if w.startswith("\u2581") else w if w in ("<s>", "</s>") else f"-{w}" for w in vocab.words(ids)]
+    shown = lambda ids: [f"-{piece}" if piece[0].isalpha() and before[-1].isalpha() else piece.removeprefix("\u2581") or "␣"
+                         for before, piece in pairwise(["\u2581", *vocab.words(ids)])]
     return AttentionExample(shown(src), shown(tgt), {kind: weights[:, 0] for kind, weights in maps.items()})
 
 # %% ../nbs/95_cli.ipynb #f37f7fd2
