@@ -11,7 +11,7 @@ import os
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -66,17 +66,19 @@ def choose_corpus(
 @app.command("train")
 def train_verb(
     out: Annotated[Path, typer.Option(help="The run folder to make; it must not hold a run yet.")],
-    data: Annotated[Optional[str], typer.Option(help="A corpus by name: builtin or multi30k.")] = None,
-    data_dir: Annotated[Optional[Path], typer.Option(envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/; without it Multi30k is downloaded.")] = None,
-    src: Annotated[Optional[Path], typer.Option(help="Source text, a sentence a line, plain or .gz.")] = None,
-    tgt: Annotated[Optional[Path], typer.Option(help="Target text, line by line the translation of --src.")] = None,
-    valid_src: Annotated[Optional[Path], typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
-    valid_tgt: Annotated[Optional[Path], typer.Option(help="Its translation.")] = None,
+    data: Annotated[str | None, typer.Option(help="A corpus by name: builtin or multi30k.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(
+        envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/; without it Multi30k is downloaded.")] = None,
+    src: Annotated[Path | None, typer.Option(help="Source text, a sentence a line, plain or .gz.")] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Target text, line by line the translation of --src.")] = None,
+    valid_src: Annotated[Path | None, typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
+    valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
     config: Annotated[str, typer.Option(help="Sizes and settings by name: tiny, small, base or big.")] = "small",
-    minutes: Annotated[Optional[float], typer.Option(help="Stop after so many minutes of training.")] = None,
-    device: Annotated[Optional[str], typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes of training.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
-    settings: Annotated[Optional[list[str]], typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the recipe's: dropout=0.3 seed=1 max_steps=2000 …")] = None,
+    settings: Annotated[list[str] | None, typer.Argument(
+        metavar="KEY=VALUE", help="Settings that differ from the recipe's: dropout=0.3 seed=1 max_steps=2000 …")] = None,
 ) -> None:
     "Learn to translate: from text to a run folder."
     from annotated_transformer.config import get_recipe, override
@@ -91,8 +93,8 @@ def train_verb(
 @app.command("translate")
 def translate_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    file: Annotated[Optional[Path], typer.Argument(metavar="[FILE]", help="Text, a sentence a line; without it standard input.")] = None,
-    device: Annotated[Optional[str], typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Text, a sentence a line; without it standard input.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
 ) -> None:
     "Translate: one line in, one line out, in order."
     from annotated_transformer.evaluate import load, translate_stream
@@ -107,7 +109,7 @@ def score_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     src: Annotated[Path, typer.Option(help="Source text, plain or .gz.")],
     ref: Annotated[Path, typer.Option(help="Its reference translation, line by line.")],
-    device: Annotated[Optional[str], typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
 ) -> None:
     "Translate a test set and print its BLEU."
     from annotated_transformer.evaluate import load, score_files
@@ -148,7 +150,7 @@ def attention_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="What to translate.")],
     out: Annotated[Path, typer.Option(help="The page to write, ending in .html.")],
-    device: Annotated[Optional[str], typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
 ) -> None:
     "Translate a sentence and show where each head looked."
     from annotated_transformer.evaluate import load
@@ -193,7 +195,8 @@ def run_demo(
     new.rename(out)
     for s, h in zip(plain[:5], said): typer.echo(f"{s.en}\n    {h}")
     for en, de in report["animal"].items(): typer.echo(f"{en}\n    {de}")
-    typer.echo(f"exact match {report['exact_match']:.1%}, BLEU {report['bleu']:.1f}, pronouns {report['pronoun_accuracy']:.1%}, trained in {train_seconds:.0f} s")
+    typer.echo(f"exact match {report['exact_match']:.1%}, BLEU {report['bleu']:.1f}, pronouns {report['pronoun_accuracy']:.1%}, "
+               f"trained in {train_seconds:.0f} s")
     typer.echo(f"open {out}/attention.html to see where the heads look")
     return report
 

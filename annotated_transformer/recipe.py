@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .batch import Batch, Pairs, encode_pairs, endless_batches, epoch_batches
+from .batch import Batch, encode_pairs, endless_batches, epoch_batches
 from .checkpoint import check_new_run, create_run, save_weights, write_config
 from .config import Recipe, TrainConfig
 from .corpus import Corpus
@@ -24,7 +24,7 @@ from .label_smoothing import smoothed_loss
 from .optimizer import adam, linear_rate, paper_rate
 from .train import Hook, StepRecord, Stop, every, metrics_file, progress_bar, stop_after, train
 from .transformer import Transformer, build_transformer
-from .vocab import Vocab, learn_bpe
+from .vocab import learn_bpe
 
 # %% ../nbs/55_recipe.ipynb #b8ce804f
 def pick_device(
@@ -140,7 +140,8 @@ def train_run(
     about = {"data": corpus.name, "src_lang": corpus.src_lang, "tgt_lang": corpus.tgt_lang}
     create_run(out, recipe, vocab, about)
     best = KeepBest(model, valid_batches, out, settings.valid_every, autocast)
-    own = [metrics_file(out / "metrics.jsonl"), best, every(settings.save_every, lambda r: save_weights(model, out / "checkpoints" / f"step-{r.step:07d}.safetensors"))]
+    save = every(settings.save_every, lambda r: save_weights(model, out / "checkpoints" / f"step-{r.step:07d}.safetensors"))
+    own = [metrics_file(out / "metrics.jsonl"), best, save]
     bar = None if quiet else progress_bar(settings.max_steps, minutes)
     own += [hook for hook in (bar, minutes and stop_after(minutes)) if hook]
     try: stop = train(model, batches, loss_fn, optimizer, rate, settings.max_steps, [*own, *hooks], autocast)
@@ -148,5 +149,6 @@ def train_run(
     finally:
         if bar: bar.close()
     if best.last: best.look()
-    write_config(out, recipe, {**about, "stopped": stop.reason, "steps": best.last.step if best.last else 0, "weights": f"best on validation, step {best.best_step}"})
+    about |= {"stopped": stop.reason, "steps": best.last.step if best.last else 0, "weights": f"best on validation, step {best.best_step}"}
+    write_config(out, recipe, about)
     return out

@@ -95,7 +95,8 @@ def test_wrong_text(kind, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("args", [[], ["--data", "builtin", "--src", "x"], ["--src", "x"], ["--src", "x", "--tgt", "y", "--valid-src", "z"], ["--data", "wmt99"]])
+@pytest.mark.parametrize("args", [[], ["--data", "builtin", "--src", "x"], ["--src", "x"], ["--src", "x", "--tgt", "y", "--valid-src", "z"],
+                                  ["--data", "wmt99"]])
 def test_which_text(args, tmp_path, capsys):
     status, _, err = run(capsys, "train", *args, "--out", tmp_path / "run")
     assert status == 2 and err.count("\n") == 1 and not (tmp_path / "run").exists()

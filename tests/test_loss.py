@@ -102,7 +102,8 @@ def test_many_chunks_are_one(dtype, tolerance):
     hidden, weight = (hidden.to(dtype) / 4).requires_grad_(), weight.to(dtype).requires_grad_()
     ours, other = (f(hidden, weight, tgt_out, -1, 0.1) for f in (smoothed_loss, theirs))
     assert ours.dtype == dtype and abs(ours - other) <= tolerance * other
-    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True): assert (a - c).norm() <= tolerance * c.norm()
+    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True):
+        assert (a - c).norm() <= tolerance * c.norm()
 
 
 def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32():

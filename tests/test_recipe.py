@@ -12,7 +12,8 @@ from annotated_transformer.evaluate import load
 from annotated_transformer.recipe import pick_device, precision_context, schedule, train_run
 from annotated_transformer.train import Stop
 
-SMALL = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=6", "batch_tokens=400", "valid_every=4", "save_every=3", "precision=fp32"]
+SMALL = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=6",
+         "batch_tokens=400", "valid_every=4", "save_every=3", "precision=fp32"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ def test_the_first_loss_is_that_of_a_guess(corpus, tmp_path):
 
 @pytest.mark.parametrize("change", ["norm=pre", "position=learned", "schedule=linear", "precision=bf16", "attention_dropout=0.1"])
 def test_every_part_trains(change, corpus, tmp_path):
-    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=20", "warmup_steps=5", "peak_lr=3e-3", change]), tmp_path / "run", "cpu", quiet=True)
+    recipe = override(get_recipe("tiny"), [*SMALL, "max_steps=20", "warmup_steps=5", "peak_lr=3e-3", change])
+    run = train_run(corpus, recipe, tmp_path / "run", "cpu", quiet=True)
     losses = [r["loss"] for r in metrics(run) if "loss" in r]
     assert losses[-1] < losses[0]
     assert load(run).translate(["The dog was tired."])
@@ -53,7 +55,8 @@ def test_the_same_seed_is_the_same_run(corpus, tmp_path):
 
 
 def test_a_hook_can_end_it_and_ctrl_c_keeps_the_weights(corpus, tmp_path):
-    stopped = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "a", "cpu", hooks=[lambda r: Stop("enough") if r.step == 2 else None], quiet=True)
+    enough = lambda record: Stop("enough") if record.step == 2 else None
+    stopped = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "a", "cpu", hooks=[enough], quiet=True)
     assert json.loads((stopped / "config.json").read_text())["stopped"] == "enough"
 
     def interrupt(record):
