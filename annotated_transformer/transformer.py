@@ -89,7 +89,7 @@ class Transformer(nn.Module):
         last_ids: Tensor,  # (b, beam) the newest word of each hypothesis
         state: State,
     ) -> tuple[Tensor, State]:  # log-probabilities of the next word (b, beam, n_vocab) float32, and the state after this one
-        "One more word for every hypothesis (§3.1: auto-regressive)."
+        "One more word for every hypothesis (§3: auto-regressive)."
         b, beam, _, n_past, _ = state.per_hypothesis[0].shape
         if last_ids.shape != (b, beam):
             raise ValueError(f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are (b, beam) = {(b, beam)}: give one id to each")
