@@ -128,7 +128,8 @@ def attention_example(
     if not sentence.strip(): raise ValueError("the sentence is empty")
     src = vocab.encode(sentence) + [vocab.eos_id]
     tgt = [vocab.bos_id] + translator.translate_ids([src])[0]
-    maps = attention_maps(translator.model, pad_ids([src], vocab.pad_id), pad_ids([tgt], vocab.pad_id))
+    device = next(translator.model.parameters()).device
+    maps = attention_maps(translator.model, *(pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt)))
     shown = lambda ids: [f"-{piece}" if piece[0].isalpha() and before[-1].isalpha() else piece.removeprefix("\u2581") or "␣"
                          for before, piece in pairwise(["\u2581", *vocab.words(ids)])]
     return AttentionExample(shown(src), shown(tgt), {kind: weights[:, 0] for kind, weights in maps.items()})

@@ -37,7 +37,8 @@ class ChunkedLoss(torch.autograd.Function):
             grad = logits.sub_(log_total).exp_().sub_(label_smoothing / n_vocab)  # p − q, but for the right word
             grad.scatter_add_(-1, word, torch.full_like(log_total, label_smoothing - 1))
             grad = grad.to(dtype)
-            grad_hidden[rows], grad_weight = grad @ w, grad_weight.add_(grad.T @ h)
+            grad_hidden[rows] = grad @ w
+            grad_weight += grad.T @ h
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 

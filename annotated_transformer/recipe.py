@@ -6,7 +6,6 @@
 __all__ = ['pick_device', 'precision_context', 'schedule', 'batch_loss', 'validation_loss', 'KeepBest', 'train_run']
 
 # %% ../nbs/55_recipe.ipynb #44fc973a
-import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,7 @@ from .config import Recipe, TrainConfig
 from .corpus import Corpus
 from .label_smoothing import smoothed_loss
 from .optimizer import adam, linear_rate, paper_rate
-from .train import Hook, StepRecord, Stop, every, metrics_file, progress_bar, stop_after, train
+from .train import Hook, StepRecord, Stop, append_json, every, metrics_file, progress_bar, stop_after, train
 from .transformer import Transformer, build_transformer
 from .vocab import learn_bpe
 
@@ -104,7 +103,7 @@ class KeepBest:
         if self.looked_at is self.last: return
         self.looked_at, loss = self.last, validation_loss(self.model, self.batches, self.autocast)
         line = {"step": self.last.step, "valid_loss": loss, "valid_ppl": math.exp(min(loss, 700)), "seconds": self.last.seconds}
-        with open(self.run / "metrics.jsonl", "a", encoding="utf-8") as f: f.write(json.dumps(line) + "\n")
+        append_json(self.run / "metrics.jsonl", line)
         if loss < self.best:
             self.best, self.best_step = loss, self.last.step
             save_weights(self.model, self.run / "model.safetensors")
