@@ -29,8 +29,9 @@ def within(
         if value is not None and not low <= value < high:
             raise ValueError(f"{name}={value} must be at least {low}" + (f" and below {high}" if high < math.inf else ""))
 
-# %% ../nbs/00_config.ipynb #f2eeefd0
-KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", int | None: "a whole number or none"}
+# %% ../nbs/00_config.ipynb #8fad1908
+KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text",
+         int | None: "a whole number or none", float | None: "a finite number or none"}
 
 # %% ../nbs/00_config.ipynb #ebd68d62
 def check_types(
@@ -67,7 +68,7 @@ class ModelConfig:
         one_of("position", self.position, ("sinusoidal", "learned"))
         one_of("norm", self.norm, ("post", "pre"))
 
-# %% ../nbs/00_config.ipynb #c2c9abae
+# %% ../nbs/00_config.ipynb #214c7d24
 @dataclass(frozen=True)
 class TrainConfig:
     "How one model is trained (§5)."
@@ -86,16 +87,24 @@ class TrainConfig:
     label_smoothing: float = 0.1    # ε_ls (§5.4), the mass taken from the right word
     precision: str = "auto"         # "fp32", "bf16", or "auto": bf16 where the device multiplies it natively
     valid_every: int = 500          # steps between two looks at the validation set
-    save_every: int = 1000          # steps between two checkpoints
+    save_every: int = 1500          # steps between two checkpoints
+    keep_last: int = 5              # checkpoints kept
+    average_last: int = 5           # checkpoints averaged at the end (§6.1); 0 = the best on validation is taken as it is
+    patience: int | None = None     # looks at the validation set without gain before an early stop; None = no early stop
+    accumulate: int = 1             # parts that a device's share of a step is computed in, one after the other
+    clip_norm: float | None = None  # longest gradient; None = no clipping, as in the paper
+    compile: bool = False           # torch.compile: a minute of preparation, then faster on a GPU
     seed: int = 0                   # of weights, dropout and order
 
     def __post_init__(self):
         check_types(self)
-        within(self, "n_pieces", "batch_tokens", "max_len", "max_steps", "warmup_steps", "valid_every", "save_every", low=1)
+        within(self, "n_pieces", "batch_tokens", "max_len", "max_steps", "warmup_steps", "valid_every", "save_every",
+               "keep_last", "patience", "accumulate", low=1)
+        within(self, "average_last", low=0, high=self.keep_last + 1)
         within(self, "dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2", low=0, high=1)
         within(self, "seed", low=0, high=2**63)
-        for name in ("peak_lr", "adam_eps"):
-            if getattr(self, name) <= 0: raise ValueError(f"{name}={getattr(self, name)} must be greater than 0")
+        for name in ("peak_lr", "adam_eps", "clip_norm"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0: raise ValueError(f"{name}={getattr(self, name)} must be greater than 0")
         one_of("schedule", self.schedule, ("paper", "linear"))
         one_of("precision", self.precision, ("auto", "fp32", "bf16"))
 
@@ -106,16 +115,25 @@ class Recipe:
     model: ModelConfig
     train: TrainConfig
 
-# %% ../nbs/00_config.ipynb #b5ccfb38
+# %% ../nbs/00_config.ipynb #40e2c897
 RECIPES = {
     "tiny":  Recipe(ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
                     TrainConfig(n_pieces=2000, batch_tokens=1000, max_steps=1200, schedule="linear", peak_lr=2e-3, warmup_steps=200,
-                                dropout=0.0, precision="fp32", valid_every=300, save_every=600)),
+                                dropout=0.0, precision="fp32", valid_every=300, save_every=600, average_last=0)),
     "small": Recipe(ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-                    TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=3500, schedule="linear", warmup_steps=500, valid_every=250)),
+                    TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=3500, schedule="linear", warmup_steps=500, valid_every=250,
+                                save_every=500, average_last=0)),
     "base":  Recipe(ModelConfig(), TrainConfig()),
-    "big":   Recipe(ModelConfig(d_model=1024, d_ff=4096, n_heads=16), TrainConfig(max_steps=300_000, dropout=0.3)),
+    "big":   Recipe(ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
+                    TrainConfig(max_steps=300_000, dropout=0.3, save_every=600, keep_last=20, average_last=20)),
+    "multi30k-tiny": Recipe(ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
+                            TrainConfig(n_pieces=8000, batch_tokens=4096, max_steps=12_000, schedule="linear", peak_lr=4e-3, warmup_steps=800,
+                                        dropout=0.3, valid_every=400, save_every=120, keep_last=10, average_last=10)),
+    "multi30k-small": Recipe(ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
+                             TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=5000, schedule="linear", warmup_steps=500, valid_every=250,
+                                         save_every=250, average_last=0)),
 }
+RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
 
 # %% ../nbs/00_config.ipynb #6ca52c96
 def get_recipe(
@@ -125,17 +143,17 @@ def get_recipe(
     if name not in RECIPES: raise ValueError(f"no recipe is called {name!r}: take one of {', '.join(RECIPES)}")
     return RECIPES[name]
 
-# %% ../nbs/00_config.ipynb #ca12c30f
+# %% ../nbs/00_config.ipynb #9e997eff
 def parse_setting(
     key: str,
     text: str,   # what stood behind the equals sign
     kind: type,  # the field's type, one of `KINDS`
 ) -> int | float | bool | str | None:
     "One value read as the type its field has."
-    if kind == int | None and text == "none": return None
+    if kind in (int | None, float | None) and text == "none": return None
     try:
         if kind is bool: return {"true": True, "false": False}[text]
-        if kind == int | None: return int(text)
+        if kind in (int | None, float | None): return kind.__args__[0](text)
         return kind(text)
     except (KeyError, ValueError): raise ValueError(f"{key}={text} is not {KINDS[kind]}") from None
 
