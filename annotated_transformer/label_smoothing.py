@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# %% ../nbs/54_label_smoothing.ipynb #a53e0425
+# %% ../nbs/54_label_smoothing.ipynb #9a67b861
 class ChunkedLoss(torch.autograd.Function):
     "The summed loss and its gradients, some places at a time: logits of all places never exist together."
     @staticmethod
@@ -23,20 +23,20 @@ class ChunkedLoss(torch.autograd.Function):
         dtype: torch.dtype,      # of the matrix products
     ) -> Tensor:                 # () summed, in nats
         n_vocab, exact, learns = len(weight), torch.promote_types(dtype, torch.float32), any(ctx.needs_input_grad)
-        w, total = weight.to(dtype), torch.zeros((), dtype=exact, device=hidden.device)
+        w, mean_w, total = weight.to(dtype), weight.mean(dim=0).to(exact), torch.zeros((), dtype=exact, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if learns else None
         grad_weight = torch.zeros_like(weight, dtype=exact) if learns else None
-        n_rows = max(1, (2 ** 21 if hidden.device.type == "cpu" else 2 ** 26) // n_vocab)  # 8 MB of logits on a CPU, 256 MB on a GPU
+        n_rows = max(1, (2 ** 21 if hidden.device.type == "cpu" else 2 ** 26) // n_vocab)  # a few MB of logits on a CPU, 128 MB and more on a GPU
         for start in range(0, len(hidden), n_rows):
             rows = slice(start, start + n_rows)
             h, word = hidden[rows].to(dtype), right[rows, None]
-            logits = (h @ w.T).to(exact)  # (rows, n_vocab)
-            log_total = logits.logsumexp(dim=-1, keepdim=True)
-            total += (log_total - (1 - label_smoothing) * logits.gather(-1, word) - label_smoothing * logits.mean(dim=-1, keepdim=True)).sum()
+            logits = h @ w.T  # (rows, n_vocab)
+            p = logits.softmax(dim=-1)
+            log_total = logits.amax(dim=-1).to(exact) - p.amax(dim=-1).to(exact).log()  # the likeliest word's logit and probability
+            total += (log_total - (1 - label_smoothing) * logits.gather(-1, word)[:, 0] - label_smoothing * (h.to(exact) @ mean_w)).sum()
             if not learns: continue
-            grad = logits.sub_(log_total).exp_().sub_(label_smoothing / n_vocab)  # p − q, but for the right word
-            grad.scatter_add_(-1, word, torch.full_like(log_total, label_smoothing - 1))
-            grad = grad.to(dtype)
+            grad = p.sub_(label_smoothing / n_vocab)  # p − q, but for the right word
+            grad.scatter_add_(-1, word, torch.full_like(word, label_smoothing - 1, dtype=dtype))
             grad_hidden[rows] = grad @ w
             grad_weight += grad.T @ h
         ctx.save_for_backward(grad_hidden, grad_weight)

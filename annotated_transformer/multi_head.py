@@ -5,21 +5,25 @@
 # %% auto #0
 __all__ = ['fast_attention', 'MultiHeadAttention', 'AttentionDropout']
 
-# %% ../nbs/322_multi_head.ipynb #a8d3546f
+# %% ../nbs/322_multi_head.ipynb #6721ef8a
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# %% ../nbs/322_multi_head.ipynb #41c28ee3
+from .attention import attention
+
+# %% ../nbs/322_multi_head.ipynb #45a8236c
 def fast_attention(
     query: Tensor,        # (b, h, n_q, d_k)
     key: Tensor,          # (b, h, n_k, d_k)
     value: Tensor,        # (b, h, n_k, d_v)
     mask: Tensor | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
 ) -> Tensor:              # (b, h, n_q, d_v)
-    "Equation 1 by PyTorch's fused kernel: what `attention` computes, without holding all the weights (§3.2.1)."
+    "Equation 1 in the way that is fast here: PyTorch's fused kernel, or `attention` itself (§3.2.1)."
+    plain_is_faster = query.device.type == "cpu" and torch.is_grad_enabled() and (query.dtype == torch.bfloat16 or key.size(-2) <= 64)
+    if plain_is_faster: return attention(query, key, value, mask)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 # %% ../nbs/322_multi_head.ipynb #5be990e5
@@ -81,7 +85,7 @@ class MultiHeadAttention(nn.Module):
         "(b, n, h·d) to (b, h, n, d)."
         return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
-# %% ../nbs/322_multi_head.ipynb #5484d82e
+# %% ../nbs/322_multi_head.ipynb #72a7c66e
 class AttentionDropout(nn.Module):
     "`fast_attention` with dropout on the weights while training: a part for those who want it, not in the paper (§5.4 names its dropouts)."
     def __init__(
@@ -100,4 +104,5 @@ class AttentionDropout(nn.Module):
         mask: Tensor | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
     ) -> Tensor:              # (b, h, n_q, d_v)
         "As `fast_attention`; while training, weights are dropped at random and the others grow by 1 / (1 − dropout)."
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0)
+        if not self.training: return fast_attention(query, key, value, mask)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout)

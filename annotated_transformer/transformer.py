@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['State', 'pairs', 'Transformer', 'init_weights', 'build_transformer']
 
-# %% ../nbs/36_transformer.ipynb #87212ea3
+# %% ../nbs/36_transformer.ipynb #5cab619a
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from .feed_forward import FeedForward
 from .masking import padding_mask, target_mask
 from .multi_head import AttentionDropout, MultiHeadAttention, fast_attention
 from .position import LearnedPosition, SinusoidalPosition
-from .stack import Decoder, DecoderLayer, Encoder, EncoderLayer, KeyValue, LayerNorm, PostNorm, PreNorm
+from .stack import Decoder, DecoderLayer, Dropout, Encoder, EncoderLayer, KeyValue, LayerNorm, PostNorm, PreNorm
 
 # %% ../nbs/36_transformer.ipynb #cdb33e5f
 class State(NamedTuple):
@@ -32,7 +32,7 @@ def pairs(
     "Neighbours, two by two."
     return [KeyValue(*two) for two in zip(tensors[::2], tensors[1::2], strict=True)]
 
-# %% ../nbs/36_transformer.ipynb #559bbb50
+# %% ../nbs/36_transformer.ipynb #5ed9a55e
 class Transformer(nn.Module):
     "The encoder–decoder of Figure 1, from parts."
     def __init__(
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
     ):
         super().__init__()
         self.encoder, self.decoder, self.embedding, self.position = encoder, decoder, embedding, position
-        self.dropout, self.pad_id = nn.Dropout(dropout), pad_id
+        self.dropout, self.pad_id = Dropout(dropout), pad_id
 
     def embed(
         self,

@@ -33,6 +33,8 @@ def another(field) -> object:
     if field.type is bool: return not field.default
     if field.type is str: return WORDS[field.name]
     if field.type is float: return 0.25
+    if field.name == "average_last": return field.default - 1  # not above keep_last
+    if field.type == float | None: return 0.5
     return 64 if field.default is None else field.default * 2
 
 

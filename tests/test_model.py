@@ -13,7 +13,7 @@ from annotated_transformer.attention import attention
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, positional_encoding
-from annotated_transformer.stack import Decoder, DecoderLayer, Encoder, EncoderLayer, LayerNorm, PostNorm, PreNorm
+from annotated_transformer.stack import Decoder, DecoderLayer, Dropout, Encoder, EncoderLayer, LayerNorm, PostNorm, PreNorm
 from annotated_transformer.transformer import State, Transformer, build_transformer, init_weights, pairs
 
 PAD, N_VOCAB = 0, 23
@@ -169,7 +169,7 @@ def test_dropout_only_while_training(kind):
 
 def test_dropouts_stand_where_the_paper_has_them():
     "§5.4: on every sub-layer's output, and on the sum of embedding and position in both stacks; nowhere else."
-    found = {name: m.p for name, m in make(dropout=0.3).named_modules() if isinstance(m, nn.Dropout)}
+    found = {name: m.dropout for name, m in make(dropout=0.3).named_modules() if isinstance(m, Dropout)}
     expected = {f"{stack}.layers.{i}.residuals.{j}.dropout" for stack, n in (("encoder", 2), ("decoder", 3)) for i in range(2) for j in range(n)}
     assert found.keys() == expected | {"dropout"} and set(found.values()) == {0.3}
 
@@ -486,7 +486,7 @@ def test_errors_name_the_value_and_what_would_be_right():
         (lambda: build_transformer(config, 10, pad_id=10), "pad_id=10 is no id of n_vocab=10 pieces: take one from 0 to 9"),
         (lambda: build_transformer(config, 10, pad_id=-1), "pad_id=-1 is no id of n_vocab=10 pieces: take one from 0 to 9"),
         (lambda: build_transformer(config, 10, 0, attention_dropout=1.0), "dropout=1.0 is a share of the weights: take at least 0 and less than 1"),
-        (lambda: build_transformer(config, 10, 0, dropout=1.5), "dropout probability has to be between 0 and 1, but got 1.5"),
+        (lambda: build_transformer(config, 10, 0, dropout=1.5), "dropout=1.5 is a share of the numbers: take at least 0 and less than 1"),
         (lambda: ModelConfig(d_model=16, n_heads=3), "d_model=16 does not split into n_heads=3 equal heads: take a multiple of 3"),
         (lambda: model(src, tgt_in[:1]), "src is (2, 5) and tgt_in is (1, 3): give (b, s) and (b, t), each source its target"),
         (lambda: model(src[:1], tgt_in), "src is (1, 5) and tgt_in is (2, 3): give (b, s) and (b, t), each source its target"),
