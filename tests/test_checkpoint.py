@@ -1,23 +1,31 @@
-"Run folders: what a crash leaves behind, and every kind of damage."
+"Run folders and checkpoints: what a crash leaves behind, every kind of damage, and going on to the bit."
 import json
+import math
 import os
 import random
 import resource
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 import warnings
 
 import pytest
 import torch
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 from annotated_transformer.checkpoint import (
-    check_new_run, create_run, load_run, load_weights, read_config, replacing, save_weights, write_atomically, write_config)
+    Progress, adam_state, average_weights, check_new_run, checkpoints, create_run, fingerprint, keep_as, latest, load_checkpoint, load_run,
+    load_weights, prune, read_config, replacing, save_checkpoint, save_weights, set_adam_state, write_atomically, write_config)
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig, get_recipe
+from annotated_transformer.optimizer import adam
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
 
@@ -35,9 +43,15 @@ def model(vocab):
     return build_transformer(SIZES, len(vocab), vocab.pad_id).eval()
 
 
+def new_run(path, recipe, vocab, about):
+    create_run(path, recipe, about)
+    write_atomically(path / "vocab.model", vocab.model)
+    write_config(path, recipe, about)
+
+
 @pytest.fixture()
 def run(tmp_path, vocab, model):
-    create_run(tmp_path / "run", RECIPE, vocab, {"data": "test", "src_lang": "en", "tgt_lang": "de"})
+    new_run(tmp_path / "run", RECIPE, vocab, {"data": "test", "src_lang": "en", "tgt_lang": "de"})
     save_weights(model, tmp_path / "run/model.safetensors")
     return tmp_path / "run"
 
@@ -105,15 +119,15 @@ def test_full_disk(tmp_path, model, save):
     assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path, vocab, monkeypatch):
-    for at in (1, 2, 3, 4):  # each fsync of vocab.model and config.json, files and folders
+def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
+    for at in (1, 2):  # the fsync of config.json and of its folder
         calls = []
 
         def fails(handle, at=at, calls=calls):
             calls.append(1)
             if len(calls) == at: raise OSError("No space left on device")
         monkeypatch.setattr(os, "fsync", fails)
-        with pytest.raises(OSError, match="No space"): create_run(tmp_path / "run", RECIPE, vocab, {})
+        with pytest.raises(OSError, match="No space"): create_run(tmp_path / "run", RECIPE, {})
         assert list(tmp_path.iterdir()) == []
 
 
@@ -137,8 +151,8 @@ def test_replacing_without_writing(tmp_path):
 def test_round_trip_to_the_bit(tmp_path, vocab, sizes):
     model = build_transformer(sizes, len(vocab), vocab.pad_id, dropout=0.1).eval()
     with torch.no_grad():  # numbers that are easily lost
-        for i, p in enumerate(model.parameters()): p.view(-1)[0] = (0.0, -0.0, 1e-40, float("inf"))[i % 4]
-    create_run(tmp_path / "a/b/run", Recipe(sizes, TrainConfig()), vocab, {"data": "ä\u2028ß", "n": 1, "none": None})
+        for i, p in enumerate(model.parameters()): p.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
+    new_run(tmp_path / "a/b/run", Recipe(sizes, TrainConfig()), vocab, {"data": "ä\u2028ß", "n": 1, "none": None})
     save_weights(model, tmp_path / "a/b/run/model.safetensors")
     found = load_run(tmp_path / "a/b/run")
     for name, weight in model.state_dict().items():
@@ -153,9 +167,9 @@ def test_config_is_rewritten_with_what_became_known(run):
     assert read_config(run) == (recipe, {**about, "steps": 7}) and load_run(run).about["steps"] == 7
 
 
-def test_recipes_survive(tmp_path, vocab):
+def test_recipes_survive(tmp_path):
     for name in ("tiny", "small", "base", "big"):
-        create_run(tmp_path / name, get_recipe(name), vocab, {})
+        create_run(tmp_path / name, get_recipe(name), {})
         assert read_config(tmp_path / name)[0] == get_recipe(name)
 
 
@@ -284,7 +298,572 @@ def test_places(tmp_path, run):
         with pytest.raises(ValueError, match=says): check_new_run(place)
 
 
-def test_refused_place_is_left_alone(run, vocab):
+def test_refused_place_is_left_alone(run):
     before = {p: p.read_bytes() for p in run.iterdir() if p.is_file()}
-    with pytest.raises(ValueError, match="already holds a run"): create_run(run, RECIPE, vocab, {})
+    with pytest.raises(ValueError, match="already holds a run"): create_run(run, RECIPE, {})
     assert {p: p.read_bytes() for p in run.iterdir() if p.is_file()} == before
+
+
+def test_a_run_begins_with_its_settings(tmp_path, vocab, model):
+    create_run(tmp_path / "run", RECIPE, {"data": "test"})
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json"]
+    assert read_config(tmp_path / "run") == (RECIPE, {"data": "test"})
+    with pytest.raises(ValueError, match="its training has not saved a model yet"): load_run(tmp_path / "run")
+    write_atomically(tmp_path / "run/vocab.model", vocab.model)
+    save_weights(model, tmp_path / "run/model.safetensors")
+    with pytest.raises(ValueError, match="is not the vocabulary that this run was trained with"): load_run(tmp_path / "run")
+    write_config(tmp_path / "run", RECIPE, {"data": "test"})
+    assert load_run(tmp_path / "run").about == {"data": "test", "vocab_sha256": fingerprint(tmp_path / "run/vocab.model")}
+
+
+# checkpoints: a small training whose steps depend on their numbers alone
+
+def new_training(seed, n_layers=1, d_model=16, fused=True):
+    torch.manual_seed(seed)
+    model = build_transformer(ModelConfig(n_layers=n_layers, d_model=d_model, d_ff=32, n_heads=2), 20, pad_id=0, dropout=0.3)
+    optimizer = adam(model.parameters()) if fused else torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    return model.train(), optimizer
+
+
+class Objective(nn.Module):
+    "The loss in one module, as the training loop has it: what is sliced over ranks must be made whole around all of it."
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src, tgt):
+        return self.model.embedding.logits(self.model(src, tgt[:, :-1])).log_softmax(-1).gather(-1, tgt[:, 1:, None]).neg().mean()
+
+
+def steps(model, optimizer, first, last, objective=None):
+    objective, losses = objective or Objective(model), []
+    for step in range(first, last + 1):
+        torch.manual_seed(step)
+        src, tgt = torch.randint(4, 20, (2, 4, 6))
+        for group in optimizer.param_groups: group["lr"] = 1e-2 / step
+        optimizer.zero_grad()
+        loss = objective(src, tgt)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def bits(model, optimizer):
+    tensors = {**model.state_dict(), **adam_state(model, optimizer)}
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    training = new_training(0)
+    steps(*training, 1, 3)
+    return training
+
+
+@pytest.fixture()
+def folder(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture()
+def third(folder, trained): return save_checkpoint(folder, *trained, Progress(3, i_batch=3))
+
+
+@pytest.mark.parametrize("progress", [Progress(), Progress(3, 1, 2, 0.1 + 0.2, 1 / 3, 2, 1), Progress(10**7, 10**6, 10**9, 1e9, 5e-324, 10, 7)])
+def test_progress_survives(folder, trained, progress):
+    path = save_checkpoint(folder, *trained, progress)
+    assert load_checkpoint(path, *trained) == progress and path.parent == folder and path.name == f"step-{progress.step:07d}"
+    assert sorted(p.name for p in path.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert "Infinity" not in (path / "state.json").read_text()  # not JSON, though Python would read it
+
+
+def test_checkpoint_round_trip_to_the_bit(folder):
+    saved, found = new_training(0), new_training(1)
+    steps(*saved, 1, 2)
+    with torch.no_grad():  # numbers that are easily lost
+        for i, tensor in enumerate([*saved[0].parameters(), *(v for v in adam_state(*saved).values() if v.dim())]):
+            tensor.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
+    load_checkpoint(save_checkpoint(folder, *saved, Progress(2)), *found)
+    assert bits(*found) == bits(*saved)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_six_steps_are_three_and_three(folder, fused):
+    "With dropout. What goes on is made of fresh objects; losses, weights and Adam's state are equal to the bit."
+    whole, first, second = (new_training(seed, fused=fused) for seed in (0, 0, 1))
+    losses = steps(*whole, 1, 6)
+    assert steps(*first, 1, 3) == losses[:3]
+    path = save_checkpoint(folder, *first, Progress(3))
+    assert steps(*second, load_checkpoint(path, *second).step + 1, 6) == losses[3:]
+    assert bits(*second) == bits(*whole)
+
+
+def test_from_the_very_beginning(folder):
+    "A checkpoint of no steps at all: Adam remembers nothing, and that is remembered."
+    whole, first, second = new_training(0), new_training(0), new_training(1)
+    steps(*second, 1, 2)  # what it remembered is to be forgotten
+    load_checkpoint(save_checkpoint(folder, *first, Progress()), *second)
+    assert steps(*second, 1, 3) == steps(*whole, 1, 3) and bits(*second) == bits(*whole)
+
+
+def test_two_that_load_share_nothing(third, trained):
+    one, two, before = new_training(1), new_training(2), fingerprint(third / "optimizer.safetensors")
+    load_checkpoint(third, *one); load_checkpoint(third, *two)
+    steps(*one, 4, 5)
+    assert bits(*two) == bits(*trained) != bits(*one) and fingerprint(third / "optimizer.safetensors") == before
+
+
+def test_what_is_given_is_not_kept(trained):
+    "Two that are given one and the same state, where `Optimizer.load_state_dict` by itself would keep the tensors."
+    given, one, two = adam_state(*trained), new_training(1), new_training(2)
+    set_adam_state(*one, given); set_adam_state(*two, given)
+    steps(*one, 4, 5)
+    for others in (two, trained): assert all(map(torch.equal, given.values(), adam_state(*others).values()))
+    assert not any(one_has is of_given for one_has, of_given in zip(adam_state(*one).values(), given.values(), strict=True))
+
+
+def test_frozen_weights(folder):
+    "Weights that the optimiser does not move are saved with the model, and Adam remembers nothing of them."
+    def training(seed):
+        model, _ = new_training(seed)
+        return model, adam(p for name, p in model.named_parameters() if name != "embedding.weight")
+    saved, found = training(0), training(1)
+    steps(*saved, 1, 2)
+    path = save_checkpoint(folder, *saved, Progress(2))
+    assert not any("embedding" in name for name in load_file(path / ADAM))
+    load_checkpoint(path, *found)
+    assert bits(*found) == bits(*saved)
+    with pytest.raises(ValueError, match="has a weight exp_avg|lacks the weight exp_avg"): load_checkpoint(path, *new_training(1))
+    with pytest.raises(ValueError, match="the optimizer moves weights that the model has not"):
+        save_checkpoint(folder, saved[0], found[1], Progress(3))
+
+
+def test_order_of_the_weights_does_not_matter(third):
+    "Adam's state is kept by name: an optimiser that was given its weights in another order, and in two groups, gets the same."
+    plain, other = new_training(1), new_training(1)
+    last_first = list(other[0].parameters())[::-1]
+    load_checkpoint(third, *plain)
+    optimizer = torch.optim.Adam([{"params": last_first[:5]}, {"params": last_first[5:]}], betas=(0.9, 0.98), eps=1e-9, fused=True)
+    load_checkpoint(third, other[0], optimizer)
+    assert steps(*plain, 4, 5) == steps(other[0], optimizer, 4, 5) and bits(*plain) == bits(other[0], optimizer)
+
+
+# two processes, each with a slice of every tensor. The forks come before there are any threads.
+SLICED = '''
+import os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+torch.set_num_threads(1)
+from annotated_transformer.checkpoint import Progress, adam_state, gather, load_checkpoint, save_checkpoint, save_weights
+from annotated_transformer.distributed import shard
+from annotated_transformer.optimizer import adam
+from safetensors.torch import load_file
+from test_checkpoint import Objective, new_training, steps
+
+folder = Path(sys.argv[1])
+
+def sliced(seed):
+    model, _ = new_training(seed)
+    objective = shard(Objective(model), [*model.encoder.layers, *model.decoder.layers])
+    return (model, adam(model.parameters())), objective
+
+def everything(model, optimizer): return gather(model.state_dict()) | gather(adam_state(model, optimizer))
+
+def slices(model, optimizer):
+    tensors = [*model.state_dict().values(), *adam_state(model, optimizer).values()]
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+
+def work(rank):
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
+    (whole, objective), (first, its_objective), (second, other_objective) = sliced(0), sliced(0), sliced(1)
+    load_checkpoint(folder / "step-0000003", *second)  # written by one process
+    found = everything(*second)
+    wanted = load_file(folder / "step-0000003/model.safetensors") | load_file(folder / "step-0000003/optimizer.safetensors")
+    if rank == 0: assert found.keys() == wanted.keys() and all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    else: assert found == {}
+    losses = steps(*whole, 1, 6, objective)
+    assert steps(*first, 1, 3, its_objective) == losses[:3]
+    path = save_checkpoint(folder, *first, Progress(10))
+    assert (path is None) == (rank == 1)
+    save_weights(first[0], folder / "sliced.safetensors")
+    dist.barrier()
+    assert load_checkpoint(folder / "step-0000010", *second).step == 10
+    assert steps(*second, 4, 6, other_objective) == losses[3:]
+    assert all(map(torch.equal, slices(*whole), slices(*second)))
+    dist.barrier()
+    os._exit(0)
+
+ranks = [os.fork() or work(rank) for rank in (0, 1)]
+sys.exit(sum(os.waitpid(pid, 0)[1] for pid in ranks) and 1)
+'''
+
+
+def alone(program, folder) -> str:
+    "What a program of its own process prints."
+    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_any_number_of_processes(folder, third, trained):
+    "Saved by one, loaded by two that hold slices; three steps and three on two are six on two; saved by two, loaded by one, to the bit."
+    alone(SLICED, folder)
+    training, path = new_training(1), folder / "step-0000010"
+    load_checkpoint(path, *training)
+    again = save_checkpoint(folder, *training, Progress(11))
+    for name in (MODEL, ADAM): assert fingerprint(again / name) == fingerprint(path / name)
+    assert fingerprint(folder / "sliced.safetensors") == fingerprint(path / MODEL)
+
+
+# damaged checkpoints
+
+def sign_again(path):
+    "Make the fingerprints fit the files, as somebody would who edits a checkpoint."
+    values = json.loads((path / "state.json").read_text())
+    values["sha256"] = {name: fingerprint(path / name) for name in values["sha256"]}
+    (path / "state.json").write_text(json.dumps(values))
+
+
+def tensors_of(name, edit):
+    def damage(path):
+        tensors = {key: tensor.clone() for key, tensor in load_file(path / name).items()}
+        edit(tensors)
+        save_file(tensors, path / name)
+        sign_again(path)
+    return damage
+
+
+def swap(key, new): return lambda tensors: tensors.update({new: tensors.pop(key)})
+def state(edit): return lambda path: (path / "state.json").write_text(json.dumps(edit(json.loads((path / "state.json").read_text()))))
+def cut(name): return lambda path: bytes_of(path / name, lambda data: data[:-1])
+def without(name): return lambda path: (path / name).unlink()
+def text(data): return lambda path: (path / "state.json").write_text(data)
+
+
+MODEL, ADAM, STATE, EMBEDDING = "model.safetensors", "optimizer.safetensors", "state.json", "embedding.weight"
+DAMAGE = {
+    "weights missing": (without(MODEL), MODEL, "no such file"),
+    "weights cut": (cut(MODEL), MODEL, "not a readable safetensors file"),
+    "weights of another step": (lambda path: save_file({k: v + 1 for k, v in load_file(path / MODEL).items()}, path / MODEL), MODEL, "SHA-256"),
+    "a weight missing": (tensors_of(MODEL, lambda t: t.pop(EMBEDDING)), MODEL, "lacks the weight embedding.weight"),
+    "a weight too many": (tensors_of(MODEL, lambda t: t.update(more=torch.ones(1))), MODEL, "has a weight more"),
+    "a weight misshapen": (tensors_of(MODEL, lambda t: t.update({EMBEDDING: t[EMBEDDING].t().contiguous()})), MODEL, r"has shape \(16, 20\)"),
+    "optimiser missing": (without(ADAM), ADAM, "no such file"),
+    "optimiser cut": (cut(ADAM), ADAM, "not a readable safetensors file"),
+    "optimiser empty": (tensors_of(ADAM, dict.clear), ADAM, "lacks the weight exp_avg"),
+    "a square missing": (tensors_of(ADAM, lambda t: t.pop("exp_avg_sq." + EMBEDDING)), ADAM, "lacks the weight exp_avg_sq.embedding.weight"),
+    "a count missing": (tensors_of(ADAM, lambda t: t.pop("step." + EMBEDDING)), ADAM, "lacks the weight step.embedding.weight"),
+    "a count for each number": (tensors_of(ADAM, lambda t: t.update({"step." + EMBEDDING: torch.ones(20, 16)})), ADAM, r"needs \(\)"),
+    "another name": (tensors_of(ADAM, swap("exp_avg." + EMBEDDING, "exp_avg.x")), ADAM, "lacks the weight exp_avg.embedding.weight"),
+    "an average misshapen": (tensors_of(ADAM, lambda t: t.update({"exp_avg." + EMBEDDING: torch.ones(16, 20)})), ADAM, r"has shape \(16, 20\)"),
+    "state missing": (without(STATE), STATE, "cannot be read"),
+    "state empty": (text(""), STATE, "cannot be read"),
+    "state cut": (text('{"format": 1, "step"'), STATE, "cannot be read"),
+    "state too deep": (text("[" * 100_000), STATE, "cannot be read"),
+    "state a list": (text("[1]"), STATE, "not of format 1"),
+    "state of another format": (state(lambda v: v | {"format": 2}), STATE, "not of format 1"),
+    "no step": (state(lambda v: {k: x for k, x in v.items() if k != "step"}), STATE, "step='nothing' must be a number"),
+    "step a text": (state(lambda v: v | {"step": "3"}), STATE, "step='3' must be a number"),
+    "step true": (state(lambda v: v | {"step": True}), STATE, "step=True must be a number"),
+    "step a fraction": (state(lambda v: v | {"step": 3.0}), STATE, "step=3.0 must be a number, 0 or more, without a fraction"),
+    "epoch negative": (state(lambda v: v | {"epoch": -1}), STATE, "epoch=-1 must be a number, 0 or more"),
+    "seconds no number": (state(lambda v: v | {"seconds": math.nan}), STATE, "seconds=nan must be a number"),
+    "seconds null": (state(lambda v: v | {"seconds": None}), STATE, "seconds=None must be a number"),
+    "no best loss": (state(lambda v: {k: x for k, x in v.items() if k != "best_loss"}), STATE, "best_loss='nothing' must be"),
+    "no fingerprints": (state(lambda v: v | {"sha256": 3}), STATE, "lacks the fingerprints"),
+    "one fingerprint": (state(lambda v: v | {"sha256": {MODEL: v["sha256"][MODEL]}}), ADAM, "SHA-256"),
+}
+
+
+@pytest.mark.parametrize("damage, name, says", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_checkpoint(third, damage, name, says):
+    "A ValueError that names the file; model and optimiser stay what they were."
+    damage(third)
+    training = new_training(1)
+    steps(*training, 1, 1)
+    before = bits(*training)
+    with pytest.raises(ValueError, match=says) as error: load_checkpoint(third, *training)
+    assert str(third / name) in str(error.value) and "\n" not in str(error.value)
+    assert bits(*training) == before
+
+
+def test_a_flipped_bit_is_found(third, trained):
+    before, rng = bits(*trained), random.Random(0)
+    for name in (MODEL, ADAM):
+        good = (third / name).read_bytes()
+        for at in rng.sample(range(len(good)), 20):
+            (third / name).write_bytes(good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1:])
+            with pytest.raises(ValueError, match=name): load_checkpoint(third, *trained)
+        (third / name).write_bytes(good)
+    assert bits(*trained) == before
+
+
+def test_checkpoint_of_another_model(third):
+    for sizes in ({"n_layers": 2}, {"d_model": 8}):
+        training = new_training(0, **sizes)
+        with pytest.raises(ValueError, match=f"{MODEL}.*this model needs"): load_checkpoint(third, *training)
+
+
+def test_not_a_checkpoint(tmp_path, trained):
+    for place in (tmp_path / "none", tmp_path):
+        with pytest.raises(ValueError, match="state.json cannot be read"): load_checkpoint(place, *trained)
+
+
+# which there are, which go
+
+def test_names_that_are_no_checkpoints(folder, trained):
+    (folder / ".step-0000004.77.part").mkdir(); (folder / ".step-0000004.77.part/model.safetensors").write_bytes(b"half")
+    (folder / ".best.safetensors.77.part").write_bytes(b"half")
+    for name in ("step-5", "step-0000006.x", "step-0000006.part", "old-step-0000007"): (folder / name).mkdir()
+    for name in ("step-0000008", "best.safetensors"): (folder / name).write_bytes(b"")
+    assert checkpoints(folder) == [] and latest(folder) is None
+    path = save_checkpoint(folder, *trained, Progress(3))
+    assert checkpoints(folder) == [path] and latest(folder) == path
+    assert list(folder.glob(".*")) == [] and (folder / "best.safetensors").exists() and (folder / "step-5").exists()
+
+
+def test_order_is_that_of_the_numbers(folder):
+    for name in ("step-10000000", "step-0000020", "step-9999999", "step-0000003.10", "step-0000003.2", "step-0000003"):
+        (folder / name).mkdir()
+    assert [p.name for p in checkpoints(folder)] == ["step-0000003.10", "step-0000020", "step-9999999", "step-10000000"]
+
+
+def test_no_checkpoints_without_their_folder(tmp_path): assert checkpoints(tmp_path / "none") == [] and latest(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 3, 5])
+def test_prune(folder, trained, keep_last):
+    saved = [save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2, 3, 4)]
+    again = save_checkpoint(folder, *trained, Progress(3, seconds=1.0))
+    prune(folder, keep_last)
+    kept = [saved[0], saved[1], again, saved[3]][-keep_last:]
+    assert checkpoints(folder) == kept and set(folder.iterdir()) == set(kept)
+    assert [path for path in kept if (path / ADAM).exists()] == kept[-2:] and all((path / MODEL).exists() for path in kept)
+    assert latest(folder) == saved[3]
+    prune(folder, keep_last)
+    assert checkpoints(folder) == kept
+
+
+def test_prune_keeps_at_least_one(folder, third):
+    with pytest.raises(ValueError, match="keep_last=0 must be at least 1"): prune(folder, 0)
+    assert checkpoints(folder) == [third]
+
+
+def test_killed_while_pruning(folder, trained, monkeypatch):
+    "Removing a folder stops half-way: what is left of it is no checkpoint."
+    old, new = (save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2))
+
+    def half(left, ignore_errors):
+        (left / MODEL).unlink()
+        raise KeyboardInterrupt
+    monkeypatch.setattr(shutil, "rmtree", half)
+    with pytest.raises(KeyboardInterrupt): prune(folder, 1)
+    assert checkpoints(folder) == [new] and not old.exists()
+
+
+def test_the_newest_that_can_be_gone_on_from(folder, trained):
+    first, second = (save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2))
+    (second / ADAM).unlink()
+    assert latest(folder) == first
+
+
+def test_saved_twice_counts_the_second(folder, trained, third):
+    again = save_checkpoint(folder, *trained, Progress(3, n_worse=1))
+    assert again.name == "step-0000003.1" and latest(folder) == again and load_checkpoint(again, *trained).n_worse == 1
+    assert load_checkpoint(third, *trained).n_worse == 0
+    prune(folder, 1)
+    assert save_checkpoint(folder, *trained, Progress(3)).name == "step-0000003.2"
+
+
+# averages and second names
+
+def test_average_is_the_mean(folder):
+    "In double precision, whatever the order: the same to the bit as PyTorch's mean of the stacked weights, rounded once."
+    training, paths = new_training(0), []
+    for step in range(1, 6):
+        steps(*training, step, step)
+        paths.append(save_checkpoint(folder, *training, Progress(step)) / MODEL)
+    files = [load_file(path) for path in paths]
+    for chosen in (paths, paths[::-1]):
+        mean = average_weights(chosen)
+        assert mean.keys() == training[0].state_dict().keys()
+        for name, weight in mean.items():
+            # adding doubles in another order may differ in the 53rd bit, and so in the 24th after rounding
+            torch.testing.assert_close(weight, torch.stack([f[name].double() for f in files]).mean(0).float(), rtol=2**-23, atol=0)
+    prune(folder, 5)
+    assert all(map(torch.equal, average_weights(paths[:1]).values(), files[0].values()))  # without its optimiser, and of one: itself
+
+
+def test_average_refuses(folder, trained, third):
+    other = save_checkpoint(folder, *new_training(0, n_layers=2), Progress(4)) / MODEL
+    with pytest.raises(ValueError, match="step-0000004/model.safetensors has a weight .*layers.1"): average_weights([third / MODEL, other])
+    with pytest.raises(ValueError, match="no checkpoints to average"): average_weights([])
+    cut(MODEL)(third)
+    with pytest.raises(ValueError, match="step-0000003/model.safetensors is not a readable"): average_weights([other, third / MODEL])
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_keep_as(tmp_path, monkeypatch, links):
+    def refuses(*_): raise OSError("this disk has no second names")
+    if not links: monkeypatch.setattr(os, "link", refuses)
+    source, target = tmp_path / "best", tmp_path / "model"
+    source.write_bytes(b"best"); target.write_bytes(b"older")
+    keep_as(source, target); keep_as(source, target)  # twice: a renaming of one file onto itself does nothing at all
+    assert target.read_bytes() == b"best" and target.samefile(source) == links
+    write_atomically(target, b"newer")
+    assert source.read_bytes() == b"best" and sorted(p.name for p in tmp_path.iterdir()) == ["best", "model"]
+    with pytest.raises(OSError, match="model cannot be written"): keep_as(tmp_path / "none", target)
+    assert target.read_bytes() == b"newer" and sorted(p.name for p in tmp_path.iterdir()) == ["best", "model"]
+
+
+def test_a_leftover_second_name_is_not_written_through(tmp_path):
+    "A process died inside keep_as, and its number came up again: the file that its .part still names must not change."
+    (tmp_path / "best").write_bytes(b"best")
+    os.link(tmp_path / "best", tmp_path / f".model.{os.getpid()}.part")
+    write_atomically(tmp_path / "model", b"newer")
+    assert (tmp_path / "best").read_bytes() == b"best" and (tmp_path / "model").read_bytes() == b"newer"
+
+
+# crashes and full disks
+
+@pytest.mark.parametrize("ruin", [lambda *both: both[0].embedding.weight, lambda *both: adam_state(*both)["exp_avg_sq.embedding.weight"]],
+                         ids=["weights", "optimiser"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite(folder, ruin, value):
+    training = new_training(0)
+    steps(*training, 1, 1)
+    with torch.no_grad(): ruin(*training)[3, 3] = value
+    with pytest.raises(ValueError, match="embedding.weight holds numbers that are not finite"):
+        save_checkpoint(folder, *training, Progress(1))
+    assert list(folder.iterdir()) == []
+
+
+def test_every_flush_may_fail(folder, trained, third, monkeypatch):
+    "Three files, their folder, the folder above it: an error in any leaves the older checkpoint, and the new one whole or not there."
+    flushed = os.fsync
+
+    def failing(at):
+        calls = []
+
+        def fsync(handle):
+            calls.append(handle)
+            if len(calls) == at: raise OSError(28, "No space left on device")
+            flushed(handle)
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match="step-0000004 cannot be written: .*No space left") as error:
+            save_checkpoint(folder, *trained, Progress(4))
+        assert "\n" not in str(error.value) and list(folder.glob(".*")) == [] and len(calls) == at
+        return checkpoints(folder)
+    for at in (1, 2, 3, 4): assert failing(at) == [third]
+    for path in failing(5): load_checkpoint(path, *trained)  # the last: the new one has its name, and the disk may not have heard of it yet
+
+
+def refused_or_whole(folder, training, step) -> str:
+    "Save on a disk that may be full: what was said, or nothing. What was there before is there still, and loads."
+    before = checkpoints(folder)
+    try: save_checkpoint(folder, *training, Progress(step))
+    except OSError as e:
+        said = str(e)
+        assert checkpoints(folder) == before and list(folder.glob(".*")) == []
+        assert str(folder / f"step-{step:07d}") in said and "\n" not in said
+    else: said = ""
+    for path in checkpoints(folder): load_checkpoint(path, *training)
+    return said
+
+
+def test_files_may_not_grow(folder, trained, third):
+    "A limit on the size of files, in another process: for the weights, for Adam's state, for neither."
+    sizes = {name: (third / name).stat().st_size for name in (MODEL, ADAM)}
+
+    def work():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        for limit, says in ((sizes[ADAM] - 1, True), (sizes[MODEL] - 1, True), (0, True)):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            if not (says and "File too large" in refused_or_whole(folder, trained, 4)): os._exit(2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[ADAM], resource.RLIM_INFINITY))
+        os._exit(3 if refused_or_whole(folder, trained, 4) else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child(work), 0)[1]) == 0
+    assert [p.name for p in checkpoints(folder)] == ["step-0000003", "step-0000004"]
+
+
+@pytest.fixture()
+def small_disk(tmp_path):
+    "A disk of one megabyte, in memory."
+    if os.geteuid() != 0: pytest.skip("needs root, to mount a small disk: test_files_may_not_grow stands in for it")
+    (tmp_path / "disk").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path / "disk"], capture_output=True, text=True)
+    if mounted.returncode: pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", "-l", tmp_path / "disk"], check=True)
+
+
+def test_full_disk_for_real(small_disk, trained):
+    "With no room at all, with room for less than the weights, than Adam's state, than state.json; then with room."
+    first = save_checkpoint(small_disk, *trained, Progress(1))
+    sizes = {name: (first / name).stat().st_size for name in (MODEL, ADAM)}
+    filler, said = small_disk / "filler", []
+    for room in (0, sizes[MODEL] // 2, sizes[MODEL] + sizes[ADAM] // 2, sizes[MODEL] + sizes[ADAM] - 4096, 2 * (sizes[MODEL] + sizes[ADAM])):
+        filler.write_bytes(b"")
+        filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - room))
+        said.append(refused_or_whole(small_disk, trained, 2))
+    assert all("No space left on device" in text for text in said[:-1]) and said[-1] == ""
+    assert [p.name for p in checkpoints(small_disk)] == ["step-0000001", "step-0000002"]
+
+
+# A process that trains, saves and prunes without a pause, is killed at random moments, and goes on from what it finds: in a process of
+# its own, which makes no gradient before the last fork. PyTorch's threads would not survive a fork.
+KILLED = '''
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, load_weights, prune, save_checkpoint
+from test_checkpoint import bits, new_training, steps
+
+folder, rng, n_killed_while_saving, newest = Path(sys.argv[1]), random.Random(0), 0, 0
+found = new_training(0)
+for _ in range(2): began = time.perf_counter(); save_checkpoint(folder, *found, Progress(0)); pause = 2 * (time.perf_counter() - began)
+
+def forever():
+    training = new_training(0)
+    done = load_checkpoint(latest(folder), *training).step
+    while True:
+        done += 1
+        steps(*training, done, done)
+        os.write(ready, b"1")
+        save_checkpoint(folder, *training, Progress(done))
+        prune(folder, 3)
+
+for _ in range(20):
+    seen, ready = os.pipe()
+    pid = os.fork()
+    if not pid: forever()
+    os.close(ready)
+    os.read(seen, 1)  # it has made its first step, and saves
+    time.sleep(rng.uniform(0.0, pause))
+    os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    n_killed_while_saving += any(folder.glob(".*.part"))
+    *older, last = checkpoints(folder)
+    for path in older:
+        if (path / "optimizer.safetensors").exists(): load_checkpoint(path, *found)
+        else: load_weights(found[0], path / "model.safetensors")
+    step = load_checkpoint(last, *found).step
+    assert step >= newest, (step, newest)
+    newest = step
+whole = new_training(0)
+steps(*whole, 1, newest)
+assert newest > 1 and bits(*found) == bits(*whole)
+print(n_killed_while_saving, newest)
+'''
+
+
+def test_killed_again_and_again(folder):
+    "Twenty times; after each, every checkpoint that is listed loads. The last one equals, to the bit, a training that was never killed."
+    n_killed_while_saving, _ = map(int, alone(KILLED, folder).split())
+    assert n_killed_while_saving >= 1

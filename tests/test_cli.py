@@ -11,7 +11,7 @@ import pytest
 from annotated_transformer.cli import main
 from annotated_transformer.grammar import builtin
 
-TINY = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=4", "batch_tokens=400", "valid_every=2", "save_every=2"]
+TINY = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=4", "batch_tokens=400", "valid_every=2", "save_every=2", "average_last=0"]
 
 
 def run(capsys, *args) -> tuple[int, str, str]:
@@ -45,10 +45,11 @@ def trained(text, tmp_path_factory) -> Path:
 
 
 def test_a_run_holds_what_it_should(trained):
-    assert {p.name for p in trained.iterdir()} == {"config.json", "vocab.model", "model.safetensors", "metrics.jsonl", "checkpoints"}
+    found = {p.name for p in trained.iterdir()} - {"tensorboard"}  # where TensorBoard is installed
+    assert found == {"config.json", "vocab.model", "data", "model.safetensors", "metrics.jsonl", "curve.svg", "checkpoints"}
     config = json.loads((trained / "config.json").read_text(encoding="utf-8"))
     assert config["steps"] == 4 and config["model"]["d_model"] == 32 and "validation" in config["weights"]
-    assert len(list((trained / "checkpoints").iterdir())) == 2
+    assert {p.name for p in (trained / "checkpoints").iterdir()} == {"step-0000002", "step-0000004", "best.safetensors"}
     assert not [p for p in trained.rglob(".*")], "no temporary file is left"
 
 
@@ -166,7 +167,43 @@ def test_score_and_attention(trained, text, tmp_path, capsys):
     assert status == 2 and not (tmp_path / "b.html").exists()
 
 
-@pytest.mark.parametrize("verb", [[], ["train"], ["translate"], ["score"], ["attention"], ["demo"]])
+def test_prepare_then_train(text, trained, tmp_path, capsys):
+    "The two halves of train give the run that train gives."
+    out = tmp_path / "run"
+    status, _, err = run(capsys, "prepare", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", out, "--quiet", *TINY)
+    assert status == 0 and f"train --resume {out}" in err and not (out / "model.safetensors").exists()
+    assert run(capsys, "train", "--resume", out, "--device", "cpu", "--quiet")[0] == 0
+    assert (out / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+
+
+def test_average(trained, text, tmp_path, capsys):
+    out = tmp_path / "run"
+    run(capsys, "train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", out, "--device", "cpu", "--quiet", *TINY)
+    status, _, err = run(capsys, "average", out, "--last", 2)
+    assert status == 0 and "average of 2 checkpoints, step-0000002 to step-0000004" in err
+    assert (out / "model.safetensors").read_bytes() != (trained / "model.safetensors").read_bytes()
+    status, _, err = run(capsys, "average", out, "--last", 3)
+    assert status == 2 and "has 2" in err
+
+
+@pytest.mark.parametrize("args, message", [
+    ([], "--out"), (["--out", "a", "--resume", "b"], "--resume"), (["--resume", "nowhere"], "is not a run folder"),
+    (["--resume", "nowhere", "dropout=0.3"], "leave them out"), (["--resume", "nowhere", "--data", "builtin"], "leave them out"),
+    (["--out", "a", "--data", "builtin", "--shard", "--bleu"], "--bleu"),
+])
+def test_what_to_begin_and_what_to_go_on_with(args, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, "train", *args)
+    assert status == 2 and message in err and err.count("\n") == 1 and not any(tmp_path.iterdir())
+
+
+def test_bleu_while_training(text, tmp_path, capsys):
+    status, _, _ = run(capsys, "train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", tmp_path / "run", "--bleu", "--quiet", *TINY)
+    looks = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().split("\n") if "valid_loss" in line]
+    assert status == 0 and [0 <= look["valid_bleu"] <= 100 for look in looks] == [True, True]
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["prepare"], ["average"], ["translate"], ["score"], ["attention"], ["demo"]])
 def test_help_is_worth_reading(verb, capsys):
     status, out, _ = run(capsys, *verb, "--help")
     assert status == 0 and "Usage:" in out and max(map(len, out.split("\n"))) <= 100

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.checkpoint import create_run, save_weights
+from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.corpus import text_lines
 from annotated_transformer.evaluate import Translator, bleu, cut, load, pronoun_accuracy, score_files, translate_stream
@@ -148,7 +148,10 @@ def test_long_lines_are_reported(vocab, capsys):
 def test_load(tmp_path, vocab, position, longest):
     "Lines are cut where training cut them, and earlier if the positions end earlier: then no line is too long for the model."
     sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, position=position, n_positions=90)
-    create_run(tmp_path / "run", Recipe(sizes, TrainConfig(max_len=200)), vocab, {})
+    recipe = Recipe(sizes, TrainConfig(max_len=200))
+    create_run(tmp_path / "run", recipe, {})
+    vocab.save(tmp_path / "run/vocab.model")
+    write_config(tmp_path / "run", recipe, {})
     save_weights(build_transformer(sizes, len(vocab), vocab.pad_id), tmp_path / "run/model.safetensors")
     found = load(tmp_path / "run")
     assert found.max_pieces == longest and not found.model.training

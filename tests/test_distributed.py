@@ -1,0 +1,290 @@
+"Several processes learn what one learns: real ones, started by torchrun on a CPU."
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from annotated_transformer import distributed
+from annotated_transformer.batch import Pairs, rows_of, training_steps
+from annotated_transformer.config import ModelConfig
+from annotated_transformer.distributed import (
+    any_rank, data_parallel, first_answer, launched, n_ranks, pick_device, placed_like, process_group, rank, rank_0_first, reduce_now,
+    shard, sum_over_ranks, whole)
+from annotated_transformer.label_smoothing import smoothed_loss
+from annotated_transformer.train import NotFinite, Stop, train
+from annotated_transformer.transformer import build_transformer
+
+CPU, SINGLE, DOUBLE = torch.device("cpu"), torch.float32, torch.float64
+MANY, FEW, ONE = 80, 24, 12  # tokens a step: some nine pairs; two or three, which leaves micro-batches empty; one, which leaves ranks empty
+
+
+class Objective(nn.Module):
+    def __init__(self, dtype=SINGLE, norm="post", position="sinusoidal"):
+        super().__init__()
+        torch.manual_seed(0)
+        config = ModelConfig(n_layers=1, d_model=32, d_ff=65, n_heads=4, norm=norm, position=position)  # 65: no equal slices
+        self.model = build_transformer(config, n_vocab=51, pad_id=0).to(dtype)
+
+    def forward(self, batch):
+        hidden = self.model(batch.src, batch.tgt_in)
+        return smoothed_loss(hidden, self.model.embedding.weight, batch.tgt_out, self.model.pad_id, 0.1)
+
+
+def layers(objective): return [*objective.model.encoder.layers, *objective.model.decoder.layers]
+
+
+def steps(batch_tokens, rank=0, n_ranks=1, accumulate=1):
+    rng = np.random.default_rng(0)
+    data = Pairs(*(rows_of([rng.integers(4, 51, n) for n in rng.integers(1, 12, 100)]) for _ in range(2)))
+    symbols = SimpleNamespace(pad_id=0, bos_id=2, eos_id=3)
+    return training_steps(data, symbols, batch_tokens, seed=0, rank=rank, n_ranks=n_ranks, accumulate=accumulate)
+
+
+WRAPS = {"data_parallel": lambda objective: data_parallel(objective, CPU), "shard": lambda objective: shard(objective, layers(objective))}
+GRADIENTS = {"many": (MANY, 1, SINGLE, {}), "many in threes": (MANY, 3, SINGLE, {}), "few in threes": (FEW, 3, DOUBLE, {}),
+             "one, the other model": (ONE, 1, SINGLE, {"norm": "pre", "position": "learned"})}
+
+
+def gradient(case, wrap=lambda objective: objective, rank=0, n_ranks=1, accumulate=None, dtype=None):
+    budget, n_micro, usual, config = GRADIENTS[case]
+    objective, step = Objective(dtype or usual, **config), next(steps(budget, rank, n_ranks, accumulate or n_micro))
+    wrapped = wrap(objective)
+    for i, batch in enumerate(step.micro, start=1):
+        with reduce_now(wrapped, last=i == len(step.micro)): (wrapped(batch) / step.n_tokens).backward()
+    return {name: whole(p.grad) for name, p in objective.named_parameters()}, [batch.n_tokens for batch in step.micro]
+
+
+def training(wrap=lambda objective: objective, rank=0, n_ranks=1, accumulate=1, hooks=(), broken=False):
+    "Four steps of the real loop, with Adam and clipping, in float64: rounding cannot hide a mistake there."
+    class Breaks(Objective):
+        n_calls = 0
+        def forward(self, batch):
+            self.n_calls += 1
+            return super().forward(batch) * (float("inf") if self.n_calls == 3 else 1)
+    objective, records = (Breaks if broken else Objective)(DOUBLE), []
+    wrapped = wrap(objective)
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.0, fused=True)
+    found = steps(MANY, rank, n_ranks, accumulate)
+    stop = train(wrapped, found, optimizer, lambda step: 1e-3 * step, 4, [records.append, *hooks], clip_norm=0.5)
+    return {"weights": {name: whole(p.detach()) for name, p in objective.named_parameters()}, "stop": stop.reason,
+            "losses": [r.loss for r in records], "norms": [r.grad_norm for r in records], "steps": [r.step for r in records]}
+
+
+def refusal(action):
+    try: action()
+    except NotFinite as e: return str(e)
+
+
+def worker(folder):
+    "What each process does; the tests below look at what it found."
+    found, me = {}, int(os.environ["RANK"])
+    with process_group(pick_device("cpu")):
+        n, others = n_ranks(), (rank(), n_ranks())
+        found["who"], found["sum"] = (me, *others), sum_over_ranks(torch.tensor([1.0, me])).tolist()
+        found["any"] = [any_rank(me == who, CPU) for who in (0, n - 1, n)]
+        found["first"] = [first_answer(("rank", me) if me in who else None) for who in ({0, 1}, {n - 1}, {1, n - 1})]
+        with rank_0_first():
+            found["prepared"] = (folder / "prepared").exists()
+            if me == 0: (folder / "prepared").touch()
+        for name, wrap in WRAPS.items():
+            for case in GRADIENTS: found[case, name] = gradient(case, wrap, *others)
+            found["training", name] = training(wrap, *others, accumulate=2)
+        module = shard(Objective(), [])  # in one piece
+        tensors = {name: p.detach() for name, p in module.named_parameters()}
+        found["local"] = {name: p.to_local().clone() for name, p in tensors.items()}
+        found["back"] = all(torch.equal(placed_like(whole(p), p).to_local(), p.to_local()) for p in tensors.values())
+        with torch.no_grad(): module(next(steps(MANY)).micro[0])
+        found["sliced after a look"] = all(hasattr(p, "full_tensor") for p in module.parameters())
+        with reduce_now(module, last=False): module(next(steps(MANY)).micro[0]).backward()
+        found["silent"] = all(p.grad is None for p in module.parameters())  # a slice's gradient comes with the last micro-batch
+        begun = Objective()
+        with torch.no_grad(): begun.model.embedding.weight += me
+        data_parallel(begun, CPU)
+        found["begun"] = begun.state_dict()
+        def stops(record): return Stop("enough") if me == n - 1 and record.step == 2 else None
+        found["stopped"] = training(WRAPS["data_parallel"], *others, hooks=[stops])
+        found["broken"] = refusal(lambda: training(WRAPS["data_parallel"], *others, broken=me == n - 1))
+        uneven = data_parallel(objective := Objective(), CPU)
+        if me == n - 1: objective.model.position.table = objective.model.position.table[:2]  # it grows again when it is used
+        uneven(next(steps(MANY, *others)).micro[0]).backward()
+    found["left"] = (rank(), n_ranks(), dist.is_initialized())
+    torch.save(found, folder / f"{me}.pt")
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_distributed import worker
+worker(Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request, tmp_path_factory):
+    "What each of two, or three, processes found."
+    folder, n = tmp_path_factory.mktemp("ranks"), request.param
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), folder / "program.py",
+               os.path.dirname(__file__), folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "broadcast_buffers" not in done.stderr  # an argument of DDP that newer versions warn of
+    return [torch.load(folder / f"{i}.pt") for i in range(n)]
+
+
+def off(found, right):
+    "How far, in the worst tensor, as a share of its length."
+    return max(float((found[name] - right[name]).norm() / right[name].norm()) for name in right)
+
+
+def test_who_is_who(found):
+    n = len(found)
+    assert [f["who"] for f in found] == [(i, i, n) for i in range(n)]
+    assert [f["left"] for f in found] == [(0, 1, False)] * n
+
+
+def test_all_hear_the_sum_and_agree(found):
+    n = len(found)
+    for f in found:
+        assert f["sum"] == [n, n * (n - 1) / 2]
+        assert f["any"] == [True, True, False]
+        assert f["first"] == [("rank", 0), ("rank", n - 1), ("rank", 1)]
+
+
+def test_rank_0_goes_first(found):
+    assert [f["prepared"] for f in found] == [False] + [True] * (len(found) - 1)
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradient_is_that_of_one_process(found, case, wrap):
+    right, _ = gradient(case, accumulate=1)
+    for f in found:
+        grads, n_tokens = f[case, wrap]
+        assert off(grads, right) < {SINGLE: 1e-6, DOUBLE: 1e-13}[GRADIENTS[case][2]]  # rounding, added up in another order
+        assert all(torch.equal(grads[name], found[0][case, wrap][0][name]) for name in grads)
+    if not case.startswith("many"): assert 0 in sum((f[case, wrap][1] for f in found), [])  # some part was empty
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_training_is_that_of_one_process(found, wrap):
+    "With clipping: the length that is clipped is that of the whole gradient."
+    one = training()
+    for f in found:
+        several = f["training", wrap]
+        assert off(several["weights"], one["weights"]) < 1e-9  # float64; Adam divides by small numbers
+        assert several["losses"] == pytest.approx(one["losses"], rel=1e-6)  # added up in float32
+        assert several["norms"] == pytest.approx(one["norms"], rel=1e-9) and max(one["norms"]) > 0.5
+        assert several["stop"] == "max_steps=4 reached" and several["steps"] == [1, 2, 3, 4]
+
+
+def test_slices_make_up_the_whole(found):
+    for name, p in Objective().named_parameters():
+        assert torch.equal(torch.cat([f["local"][name] for f in found]), p)
+        assert max(len(f["local"][name]) for f in found) <= -(-len(p) // len(found))
+    assert all(f["back"] and f["sliced after a look"] for f in found)
+
+
+def test_slices_meet_only_in_the_last_micro_batch(found):
+    assert all(f["silent"] for f in found)
+
+
+def test_all_begin_with_the_weights_of_rank_0(found):
+    right = Objective().state_dict()
+    for f in found: assert all(torch.equal(f["begun"][name], right[name]) for name in right)
+
+
+def test_one_hook_on_one_rank_stops_all(found):
+    assert [f["stopped"]["stop"] for f in found] == ["enough"] * len(found)
+    assert all(f["stopped"]["steps"] == [1, 2] for f in found)
+
+
+def test_a_broken_loss_on_one_rank_stops_all(found):
+    assert all(f["broken"].startswith("the loss became inf at step 3") for f in found)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("case", ["many", "few in threes"])
+def test_shares_sum_to_the_step(case, n, accumulate):
+    "What the processes compute, one after the other in this one; in float64."
+    right, _ = gradient(case, accumulate=1, dtype=DOUBLE)
+    each = [gradient(case, rank=i, n_ranks=n, accumulate=accumulate, dtype=DOUBLE) for i in range(n)]
+    assert {len(n_tokens) for _, n_tokens in each} == {accumulate}
+    assert sum(sum(n_tokens) for _, n_tokens in each) == next(steps(GRADIENTS[case][0])).n_tokens
+    assert off({name: sum(grads[name] for grads, _ in each) for name in right}, right) < 1e-13
+
+
+VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "99"}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    "As if torchrun had started this process, as the only one."
+    for name, value in VARIABLES.items(): monkeypatch.setenv(name, value)
+
+
+def test_alone_nothing_happens():
+    assert not launched()
+    objective, x = Objective(), torch.randn(3)
+    with process_group(CPU):
+        assert (rank(), n_ranks(), dist.is_initialized()) == (0, 1, False)
+        assert data_parallel(objective, CPU) is objective and shard(objective, layers(objective)) is objective
+        assert sum_over_ranks(x) is x and whole(x) is x and placed_like(x, x) is x
+        assert any_rank(True, CPU) is True and any_rank(False, CPU) is False
+        with rank_0_first(), reduce_now(objective, last=False): pass
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_half_a_set_of_variables_is_none(started, monkeypatch, missing):
+    monkeypatch.delenv(missing)
+    assert not launched()
+    with process_group(CPU): assert not dist.is_initialized()
+
+
+def test_a_group_of_one(started):
+    with process_group(CPU):
+        assert dist.is_initialized() and (rank(), n_ranks()) == (0, 1)
+        objective = Objective()
+        assert data_parallel(objective, CPU) is objective and shard(objective, []) is objective
+        with rank_0_first(): pass
+    assert not dist.is_initialized()
+
+
+def test_devices_without_a_backend_are_refused(started):
+    with pytest.raises(ValueError, match="device 'mps' cannot talk to other processes: take cuda or cpu"):
+        with process_group(torch.device("mps")): pass
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["abacus", "cuda:99", "meta:x", ""])
+def test_a_device_that_is_not_there(name):
+    with pytest.raises(ValueError, match=f"device '{name}' cannot be used here: "): pick_device(name)
+
+
+def test_each_process_takes_its_own_gpu(started):
+    "Here there is none of number 99: the refusal says which was asked for."
+    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used here: "): pick_device("cuda")
+    assert pick_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("cuda, mps, several, best", [(False, False, False, "cpu"), (False, True, False, "mps"), (False, True, True, "cpu"),
+                                                      (True, True, False, "cuda"), (True, True, True, "cuda:99")])
+def test_the_best_device_there_is(monkeypatch, cuda, mps, several, best):
+    for name, value in VARIABLES.items() if several else (): monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    monkeypatch.setattr(torch, "empty", lambda *args, device: None)  # no such device here
+    assert pick_device() == torch.device(best)
+
+
+def test_patience_outlasts_the_preparation():
+    "Rank 0 reads millions of sentences while the others wait; PyTorch by itself gives up after 10 or 30 minutes."
+    assert distributed.PATIENCE.total_seconds() >= 3600

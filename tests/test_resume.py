@@ -1,0 +1,169 @@
+"""A run that was broken off goes on as if nothing had happened: killed, terminated, restarted by torchrun, with another number of processes."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from annotated_transformer.config import get_recipe, override
+from annotated_transformer.corpus import Corpus, load_corpus
+from annotated_transformer.grammar import builtin
+from annotated_transformer.recipe import read_metrics, resume_run, train_run
+
+SETTINGS = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=12", "batch_tokens=400", "valid_every=6", "save_every=3",
+            "average_last=2", "dropout=0.1", "precision=fp32"]
+WITHOUT_DROPOUT = [*SETTINGS, "dropout=0"]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus: return load_corpus("builtin", n_train=300, n_valid=40, n_test=10)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> list[str]:
+    "Two aligned files, as the command line's options."
+    folder = tmp_path_factory.mktemp("text")
+    for side in ("en", "de"): (folder / side).write_text("".join(getattr(s, side) + "\n" for s in builtin(300, seed=3)), encoding="utf-8")
+    return ["--src", str(folder / "en"), "--tgt", str(folder / "de"), "--config", "tiny", "--device", "cpu", "--quiet"]
+
+
+def weights(run: Path) -> bytes: return (run / "model.safetensors").read_bytes()
+
+
+def train(corpus: Corpus, out: Path, settings=SETTINGS, **more) -> Path:
+    return train_run(corpus, override(get_recipe("tiny"), settings), out, "cpu", quiet=True, **more)
+
+
+@pytest.fixture(scope="module")
+def straight(corpus, tmp_path_factory) -> Path: return train(corpus, tmp_path_factory.mktemp("runs") / "straight")
+
+
+def command(*args: str, torchrun: list[str] | None = None, **environment: str) -> subprocess.CompletedProcess:
+    "The command line in a process of its own, or in several under torchrun."
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", *torchrun] if torchrun else [sys.executable]
+    outside = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run([*start, "-m", "annotated_transformer", "train", *map(str, args)], capture_output=True, text=True, env=outside, timeout=300)
+
+
+# A process that does something to itself at one step of its first start: sitecustomize is read by every Python that starts.
+HARM = """
+import os, signal
+def harm():
+    from annotated_transformer import train
+    plain = train.metrics_file
+    def harmed(*args):
+        write = plain(*args)
+        def hook(record):
+            write(record)
+            if record.step == int(os.environ["AT_STEP"]): os.kill(os.getpid(), getattr(signal, os.environ["HARM"]))
+        return hook
+    train.metrics_file = harmed
+if "HARM" in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0": harm()
+"""
+
+
+@pytest.fixture(scope="module")
+def harming(tmp_path_factory):
+    "Environment that kills, or terminates, rank 0 at a step."
+    folder = tmp_path_factory.mktemp("harm")
+    (folder / "sitecustomize.py").write_text(HARM)
+    return lambda what, step: {"PYTHONPATH": str(folder), "HARM": what, "AT_STEP": str(step)}
+
+
+def test_killed_and_gone_on_with(text, harming, tmp_path):
+    "SIGKILL in step 8, after a checkpoint at 6: the run ends in the very weights of an undisturbed one."
+    for name, environment in (("whole", {}), ("killed", harming("SIGKILL", 8))):
+        ended = command(*text, "--out", tmp_path / name, *SETTINGS, **environment)
+        assert ended.returncode == (0 if name == "whole" else -signal.SIGKILL), ended.stderr
+    assert max(r["step"] for r in read_metrics(tmp_path / "killed")) == 8
+    assert command("--resume", tmp_path / "killed", "--device", "cpu", "--quiet").returncode == 0
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    same = [[(r["step"], r.get("loss"), r.get("valid_loss")) for r in read_metrics(tmp_path / name)] for name in ("whole", "killed")]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGINT", 130)])
+def test_asked_to_stop(name, status, text, harming, tmp_path):
+    "It saves, says how to go on, and leaves with the signal's status; going on gives the weights of an undisturbed run."
+    run = tmp_path / "run"
+    ended = command(*text, "--out", run, *SETTINGS, **harming(name, 5))
+    assert ended.returncode == status and ended.stderr.count("\n") == 1, ended.stderr
+    assert f"annotated-transformer train --resume {run}" in ended.stderr and "step 5" in ended.stderr
+    assert json.loads((run / "config.json").read_text())["steps"] == 5
+    assert command("--resume", run, "--device", "cpu", "--quiet").returncode == 0
+    assert command(*text, "--out", tmp_path / "whole", *SETTINGS).returncode == 0
+    assert weights(run) == weights(tmp_path / "whole")
+
+
+def test_a_run_at_its_end_stays_as_it_is(straight, tmp_path):
+    run = shutil.copytree(straight, tmp_path / "run")
+    resume_run(run, "cpu", quiet=True)
+    assert weights(run) == weights(straight)
+    assert (run / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
+
+
+def test_data_that_was_lost_is_made_again(corpus, straight, tmp_path):
+    run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
+    shutil.rmtree(run / "data")
+    resume_run(run, "cpu", quiet=True)
+    assert weights(run) == weights(straight)
+
+
+def test_other_text_is_noticed(corpus, tmp_path):
+    "The data were made anew from other text: the run's vocabulary is not theirs."
+    shared = tmp_path / "shared"
+    run = train(corpus, tmp_path / "run", minutes=1e-6, prepared=shared)
+    train(load_corpus("builtin", n_train=300, n_valid=40, n_test=10, seed=1), tmp_path / "other", minutes=1e-6, prepared=shared)
+    with pytest.raises(ValueError, match="gives another vocabulary than"): resume_run(run, "cpu", quiet=True)
+
+
+def test_runs_share_their_data(corpus, straight, tmp_path):
+    for name in ("a", "b"): assert weights(train(corpus, tmp_path / name, prepared=tmp_path / "shared")) == weights(straight)
+    assert not (tmp_path / "a/data").exists()
+
+
+def test_not_finite_names_the_last_good_checkpoint(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"the loss became (nan|inf).* at step \d+ .*the last good checkpoint is .*step-0000003"):
+        def spoil(record):
+            if record.step == 4: raise_rate[0] = 1e30
+        raise_rate = [1e-3]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("annotated_transformer.recipe.schedule", lambda *_: lambda step: raise_rate[0])
+            train(corpus, tmp_path / "run", hooks=[spoil])
+
+
+def test_early_stop(corpus, tmp_path):
+    run = train(corpus, tmp_path / "run", [*SETTINGS, "patience=2", "valid_every=2", "peak_lr=1e-12", "max_steps=100", "average_last=0"])
+    about = json.loads((run / "config.json").read_text())
+    assert "no gain on the validation set in 2 looks" in about["stopped"] and about["steps"] < 100
+
+
+def distance(a: Path, b: Path) -> float:
+    "Largest ‖a − b‖ / ‖b‖ of a weight."
+    ours, theirs = (load_file(run / "model.safetensors") for run in (a, b))
+    return max(((ours[name] - theirs[name]).norm() / theirs[name].norm().clamp_min(1e-3)).item() for name in theirs)
+
+
+def test_torchrun_restarts_a_killed_rank(text, harming, tmp_path):
+    "Two processes, one is killed in step 8, torchrun starts both again: they end where one undisturbed process ends."
+    two = ["--nproc-per-node", "2", "--max-restarts", "1"]
+    ended = command(*text, "--out", tmp_path / "two", *WITHOUT_DROPOUT, torchrun=two, **harming("SIGKILL", 8))
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert command(*text, "--out", tmp_path / "one", *WITHOUT_DROPOUT).returncode == 0
+    assert [r["step"] for r in read_metrics(tmp_path / "two") if "loss" in r] == list(range(1, 13))
+    assert distance(tmp_path / "two", tmp_path / "one") < 1e-4  # Adam makes more of rounding than the gradients' 1e-6
+
+
+def test_another_number_of_processes_goes_on(text, tmp_path):
+    run = tmp_path / "run"
+    assert command(*text, "--out", run, *WITHOUT_DROPOUT, "--minutes", "1e-6").returncode == 0
+    ended = command("--resume", run, "--device", "cpu", "--quiet", torchrun=["--nproc-per-node", "3"])
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert command(*text, "--out", tmp_path / "one", *WITHOUT_DROPOUT).returncode == 0
+    assert distance(run, tmp_path / "one") < 1e-4
