@@ -6,7 +6,7 @@
     python benchmarks/train.py --profile             where the time of our step goes
     python benchmarks/train.py --memory 2000         peak and growth of memory over so many steps of varied shapes
 
-Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`). Each has the same sizes (256/1024, 4 heads,
+Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`), with either of its attentions. Each has the same sizes (256/1024, 4 heads,
 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, label smoothing 0.1, fused Adam, and is given the same tensors. A round times every
 contender once, one after the other, beside the rate of `torch.mm`; ratios are taken within a round, and the median over rounds is printed.
 """
@@ -97,6 +97,8 @@ class TorchTransformer(nn.Module):
 
 
 class HuggingFaceMarian(nn.Module):
+    attention = "sdpa"  # its default
+
     def __init__(self, m: ModelConfig, n_vocab: int):
         super().__init__()
         from transformers import MarianConfig, MarianMTModel
@@ -104,14 +106,20 @@ class HuggingFaceMarian(nn.Module):
             vocab_size=n_vocab, d_model=m.d_model, encoder_layers=m.n_layers, decoder_layers=m.n_layers, encoder_attention_heads=m.n_heads,
             decoder_attention_heads=m.n_heads, encoder_ffn_dim=m.d_ff, decoder_ffn_dim=m.d_ff, activation_function="relu", dropout=DROPOUT,
             attention_dropout=0.0, activation_dropout=0.0, scale_embedding=True, pad_token_id=PAD, decoder_start_token_id=BOS,
-            eos_token_id=3, forced_eos_token_id=3, max_position_embeddings=256, use_cache=False))
+            eos_token_id=3, forced_eos_token_id=3, max_position_embeddings=256, use_cache=False,
+            attn_implementation=self.attention))
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
         logits = self.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt_in, decoder_attention_mask=tgt_in != PAD).logits
         return F.cross_entropy(logits.flatten(0, 1), tgt_out.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING, reduction="sum")
 
 
-PEERS = {"torch.nn.Transformer": TorchTransformer, "Hugging Face Marian": HuggingFaceMarian}
+class HuggingFaceMarianEager(HuggingFaceMarian):
+    attention = "eager"  # plain products: on a CPU the faster of its two
+
+
+PEERS = {"torch.nn.Transformer": TorchTransformer, "Hugging Face Marian": HuggingFaceMarian,
+         "the same, eager": HuggingFaceMarianEager}
 
 
 def contenders(m: ModelConfig, n_vocab: int, device: str) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
