@@ -14,10 +14,10 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lab export notebooks docs preview check clean
+.PHONY: help demo test lab export notebooks docs preview check bench-train clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.stamp-run  ## train on the built-in corpus, translate, draw the attention: runs/demo
 	@$(BIN)/annotated-transformer demo
@@ -49,6 +49,9 @@ preview: $(VENV)/.stamp-preview  ## the same pages without Quarto: _preview
 check: $(VENV)/.stamp-dev  ## lint
 	@$(BIN)/ruff check
 
+bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run
+	@$(BIN)/python benchmarks/train.py
+
 clean:  ## remove .venv and all that was built; runs/ stays
 	rm -rf $(VENV) _proc _docs _preview build dist *.egg-info nbs/nbdev.yml .pytest_cache .ruff_cache .hypothesis
 
@@ -78,6 +81,11 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 
 $(VENV)/.stamp-preview: $(VENV)/.stamp-run
 	@$(BIN)/pip install --quiet $(PIN) -e '.[preview]'
+	@touch $@
+
+# The peers; JoeyNMT, which asks for other versions of much, is not among them.
+$(VENV)/.stamp-bench: $(VENV)/.stamp-run
+	@$(BIN)/pip install --quiet $(PIN) -e '.[bench]'
 	@touch $@
 
 # quarto-cli fetches Quarto itself when it is installed.
