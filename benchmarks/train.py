@@ -6,16 +6,16 @@
     python benchmarks/train.py --profile             where the time of our step goes
     python benchmarks/train.py --memory 2000         peak and growth of memory over so many steps of varied shapes
 
-Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`), with either of its attentions. Each has the same sizes (256/1024, 4 heads,
-3+3 layers, 8,000 shared pieces, tied), dropout 0.1, label smoothing 0.1, fused Adam, and is given the same tensors. A round times every
-contender once, one after the other, beside the rate of `torch.mm`; ratios are taken within a round, and the median over rounds is printed.
+Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`), with either of its attentions.
+Each has the same sizes (256/1024, 4 heads, 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, label smoothing 0.1, fused Adam, and is
+given the same tensors. A round times every contender once, one after the other, beside the rate of `torch.mm`; ratios are taken within a
+round, and the median over rounds is printed.
 """
 import argparse
 import json
 import resource
 import statistics
 import time
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from annotated_transformer.config import ModelConfig
 from annotated_transformer.label_smoothing import smoothed_loss
 from annotated_transformer.optimizer import adam
 from annotated_transformer.position import positional_encoding
+from annotated_transformer.recipe import precision_context
 from annotated_transformer.transformer import build_transformer
 
 SMALL = ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4)
@@ -163,12 +164,9 @@ def mm_rate(dtype: torch.dtype, device: str, width: int) -> float:
     return 8 * n * width * width / min(seconds)
 
 
-def precision(name: str, device: str): return torch.autocast(device, torch.bfloat16) if name == "bf16" else nullcontext()
-
-
 def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
     "Rounds of all contenders in turn; medians of what each round gave."
-    made, autocast = contenders(m, args.vocab, args.device), precision(kind, args.device)
+    made, autocast = contenders(m, args.vocab, args.device), precision_context(kind, torch.device(args.device))
     some = [tuple(t.to(args.device) for t in b) for b in batches(args.batches, args.tokens, args.vocab)]
     words, flops = sum(int((b[2] != PAD).sum()) for b in some), sum(useful_flops(b, m, args.vocab) for b in some)
     for module, optimizer in made.values(): train_on(module, optimizer, some[:2], autocast)  # warm
@@ -195,7 +193,7 @@ def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
 def profile(args: argparse.Namespace, m: ModelConfig) -> None:
     "The operators of our step, by their own time."
     module, optimizer = contenders(m, args.vocab, args.device)["ours"]
-    some, autocast = batches(6, args.tokens, args.vocab), precision(args.precision[0], args.device)
+    some, autocast = batches(6, args.tokens, args.vocab), precision_context(args.precision[0], torch.device(args.device))
     train_on(module, optimizer, some[:2], autocast)
     with torch.profiler.profile() as watched: train_on(module, optimizer, some, autocast)
     events = sorted(watched.key_averages(), key=lambda e: -e.self_cpu_time_total)
@@ -206,7 +204,7 @@ def profile(args: argparse.Namespace, m: ModelConfig) -> None:
 def memory(args: argparse.Namespace, m: ModelConfig) -> dict:
     "Memory of our training while shapes vary."
     module, optimizer = contenders(m, args.vocab, args.device)["ours"]
-    some, autocast = batches(args.memory, 1000, args.vocab), precision(args.precision[0], args.device)
+    some, autocast = batches(args.memory, 1000, args.vocab), precision_context(args.precision[0], torch.device(args.device))
     marks = {}
     for i, batch in enumerate(some, start=1):
         train_on(module, optimizer, [batch], autocast)
