@@ -44,7 +44,8 @@ def main() -> None:
     sources, references = map(list, zip(*load_corpus("multi30k", args.data_dir).test))
     for language, lines in (("en", sources), ("de", references)):
         n = sum(len(line.split()) for line in moses(lines, language))
-        if n != TOKENS[language]: raise SystemExit(f"{n} tokens of {language} instead of {TOKENS[language]}: not the published test set, or not its tokeniser")
+        if n != TOKENS[language]:
+            raise SystemExit(f"{n} tokens of {language} instead of {TOKENS[language]}: not the published test set, or not its tokeniser")
     translator, began = load(args.run), time.perf_counter()
     found = {"search": "greedy", **scores(translator.translate(sources), references), "seconds": round(time.perf_counter() - began, 1)}
     print(json.dumps(found, indent=1))

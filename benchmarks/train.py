@@ -40,20 +40,24 @@ DROPOUT, SMOOTHING = 0.1, 0.1
 
 def batches(n: int, n_tokens: int, n_vocab: int, seed: int = 0) -> list[tuple[Tensor, Tensor, Tensor]]:
     "(src, tgt_in, tgt_out) of random words; lengths spread as in image captions, sorted and cut as our batches are."
-    rng = np.random.default_rng(seed)
-    src_len = rng.lognormal(2.6, 0.3, 29_000).clip(4, 60).astype(int)
-    tgt_len = (src_len * rng.lognormal(0, 0.18, 29_000)).clip(4, 60).astype(int)
-    lengths = np.stack([src_len, tgt_len], axis=1)
-    made = []
-    for rows in batch_rows(lengths, n_tokens, rng)[:n]:
-        sides = []
-        for side in lengths[rows].T:
-            real = np.arange(side.max()) < side[:, None]
-            sides.append(torch.from_numpy(np.where(real, rng.integers(4, n_vocab, real.shape), PAD)))
-        src, tgt_out = sides
-        tgt_in = torch.cat([torch.full((len(rows), 1), BOS), tgt_out[:, :-1]], dim=1).masked_fill(tgt_out == PAD, PAD)
-        made.append((src, tgt_in, tgt_out))
-    return made
+    rng, made = np.random.default_rng(seed), []
+    while len(made) < n:  # other lengths in each round, and so other shapes
+        src_len = rng.lognormal(2.6, 0.3, 29_000).clip(4, 60).astype(int)
+        tgt_len = (src_len * rng.lognormal(0, 0.18, 29_000)).clip(4, 60).astype(int)
+        lengths = np.stack([src_len, tgt_len], axis=1)
+        made += [random_words(lengths[rows], n_vocab, rng) for rows in batch_rows(lengths, n_tokens, rng)]
+    return made[:n]
+
+
+def random_words(lengths: np.ndarray, n_vocab: int, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    "One batch of these lengths, (b, 2)."
+    sides = []
+    for side in lengths.T:
+        real = np.arange(side.max()) < side[:, None]
+        sides.append(torch.from_numpy(np.where(real, rng.integers(4, n_vocab, real.shape), PAD)))
+    src, tgt_out = sides
+    tgt_in = torch.cat([torch.full((len(src), 1), BOS), tgt_out[:, :-1]], dim=1).masked_fill(tgt_out == PAD, PAD)
+    return src, tgt_in, tgt_out
 
 
 def useful_flops(batch: tuple[Tensor, Tensor, Tensor], m: ModelConfig, n_vocab: int) -> float:
