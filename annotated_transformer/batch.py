@@ -214,7 +214,7 @@ class Position(NamedTuple):
 
 START = Position()  # of a new run
 
-# %% ../nbs/51c_batch.ipynb #47646b70
+# %% ../nbs/51c_batch.ipynb #fa9c1e75
 class Step(NamedTuple):
     "What one rank needs for one step."
     step: int           # counted from 1
@@ -222,23 +222,23 @@ class Step(NamedTuple):
     i_batch: int        # in its epoch, counted from 0
     seed: int           # for the random numbers of this step on this rank
     n_tokens: int       # real target tokens of the whole step, over all ranks: what a sum of losses is divided by
-    micro: list[Batch]  # this rank's share, one batch for each go
+    micro: list[Batch]  # this rank's share, as micro-batches
 
-# %% ../nbs/51c_batch.ipynb #6d43051c
+# %% ../nbs/51c_batch.ipynb #b7636102
 def share(
     data: Pairs,
     vocab: Vocab,
     rows: np.ndarray,  # row numbers of the whole step
     rank: int,         # whose share, below `n_ranks`
     n_ranks: int,
-    accumulate: int,   # batches the share is cut into
+    accumulate: int,   # micro-batches the share is cut into
 ) -> list[Batch]:      # `accumulate` of them on every rank; one without text is a row of padding and counts no token
     "One rank's part of a step's rows, as batches of neighbours."
     parts = np.array_split(rows, n_ranks * accumulate)[rank * accumulate:(rank + 1) * accumulate]
     padding = torch.full((1, 1), vocab.pad_id)
     return [collate(*data.take(part), vocab) if len(part) else Batch(padding, padding, padding, 0) for part in parts]
 
-# %% ../nbs/51c_batch.ipynb #107f856c
+# %% ../nbs/51c_batch.ipynb #d413a67b
 def training_steps(
     data: Pairs,
     vocab: Vocab,
@@ -249,7 +249,7 @@ def training_steps(
     start: Position = START,       # of a new run, or where an interrupted one stood
     rank: int = 0,
     n_ranks: int = 1,
-    accumulate: int = 1,           # batches for each rank and step
+    accumulate: int = 1,           # micro-batches for each rank and step
 ) -> Iterator[Step]:
     "Step after step, epoch after epoch, without end: what is learned in a step does not depend on ranks and accumulation (§5.1)."
     if not 0 <= rank < n_ranks or accumulate < 1:
@@ -333,16 +333,16 @@ class Prepared(NamedTuple):
     train: Pairs
     valid: Pairs
 
-# %% ../nbs/51c_batch.ipynb #b954107b
+# %% ../nbs/51c_batch.ipynb #8c660a76
 def open_prepared(
     folder: Path,
-    made_from: dict[str, str | int] | None = None,  # what it must have been made from; None: anything
+    made_from: dict[str, str | int] | None = None,  # what about.json must say; None: its format alone
 ) -> Prepared:
     "What `prepare` made, its ids mapped into memory; ValueError if anything is missing, damaged or made from something else."
     folder = Path(folder)
     try: about = dict(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError): raise ValueError(f"{folder / ABOUT} is missing or damaged") from None
-    for name, wanted in {"format": FORMAT, **(made_from or {})}.items():
+    for name, wanted in (made_from or {"format": FORMAT}).items():
         if about.get(name) != wanted: raise ValueError(f"{folder} was made with {name}={about.get(name)}, not {wanted}")
     for name in FILES:
         if about.get(name) != sha256_of(folder / name): raise ValueError(f"{folder / name} is missing or damaged")
@@ -361,7 +361,7 @@ def clear_the_way(
     foreign = sorted({path.name for path in folder.iterdir()} - {*FILES, ABOUT}) if folder.is_dir() else [folder.name]
     if foreign: raise ValueError(f"{folder} is no folder of prepared text, since there is {foreign[0]}: name one of its own")
 
-# %% ../nbs/51c_batch.ipynb #6825bfea
+# %% ../nbs/51c_batch.ipynb #5615e519
 def prepare(
     folder: Path,                      # made if need be; what a run's `data/` is
     train: Iterable[tuple[str, str]],  # (source, target) sentences; this and the next can be gone through several times
@@ -373,7 +373,7 @@ def prepare(
     quiet: bool = False,               # without progress bars
 ) -> Prepared:
     "Vocabulary and ids of a corpus on disk, made once and in parallel, afterwards only opened (§5.1)."
-    folder, made_from = Path(folder), {"text_sha256": text_sha256, "n_pieces": n_pieces, "n_sample": n_sample}
+    folder, made_from = Path(folder), {"format": FORMAT, "text_sha256": text_sha256, "n_pieces": n_pieces, "n_sample": n_sample}
     clear_the_way(folder)
     if folder.exists():
         try: return open_prepared(folder, made_from)
@@ -382,7 +382,7 @@ def prepare(
     with TemporaryDirectory(prefix=f"{folder.name}.part-", dir=folder.parent) as beside:
         whole = Path(beside) / "whole"
         whole.mkdir()
-        write_prepared(whole, train, valid, {"format": FORMAT, **made_from}, quiet)
+        write_prepared(whole, train, valid, made_from, quiet)
         if folder.exists(): shutil.rmtree(folder)
         whole.rename(folder)
     return open_prepared(folder)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['app', 'UsageError', 'verbs', 'fail', 'main', 'choose_corpus', 'begun_before', 'first_process', 'say_how_it_ended',
-           'train_verb', 'prepare_verb', 'translate_verb', 'score_verb', 'attention_example', 'write_attention',
-           'attention_verb', 'run_demo', 'demo_verb', 'average_verb']
+           'train_verb', 'prepare_verb', 'average_verb', 'translate_verb', 'score_verb', 'attention_example',
+           'write_attention', 'attention_verb', 'run_demo', 'demo_verb']
 
 # %% ../nbs/95_cli.ipynb #84485b1a
 import os
@@ -25,13 +25,13 @@ UsageError = typer.BadParameter.__base__  # click's, or the copy of it that type
 def verbs() -> None:
     "Train a Transformer, translate with it, score it, and see where its heads look."
 
-# %% ../nbs/95_cli.ipynb #2c1d7ba5
+# %% ../nbs/95_cli.ipynb #528ccecb
 def fail(
     message: str,
     status: int = 2,
 ) -> None:
     "Say what is wrong and leave."
-    print(f"annotated-transformer: {message}", file=sys.stderr)
+    print("annotated-transformer:", " ".join(message.splitlines()), file=sys.stderr)  # a file's name may hold a line break
     sys.exit(status)
 
 # %% ../nbs/95_cli.ipynb #871b6e04
@@ -88,11 +88,11 @@ def say_how_it_ended(
         fail(f"{about['stopped']} at step {about['steps']}, saved; to go on: annotated-transformer train --resume {run}", signals[about["stopped"]])
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
-# %% ../nbs/95_cli.ipynb #738f2e08
+# %% ../nbs/95_cli.ipynb #c9a419ff
 @app.command("train")
 def train_verb(
     out: Annotated[Path | None, typer.Option(help="The run folder to make; it must not hold a run yet.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run instead, from its last checkpoint.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run instead, from its newest checkpoint, with its own text and settings.")] = None,
     data: Annotated[str | None, typer.Option(help="A corpus by name: builtin, multi30k or wmt14.")] = None,
     data_dir: Annotated[Path | None, typer.Option(
         envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.")] = None,
@@ -100,23 +100,24 @@ def train_verb(
     tgt: Annotated[Path | None, typer.Option(help="Target text, line by line the translation of --src.")] = None,
     valid_src: Annotated[Path | None, typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
     valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
-    prepared: Annotated[Path | None, typer.Option(help="A folder for the encoded text that several runs share.")] = None,
-    config: Annotated[str, typer.Option(help="Sizes and settings by name: tiny, small, multi30k-tiny, wmt14-base …")] = "small",
-    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes of training.")] = None,
+    prepared: Annotated[Path | None, typer.Option(help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
+    config: Annotated[str, typer.Option(help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes of training; --resume goes on from there.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
-    bleu: Annotated[bool, typer.Option("--bleu", help="Measure BLEU too at each look at the validation set.")] = False,
+    bleu: Annotated[bool, typer.Option("--bleu", help="Measure BLEU too each time the validation set is looked at.")] = False,
     shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: spread the weights over the devices (FSDP).")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     settings: Annotated[list[str] | None, typer.Argument(
         metavar="KEY=VALUE", help="Settings that differ from the recipe's: dropout=0.3 seed=1 max_steps=2000 …")] = None,
 ) -> None:
-    "Learn to translate: from text to a run folder. Under torchrun: on all its devices."
+    "Learn to translate: from text to a run folder. Ctrl-C saves first, and --resume goes on. Under torchrun: on all its devices."
     from annotated_transformer.config import get_recipe, override
     from annotated_transformer.checkpoint import check_new_run
     from annotated_transformer.evaluate import validation_bleu
     from annotated_transformer.recipe import resume_run, train_run
     if (out is None) == (resume is None): raise ValueError("name either --out, a new run folder, or --resume, one to go on with")
-    if resume is not None and (data or src or settings): raise ValueError("--resume takes text and settings from the run: leave them out")
+    if resume is not None and (data or src or tgt or valid_src or valid_tgt or prepared or settings):
+        raise ValueError("--resume takes text and settings from the run: leave them out")
     if shard and bleu: raise ValueError("--bleu needs the whole model on a device: leave it or --shard out")
     score = validation_bleu if bleu else None
     if resume is None and begun_before(out): resume = out
@@ -129,7 +130,7 @@ def train_verb(
         train_run(corpus, recipe, out, device, minutes, prepared=prepared, score=score, sharded=shard, quiet=quiet)
     say_how_it_ended(resume or out)
 
-# %% ../nbs/95_cli.ipynb #5b80d6f0
+# %% ../nbs/95_cli.ipynb #c5ef18e4
 @app.command("prepare")
 def prepare_verb(
     out: Annotated[Path, typer.Option(help="The run folder to make; it must not hold a run yet.")],
@@ -140,12 +141,12 @@ def prepare_verb(
     tgt: Annotated[Path | None, typer.Option(help="Target text, line by line the translation of --src.")] = None,
     valid_src: Annotated[Path | None, typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
     valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
-    prepared: Annotated[Path | None, typer.Option(help="A folder for the encoded text that several runs share.")] = None,
-    config: Annotated[str, typer.Option(help="Sizes and settings by name: tiny, small, multi30k-tiny, wmt14-base …")] = "small",
+    prepared: Annotated[Path | None, typer.Option(help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
+    config: Annotated[str, typer.Option(help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the recipe's.")] = None,
 ) -> None:
-    "Make a run folder with vocabulary and encoded text; train nothing yet."
+    "Make a run folder with the text encoded, for train --resume."
     from annotated_transformer.config import get_recipe, override
     from annotated_transformer.checkpoint import check_new_run
     from annotated_transformer.recipe import prepare_run
@@ -154,11 +155,21 @@ def prepare_verb(
     prepare_run(choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt), recipe, out, prepared, quiet=quiet)
     typer.echo(f"{out} is ready to train: annotated-transformer train --resume {out}", err=True)
 
-# %% ../nbs/95_cli.ipynb #146b0a62
+# %% ../nbs/95_cli.ipynb #5ce38125
+@app.command("average")
+def average_verb(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    last: Annotated[int, typer.Option(help="How many checkpoints, from the newest back.")],
+) -> None:
+    "Average the last checkpoints: what comes out is what translates."
+    from annotated_transformer.checkpoint import use_average
+    typer.echo(f"{run}: {use_average(run, last)}", err=True)
+
+# %% ../nbs/95_cli.ipynb #dd48edd4
 @app.command("translate")
 def translate_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Text, a sentence a line; without it standard input.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Text, a sentence a line; without it standard input.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
 ) -> None:
     "Translate: one line in, one line out, in order."
@@ -223,7 +234,7 @@ def attention_verb(
     write_attention(load(run, device), [sentence], out)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
-# %% ../nbs/95_cli.ipynb #e85483bd
+# %% ../nbs/95_cli.ipynb #4d55db43
 def run_demo(
     out: Path,  # the run folder; replaced
 ) -> dict:      # what report.json says
@@ -237,6 +248,7 @@ def run_demo(
     from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
     from annotated_transformer.evaluate import bleu, load, pronoun_accuracy
     from annotated_transformer.recipe import train_run
+    if out.exists() and not (out / "config.json").exists(): raise ValueError(f"{out} is no run that a demo could replace: choose another --out")
     new = out.with_name(out.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
     corpus, began = load_corpus("builtin"), time.perf_counter()
@@ -273,13 +285,3 @@ def demo_verb(
 ) -> None:
     "Train for two minutes, translate, and look inside."
     run_demo(out)
-
-# %% ../nbs/95_cli.ipynb #4c1c0ad8
-@app.command("average")
-def average_verb(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    last: Annotated[int, typer.Option(help="How many checkpoints, from the end.")],
-) -> None:
-    "Put the average of the last checkpoints into the run's model.safetensors."
-    from annotated_transformer.checkpoint import use_average
-    typer.echo(f"{run}: {use_average(run, last)}", err=True)

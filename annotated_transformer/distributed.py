@@ -111,7 +111,7 @@ def sum_bucket(
     "What to do with a bucket of gradients: add up, where DDP by itself would average."
     return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
 
-# %% ../nbs/52a_distributed.ipynb #c80d7f82
+# %% ../nbs/52a_distributed.ipynb #3b38e604
 def data_parallel(
     objective: nn.Module,  # batch to summed loss, on the device
     device: torch.device,  # of this process
@@ -119,7 +119,7 @@ def data_parallel(
     "The module whose gradients are summed over all ranks during `backward`; the module itself when alone."
     if n_ranks() == 1: return objective
     wrapped = DistributedDataParallel(objective, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True)
-    wrapped.broadcast_buffers = False
+    wrapped.broadcast_buffers = False  # set here, since the argument of this name is deprecated
     wrapped.register_comm_hook(None, sum_bucket)
     return wrapped
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# %% ../nbs/54_label_smoothing.ipynb #9a67b861
+# %% ../nbs/54_label_smoothing.ipynb #6f2c4a96
 class ChunkedLoss(torch.autograd.Function):
     "The summed loss and its gradients, some places at a time: logits of all places never exist together."
     @staticmethod
@@ -23,7 +23,7 @@ class ChunkedLoss(torch.autograd.Function):
         dtype: torch.dtype,      # of the matrix products
     ) -> Tensor:                 # () summed, in nats
         n_vocab, exact, learns = len(weight), torch.promote_types(dtype, torch.float32), any(ctx.needs_input_grad)
-        w, mean_w, total = weight.to(dtype), weight.mean(dim=0).to(exact), torch.zeros((), dtype=exact, device=hidden.device)
+        w, mean_row, total = weight.to(dtype), weight.mean(dim=0).to(exact), torch.zeros((), dtype=exact, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if learns else None
         grad_weight = torch.zeros_like(weight, dtype=exact) if learns else None
         n_rows = max(1, (2 ** 21 if hidden.device.type == "cpu" else 2 ** 26) // n_vocab)  # a few MB of logits on a CPU, 128 MB and more on a GPU
@@ -33,7 +33,8 @@ class ChunkedLoss(torch.autograd.Function):
             logits = h @ w.T  # (rows, n_vocab)
             p = logits.softmax(dim=-1)
             log_total = logits.amax(dim=-1).to(exact) - p.amax(dim=-1).to(exact).log()  # the likeliest word's logit and probability
-            total += (log_total - (1 - label_smoothing) * logits.gather(-1, word)[:, 0] - label_smoothing * (h.to(exact) @ mean_w)).sum()
+            total += (log_total - (1 - label_smoothing) * logits.gather(-1, word)[:, 0].to(exact)).sum()
+            total -= label_smoothing * (h.sum(dim=0, dtype=exact) * mean_row).sum()  # the mean of all logits, of all rows together
             if not learns: continue
             grad = p.sub_(label_smoothing / n_vocab)  # p − q, but for the right word
             grad.scatter_add_(-1, word, torch.full_like(word, label_smoothing - 1, dtype=dtype))
@@ -48,7 +49,7 @@ class ChunkedLoss(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad.to(grad_hidden.dtype), (grad_weight * grad).to(grad_weight.dtype), None, None, None
 
-# %% ../nbs/54_label_smoothing.ipynb #404f6a13
+# %% ../nbs/54_label_smoothing.ipynb #7209367f
 def smoothed_loss(
     hidden: Tensor,          # (b, t, d_model) the decoder's output
     weight: Tensor,          # (n_vocab, d_model) the output matrix
@@ -61,4 +62,5 @@ def smoothed_loss(
         raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1): it is the mass taken from the right word")
     real, kind = tgt_out != pad_id, hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    return ChunkedLoss.apply(hidden[real], weight, tgt_out[real], label_smoothing, dtype)
+    with torch.autocast(kind, enabled=False):  # on a GPU it would take the softmax to fp32, and everywhere the mean's product to bf16
+        return ChunkedLoss.apply(hidden[real], weight, tgt_out[real], label_smoothing, dtype)

@@ -222,7 +222,7 @@ def draw_curve(
     figure.savefig(run / "curve.svg")
     close(figure)
 
-# %% ../nbs/55_recipe.ipynb #45f58536
+# %% ../nbs/55_recipe.ipynb #667bf393
 def continue_run(
     run: Path,                     # a run folder
     device: torch.device,
@@ -258,12 +258,14 @@ def continue_run(
     except NotFinite as e: raise NotFinite(f"{e}; the last good checkpoint is {latest(run / 'checkpoints') or 'not there yet'}") from None
     finally:
         for hook in closing: hook.close()
-    interrupted = any_rank(stop.reason in ("SIGINT", "SIGTERM"), device)
-    if keeper.progress.step > start.step:
+    signals = ("SIGINT", "SIGTERM")
+    went_on, interrupted = keeper.progress.step > start.step, any_rank(stop.reason in signals, device)
+    if went_on:
         if not interrupted and keeper.progress.step % settings.valid_every: keeper.look()
         if keeper.progress.step % settings.save_every: keeper.save()
     with rank_0_first():
-        if rank() == 0: finish(run, recipe, about, keeper.progress, stop, interrupted=interrupted)
+        if rank() == 0 and (went_on or about.get("stopped") in (None, *signals)):  # one that had ended stays as it is
+            finish(run, recipe, about, keeper.progress, stop, interrupted=interrupted)
     return stop
 
 # %% ../nbs/55_recipe.ipynb #0c71d69a

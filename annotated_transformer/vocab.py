@@ -82,11 +82,11 @@ def sample_lines(
         elif (place := int(rng.random() * (i + 1))) < n: kept[place] = line
     return kept
 
-# %% ../nbs/51b_vocab.ipynb #489ed4c7
+# %% ../nbs/51b_vocab.ipynb #d05e2772
 def learn_bpe(
     lines: Iterable[str],       # sentences of both languages
     n_pieces: int,              # wanted, 300 or more; small text gives fewer
-    n_sample: int = 2_000_000,  # lines learned from, drawn by `sample_lines` when there are more; they lie in memory
+    n_sample: int = 1_000_000,  # lines learned from, drawn by `sample_lines` when there are more; they lie in memory
     n_threads: int = 2,
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary in which nothing is unknown: rare characters fall back to bytes (§5.1)."

@@ -2,6 +2,7 @@
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,7 @@ def test_average(trained, text, tmp_path, capsys):
 @pytest.mark.parametrize("args, message", [
     ([], "--out"), (["--out", "a", "--resume", "b"], "--resume"), (["--resume", "nowhere"], "is not a run folder"),
     (["--resume", "nowhere", "dropout=0.3"], "leave them out"), (["--resume", "nowhere", "--data", "builtin"], "leave them out"),
+    (["--resume", "nowhere", "--tgt", "x"], "leave them out"), (["--resume", "nowhere", "--prepared", "x"], "leave them out"),
     (["--out", "a", "--data", "builtin", "--shard", "--bleu"], "--bleu"),
 ])
 def test_what_to_begin_and_what_to_go_on_with(args, message, capsys, tmp_path, monkeypatch):
@@ -201,6 +203,30 @@ def test_bleu_while_training(text, tmp_path, capsys):
     status, _, _ = run(capsys, "train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", tmp_path / "run", "--bleu", "--quiet", *TINY)
     looks = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().split("\n") if "valid_loss" in line]
     assert status == 0 and [0 <= look["valid_bleu"] <= 100 for look in looks] == [True, True]
+
+
+def test_resume_leaves_an_average_alone(trained, tmp_path, capsys):
+    "A run at its end stays as it is: config.json once said `best` of weights that were the average."
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    assert run(capsys, "average", out, "--last", 2)[0] == 0
+    before = [(out / name).read_bytes() for name in ("model.safetensors", "config.json")]
+    assert run(capsys, "train", "--resume", out, "--device", "cpu", "--quiet")[0] == 0
+    assert before == [(out / name).read_bytes() for name in ("model.safetensors", "config.json")]
+
+
+def test_demo_replaces_runs_only(tmp_path, capsys):
+    "It once deleted whatever folder it was given."
+    mine = write(tmp_path / "mine.txt", ["keep me"])
+    for out in (tmp_path, mine):
+        status, _, err = run(capsys, "demo", "--out", out)
+        assert status == 2 and "choose another --out" in err and err.count("\n") == 1
+    assert mine.read_text() == "keep me\n"
+
+
+def test_a_line_break_in_a_name(tmp_path, capsys):
+    status, _, err = run(capsys, "translate", tmp_path / "a\nb")
+    assert status == 2 and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", [[], ["train"], ["prepare"], ["average"], ["translate"], ["score"], ["attention"], ["demo"]])

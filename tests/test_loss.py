@@ -122,3 +122,67 @@ def test_without_gradients_the_loss_is_the_same():
     twice, = torch.autograd.grad(2 * smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight)
     once, = torch.autograd.grad(smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight)
     assert torch.equal(twice, 2 * once)
+
+
+def made_up(seed: int, certainty: float, n_vocab: int):
+    "Places of a model that knows nothing (0) to one that is sure of the right word (20)."
+    rng = torch.Generator().manual_seed(seed)
+    weight, words = torch.randn(n_vocab, 64, generator=rng), torch.randint(n_vocab, (1, 200), generator=rng)
+    hidden = torch.randn(1, 200, 64, generator=rng) / 8 + certainty / 64 * weight[words]
+    return hidden.requires_grad_(), weight.requires_grad_(), words
+
+
+def value_and_gradients(loss, *leaves) -> list[torch.Tensor]:
+    "In float64, of a loss and its leaves."
+    return [x.detach().double() for x in (loss, *torch.autograd.grad(loss, leaves))]
+
+
+def off(found, right) -> list[float]:
+    "Relative errors of the value and of both gradients, in norm."
+    return [((a - c).norm() / c.norm()).item() for a, c in zip(found, right, strict=True)]
+
+
+def in_float64(hidden, weight, words) -> list[torch.Tensor]:
+    "PyTorch's loss in double precision: the oracle of shorter types."
+    h, w = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    return value_and_gradients(theirs(h, w, words, -1, 0.1), h, w)
+
+
+@pytest.mark.parametrize("certainty", [0, 4, 8, 12])
+@pytest.mark.parametrize(("seed", "n_vocab"), [(0, 8000), (1, 7919), (2, 300)])
+def test_float32_is_exact(seed, n_vocab, certainty):
+    hidden, weight, words = made_up(seed, certainty, n_vocab)
+    value, *gradients = off(value_and_gradients(smoothed_loss(hidden, weight, words, -1, 0.1), hidden, weight), in_float64(hidden, weight, words))
+    assert value < 1e-6
+    assert max(gradients) < (1e-6 if certainty < 12 else 1e-5)  # float32; p − q loses digits when p is near q
+
+
+@pytest.mark.parametrize("certainty", [0, 4, 8, 12, 14])
+@pytest.mark.parametrize(("seed", "n_vocab"), [(0, 8000), (1, 7919), (2, 8192)])
+def test_bf16_is_near(seed, n_vocab, certainty):
+    hidden, weight, words = made_up(seed, certainty, n_vocab)
+    right = in_float64(hidden, weight, words)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = smoothed_loss(hidden, weight, words, -1, 0.1)
+        logits = F.linear(hidden, weight)
+    copied = F.cross_entropy(logits.float().flatten(0, 1), words.flatten(), label_smoothing=0.1, reduction="sum")  # float32 after the product
+    value, *gradients = off(value_and_gradients(ours, hidden, weight), right)
+    assert value < 2e-3  # half a unit of 8 bits is 2^-9; errors of single places cancel
+    assert max(gradients) < 2 ** -5
+    for a, c in zip(gradients, off(value_and_gradients(copied, hidden, weight), right)[1:], strict=True):
+        assert a < 2 * c  # the rounding of p adds at most as much again
+    if certainty == 0:  # p is far from q: the rounding of the inputs, and of their gradients on the way back, is most of what one sees
+        rounded = theirs(hidden.bfloat16().double(), weight.bfloat16().double(), words, -1, 0.1)
+        for a, c in zip(gradients, off(value_and_gradients(rounded, hidden, weight), right)[1:], strict=True): assert a < 1.5 * c
+
+
+@pytest.mark.parametrize("gap", [20.0, 200.0, 2000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_unlikely_word_underflows_nowhere(dtype, gap):
+    "Under autocast only the product is in bf16: with logits that bf16 can write, the loss is exact."
+    logits = torch.tensor([[[gap, 0., 0.]]], requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        for eps in (0.0, 0.1):
+            loss = smoothed_loss(logits, torch.eye(3), torch.tensor([[1]]), -1, eps)
+            assert math.isclose(loss.item(), gap - eps * gap / 3, rel_tol=1e-6)  # float32
+            assert torch.autograd.grad(loss, logits)[0].isfinite().all()
