@@ -174,12 +174,13 @@ def write_config(
     if (path / "vocab.model").exists(): values["vocab_sha256"] = fingerprint(path / "vocab.model")
     write_atomically(path / "config.json", (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
 
-# %% ../nbs/52b_checkpoint.ipynb #d631e45f
+# %% ../nbs/52b_checkpoint.ipynb #3c985c2b
 def check_new_run(
     path: Path,
 ) -> None:
     "Refuse a place that already holds something."
-    if (path / "config.json").exists(): raise ValueError(f"{path} already holds a run: go on with it by --resume, choose another --out, or remove it first")
+    if (path / "config.json").exists():
+        raise ValueError(f"{path} already holds a run: go on with it by --resume, choose another --out, or remove it first")
     if path.is_dir() and any(path.iterdir()): raise ValueError(f"{path} is not empty: choose another --out")
     for folder in (path, *path.parents):
         if folder.is_file(): raise ValueError(f"{folder} is a file: a run is a folder, choose another --out")

@@ -88,11 +88,12 @@ def say_how_it_ended(
         fail(f"{about['stopped']} at step {about['steps']}, saved; to go on: annotated-transformer train --resume {run}", signals[about["stopped"]])
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
-# %% ../nbs/95_cli.ipynb #c9a419ff
+# %% ../nbs/95_cli.ipynb #95850702
 @app.command("train")
 def train_verb(
     out: Annotated[Path | None, typer.Option(help="The run folder to make; it must not hold a run yet.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run instead, from its newest checkpoint, with its own text and settings.")] = None,
+    resume: Annotated[Path | None, typer.Option(
+        metavar="RUN", help="Go on with this run instead, from its newest checkpoint, with its own text and settings.")] = None,
     data: Annotated[str | None, typer.Option(help="A corpus by name: builtin, multi30k or wmt14.")] = None,
     data_dir: Annotated[Path | None, typer.Option(
         envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.")] = None,
@@ -100,8 +101,10 @@ def train_verb(
     tgt: Annotated[Path | None, typer.Option(help="Target text, line by line the translation of --src.")] = None,
     valid_src: Annotated[Path | None, typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
     valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
-    prepared: Annotated[Path | None, typer.Option(help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
-    config: Annotated[str, typer.Option(help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
+    prepared: Annotated[Path | None, typer.Option(
+        help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
+    config: Annotated[str, typer.Option(
+        help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
     minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes of training; --resume goes on from there.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
     bleu: Annotated[bool, typer.Option("--bleu", help="Measure BLEU too each time the validation set is looked at.")] = False,
@@ -130,7 +133,7 @@ def train_verb(
         train_run(corpus, recipe, out, device, minutes, prepared=prepared, score=score, sharded=shard, quiet=quiet)
     say_how_it_ended(resume or out)
 
-# %% ../nbs/95_cli.ipynb #c5ef18e4
+# %% ../nbs/95_cli.ipynb #498e8eea
 @app.command("prepare")
 def prepare_verb(
     out: Annotated[Path, typer.Option(help="The run folder to make; it must not hold a run yet.")],
@@ -141,8 +144,10 @@ def prepare_verb(
     tgt: Annotated[Path | None, typer.Option(help="Target text, line by line the translation of --src.")] = None,
     valid_src: Annotated[Path | None, typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
     valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
-    prepared: Annotated[Path | None, typer.Option(help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
-    config: Annotated[str, typer.Option(help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
+    prepared: Annotated[Path | None, typer.Option(
+        help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
+    config: Annotated[str, typer.Option(
+        help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the recipe's.")] = None,
 ) -> None:

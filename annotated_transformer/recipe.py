@@ -95,7 +95,7 @@ def validation_loss(
     nats, n_tokens = sum_over_ranks(total).tolist()
     return nats / n_tokens
 
-# %% ../nbs/55_recipe.ipynb #17ebec5f
+# %% ../nbs/55_recipe.ipynb #fbd78edb
 class Keeper:
     "A hook that keeps the best weights on the validation set and the last checkpoints, and stops a run that gains no more."
     def __init__(
@@ -129,7 +129,8 @@ class Keeper:
         if rank() == 0:
             if better: keep_as(best, self.run / "model.safetensors")
             more = self.score(model) if self.score else {}
-            append_json(self.run / "metrics.jsonl", {"step": now.step, "valid_loss": loss, "valid_ppl": math.exp(min(loss, 700)), **more, "seconds": now.seconds})
+            found = {"step": now.step, "valid_loss": loss, "valid_ppl": math.exp(min(loss, 700)), **more, "seconds": now.seconds}
+            append_json(self.run / "metrics.jsonl", found)
         patience = self.settings.patience
         if patience and self.progress.n_worse >= patience: return Stop(f"no gain on the validation set in {patience} looks")
 
@@ -222,7 +223,7 @@ def draw_curve(
     figure.savefig(run / "curve.svg")
     close(figure)
 
-# %% ../nbs/55_recipe.ipynb #667bf393
+# %% ../nbs/55_recipe.ipynb #d6eae6db
 def continue_run(
     run: Path,                     # a run folder
     device: torch.device,
@@ -249,7 +250,8 @@ def continue_run(
     first_only, closing = [], []
     if rank() == 0:
         trim_metrics(run, start.step)
-        closing = [hook for hook in (None if quiet else progress_bar(settings.max_steps, minutes, start.step), tensorboard(run / "tensorboard")) if hook]
+        bar = None if quiet else progress_bar(settings.max_steps, minutes, start.step)
+        closing = [hook for hook in (bar, tensorboard(run / "tensorboard")) if hook]
         first_only = [metrics_file(run / "metrics.jsonl", start.seconds), *closing, *([stop_after(minutes)] if minutes else []), *hooks]
     try:
         with on_signal() as signal:

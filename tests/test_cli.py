@@ -12,7 +12,8 @@ import pytest
 from annotated_transformer.cli import main
 from annotated_transformer.grammar import builtin
 
-TINY = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=4", "batch_tokens=400", "valid_every=2", "save_every=2", "average_last=0"]
+TINY = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=4", "batch_tokens=400", "valid_every=2", "save_every=2",
+        "average_last=0"]
 
 
 def run(capsys, *args) -> tuple[int, str, str]:
