@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# %% ../nbs/54_label_smoothing.ipynb #6f2c4a96
+# %% ../nbs/54_label_smoothing.ipynb #31d28f64
 class ChunkedLoss(torch.autograd.Function):
     "The summed loss and its gradients, some places at a time: logits of all places never exist together."
     @staticmethod
@@ -26,7 +26,7 @@ class ChunkedLoss(torch.autograd.Function):
         w, mean_row, total = weight.to(dtype), weight.mean(dim=0).to(exact), torch.zeros((), dtype=exact, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if learns else None
         grad_weight = torch.zeros_like(weight, dtype=exact) if learns else None
-        n_rows = max(1, (2 ** 21 if hidden.device.type == "cpu" else 2 ** 26) // n_vocab)  # a few MB of logits on a CPU, 128 MB and more on a GPU
+        n_rows = max(256, (2 ** 21 if hidden.device.type == "cpu" else 2 ** 26) // n_vocab)  # fewer would keep the processor waiting for the matrix
         for start in range(0, len(hidden), n_rows):
             rows = slice(start, start + n_rows)
             h, word = hidden[rows].to(dtype), right[rows, None]

@@ -91,10 +91,9 @@ def off(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> list[float]:
     return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, right)]
 
 
-def compare(kind: str, right: tuple[Tensor, ...], args: argparse.Namespace) -> dict:
-    "All contenders: memory one by one, then rounds of time in turn."
+def compare(kind: str, memory: dict[str, float], right: tuple[Tensor, ...], args: argparse.Namespace) -> dict:
+    "Rounds of all contenders in turn, beside their memory and how far off they are."
     inputs, names, rounds = example(args.tokens, args.vocab, args.d_model), list(CONTENDERS), []
-    memory = {name: in_own_process(name, kind, args) for name in names}
     wrong = {name: off(forward_backward(loss, inputs, kind), right) for name, loss in CONTENDERS.items()}  # and warm
     for i in range(args.rounds):
         seconds = {}
@@ -128,8 +127,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.memory_of: return print(added_mb(args.memory_of, args.precision[0], args))
+    # First, while this process is small: on Linux another one inherits the peak of the one that starts it.
+    memory = {kind: {name: in_own_process(name, kind, args) for name in CONTENDERS} for kind in args.precision}
     right = exact(example(args.tokens, args.vocab, args.d_model))
-    result = {kind: compare(kind, right, args) for kind in args.precision}
+    result = {kind: compare(kind, memory[kind], right, args) for kind in args.precision}
     if args.out:
         with open(args.out, "w") as f: json.dump(result, f, indent=1)
 
