@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
 NAMES ?=
+RUN ?= runs/small
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lab export notebooks docs preview check bench-train clean
+.PHONY: help demo test lab export notebooks docs preview check bench-train bench-decode clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -51,6 +52,9 @@ check: $(VENV)/.stamp-dev  ## lint
 
 bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run
 	@$(BIN)/python benchmarks/train.py
+
+bench-decode: $(VENV)/.stamp-bench  ## decoding speed of RUN (runs/small) beside Hugging Face's generate and CTranslate2, in one interleaved run
+	@$(BIN)/python benchmarks/decode.py $(RUN)
 
 clean:  ## remove .venv and all that was built; runs/ stays
 	rm -rf $(VENV) _proc _docs _preview build dist *.egg-info nbs/nbdev.yml .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 __version__ = "0.1.0"
 
-_OFFERED = {"load": "evaluate", "Translator": "evaluate", "Transformer": "transformer", "build_transformer": "transformer",
+_OFFERED = {"load": "marian.load_any", "Translator": "evaluate", "Transformer": "transformer", "build_transformer": "transformer",
             "get_recipe": "config", "load_corpus": "corpus", "train_run": "recipe"}
 __all__ = list(_OFFERED)
 
@@ -9,7 +9,8 @@ def __getattr__(name: str):
     "What `from annotated_transformer import …` offers, imported when it is asked for: the package itself loads no torch."
     if name not in _OFFERED: raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
-    return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
+    module, _, inside = _OFFERED[name].partition(".")
+    return getattr(import_module(f"{__name__}.{module}"), inside or name)
 
 
 def __dir__() -> list[str]: return [*globals(), *_OFFERED]

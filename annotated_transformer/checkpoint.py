@@ -211,7 +211,7 @@ def read_json(
         raise ValueError(f"{path} is not of format {FORMAT}, which this version reads")
     return values
 
-# %% ../nbs/52b_checkpoint.ipynb #15338060
+# %% ../nbs/52b_checkpoint.ipynb #401f45e2
 def read_config(
     path: Path,  # a run folder
 ) -> tuple[Recipe, dict]:  # and what else config.json says
@@ -219,6 +219,7 @@ def read_config(
     file = path / "config.json"
     if not file.exists(): raise ValueError(f"{path} is not a run folder: it has no config.json")
     values = read_json(file)
+    if values.get("kind") == "marian": raise ValueError(f"{path} was imported from Marian: it translates, and is not trained on")
     try: recipe = recipe_from_dict(values)
     except ValueError as e: raise ValueError(f"{file}: {e}") from None
     return recipe, {name: value for name, value in values.items() if name not in ("format", "model", "train")}

@@ -26,13 +26,14 @@ import pooch
 
 from .grammar import builtin
 
-# %% ../nbs/51a_corpus.ipynb #be47d166
+# %% ../nbs/51a_corpus.ipynb #4c2ec011
 def text_lines(
     lines: Iterable[bytes],  # as a file opened in binary gives them
     where: str = "",         # what an error names before the line's number
+    first: int = 1,          # number of the first line
 ) -> Iterator[str]:
     "Lines as text, without line feed, carriage return and byte order mark; ValueError names a line that is not UTF-8."
-    for i, line in enumerate(lines, start=1):
+    for i, line in enumerate(lines, start=first):
         if i == 1: line = line.removeprefix(codecs.BOM_UTF8)
         try: text = line.removesuffix(b"\n").removesuffix(b"\r").decode()
         except UnicodeDecodeError as e: raise ValueError(f"{where}line {i}: byte {e.start + 1} is not UTF-8: save the text as UTF-8") from None

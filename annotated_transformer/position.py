@@ -20,7 +20,7 @@ def positional_encoding(
     angles = torch.arange(n, dtype=torch.float64)[:, None] * rates                    # (n, d_model/2)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()
 
-# %% ../nbs/35_position.ipynb #7329f5e9
+# %% ../nbs/35_position.ipynb #b1a6edef
 class SinusoidalPosition(nn.Module):
     "Adds `positional_encoding`; nothing to learn, and no length it cannot name (§3.5)."
     def __init__(
@@ -37,7 +37,8 @@ class SinusoidalPosition(nn.Module):
         start: int = 0,  # position of the first of the n
     ) -> Tensor:         # (b, n, d_model)
         end = start + x.size(1)
-        if end > len(self.table): self.table = positional_encoding(2 * end, x.size(-1)).to(self.table)
+        if end > len(self.table):
+            with torch.inference_mode(False): self.table = positional_encoding(2 * end, x.size(-1)).to(self.table)  # may be trained with later
         return x + self.table[start:end]
 
 # %% ../nbs/35_position.ipynb #32401057

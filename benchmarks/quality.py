@@ -1,53 +1,48 @@
 #!/usr/bin/env python
-"""The BLEU of a run on Multi30k's test_2016, in both flavours that are published.
+"""How good a run is on Multi30k's test_2016: the same translations in every way that published numbers were counted.
 
     python benchmarks/quality.py runs/multi30k --data-dir DATA --out quality.json
+    tools/record.py results/quality.json --command "…" --seed 0 --json quality=quality.json
 
-cased      the text as it is, sacreBLEU with its 13a rules: what this project reports
-tokenised  lowercased and split by Moses' rules (sacremoses), then counted word by word: what papers on Multi30k report
+`--beam-size 1` is greedy search. Papers on Multi30k report "Moses, lower case".
 """
 import argparse
 import json
 import time
 from pathlib import Path
 
-from sacrebleu.metrics import BLEU
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
 from annotated_transformer import load
 from annotated_transformer.corpus import load_corpus
+from annotated_transformer.decode import search_with
+from annotated_transformer.evaluate import bleu, chrf, flavours, moses_words, perplexity, plain_lower
 
 TOKENS = {"en": 12_968, "de": 12_103}  # of test_2016 as the authors of Multi30k published it, tokenised
-
-
-def moses(lines: list[str], language: str) -> list[str]:
-    "Punctuation normalised, lowercased, tokenised."
-    normal, split = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
-    return [split.tokenize(normal.normalize(line).lower(), return_str=True, escape=False) for line in lines]
-
-
-def scores(hypotheses: list[str], references: list[str]) -> dict:
-    "Both flavours, with sacreBLEU's signatures."
-    found = {}
-    for name, metric, prepare in (("cased", BLEU(), list), ("tokenised", BLEU(tokenize="none", force=True), lambda lines: moses(lines, "de"))):
-        score = metric.corpus_score(prepare(hypotheses), [prepare(references)]).score
-        found[name] = {"bleu": round(score, 2), "signature": str(metric.get_signature())}
-    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--data-dir", help="holds multi30k/; without it the text is downloaded")
+    parser.add_argument("--beam-size", type=int, default=4)
+    parser.add_argument("--alpha", type=float, default=0.6, help="of the length penalty")
+    parser.add_argument("--device", help="cpu, cuda or mps; cpu without it")
     parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()
     sources, references = map(list, zip(*load_corpus("multi30k", args.data_dir).test))
     for language, lines in (("en", sources), ("de", references)):
-        n = sum(len(line.split()) for line in moses(lines, language))
+        n = sum(len(line.split()) for line in moses_words(plain_lower(lines, language), language))
         if n != TOKENS[language]:
             raise SystemExit(f"{n} tokens of {language} instead of {TOKENS[language]}: not the published test set, or not its tokeniser")
-    translator, began = load(args.run), time.perf_counter()
-    found = {"search": "greedy", **scores(translator.translate(sources), references), "seconds": round(time.perf_counter() - began, 1)}
+    translator = load(args.run, args.device, search_with(args.beam_size, args.alpha))
+    began = time.perf_counter()
+    hypotheses = translator.translate(sources)
+    found = {
+        "beam_size": args.beam_size, "alpha": args.alpha, "seconds": round(time.perf_counter() - began, 1),
+        "n_sentences": len(references), "hyphens": sum(line.count("-") for line in references),
+        "scores": [score._asdict() for score in (bleu(hypotheses, references, 1000), chrf(hypotheses, references, 1000))],
+        "flavours": [score._asdict() for score in flavours(hypotheses, references, "de")],
+        "perplexity": perplexity(translator, sources, references)._asdict(),
+    }
     print(json.dumps(found, indent=1))
     if args.out: Path(args.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -19,17 +19,19 @@ MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}
 ALLOWED = {
     # layer 0: parts
     "config": "", "stack": "", "attention": "", "multi_head": "attention", "masking": "", "feed_forward": "", "embedding": "", "position": "",
-    "grammar": "", "corpus": "grammar", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "decode": "",
+    "grammar": "", "corpus": "grammar", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "inference": "", "decode": "",
     # layer 1: what holds parts together
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
     "batch": "vocab", "train": "batch distributed", "visualize": "attention masking position",
     # layer 2: the model and its run on disk
     "checkpoint": "config vocab transformer distributed",
     # layer 3: a whole job
-    "evaluate": "corpus vocab batch decode distributed transformer checkpoint",
+    "evaluate": "corpus vocab batch inference decode distributed transformer checkpoint",
+    "marian": "inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint evaluate",
     "recipe": "config corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
+    "ct2": "config vocab checkpoint",
     # layer 4
-    "cli": "config grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize transformer",
+    "cli": "config grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize transformer marian ct2",
 }
 
 

@@ -1,16 +1,23 @@
 """The command line: every verb on a small run, every mistake one clear line and exit status 2, nothing half-written."""
 import gzip
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import sentencepiece as spm
+import torch
+import typer
+from safetensors.torch import save_file
 
-from annotated_transformer.cli import main
+from annotated_transformer.cli import app, main
 from annotated_transformer.grammar import builtin
+from annotated_transformer.marian import FILES, MarianConfig, build_marian, name_table
 
 TINY = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=4", "batch_tokens=400", "valid_every=2", "save_every=2",
         "average_last=0"]
@@ -169,6 +176,90 @@ def test_score_and_attention(trained, text, tmp_path, capsys):
     assert status == 2 and not (tmp_path / "b.html").exists()
 
 
+# translate
+
+ASKED = ["The dog was tired.", "", "Where is the cat?"]
+
+
+def test_the_best_few(trained, tmp_path, capsys):
+    "As many lines out for each line in, best first; --scores puts a number and a tab before each."
+    path, how = write(tmp_path / "in", ASKED), ("--beam-size", 5, "--alpha", 1, "--batch-tokens", 30)
+    status, best, _ = run(capsys, "translate", trained, path, *how)
+    assert status == 0 and len(best.split("\n")[:-1]) == 3
+    status, scored, _ = run(capsys, "translate", trained, path, *how, "--n-best", 3, "--scores")
+    rows = [line.split("\t") for line in scored.split("\n")[:-1]]
+    assert status == 0 and len(rows) == 9 and [text for _, text in rows[::3]] == best.split("\n")[:-1]
+    scores = [float(score) for score, _ in rows]
+    assert all(-100 < c <= b <= a <= 0 for a, b, c in zip(scores[::3], scores[1::3], scores[2::3])) and scores[0] > scores[2]
+    assert rows[3:6] == [["0.0000", ""]] * 3                      # a line without text has nothing to choose from
+    status, plain, _ = run(capsys, "translate", trained, path, *how, "--n-best", 3)
+    assert plain.split("\n")[:-1] == [text for _, text in rows]
+
+
+def test_the_papers_search_is_the_default(trained, tmp_path, capsys):
+    path = write(tmp_path / "in", [s.en for s in builtin(20, seed=5)])
+    said = {how: run(capsys, "translate", trained, path, *how, "--scores")[1] for how in [(), ("--beam-size", 4, "--alpha", 0.6), ("--beam-size", 1)]}
+    assert said[()] == said["--beam-size", 4, "--alpha", 0.6] != said["--beam-size", 1,]
+
+
+@pytest.mark.parametrize("args, message", [
+    (["--beam-size", 0], "beam_size=0: take 1 to 256"), (["--beam-size", 257], "beam_size=257"), (["--alpha", -1], "alpha=-1.0: take 0 to 10"),
+    (["--alpha", "nan"], "alpha=nan"), (["--n-best", 0], "n_best=0"), (["--n-best", 5], "n_best=5 with beam_size=4"),
+    (["--beam-size", 2, "--n-best", 3], "n_best=3 with beam_size=2"), (["--beam-size", "wide"], "--beam-size"),
+    (["--batch-tokens", 0], "batch_tokens=0"), (["--precision", "fp33"], "precision='fp33'")])
+def test_wrong_search(args, message, trained, tmp_path, capsys):
+    status, out, err = run(capsys, "translate", trained, write(tmp_path / "in", ASKED), *args)
+    assert status == 2 and out == "" and message in err and err.count("\n") == 1, err
+
+
+class Terminal(io.BytesIO):
+    "Somebody who types."
+    def isatty(self): return True
+    buffer = property(lambda self: self)
+
+
+def test_typing(trained, tmp_path, capsys, monkeypatch):
+    "A prompt for each line and one for the end, on standard error; the translations alone on standard output."
+    said = run(capsys, "translate", trained, write(tmp_path / "in", ASKED))[1]
+    monkeypatch.setattr(sys, "stdin", Terminal("".join(line + "\n" for line in ASKED).encode()))
+    status, out, err = run(capsys, "translate", trained)
+    assert status == 0 and out == said and err == "Type a sentence and press return; Ctrl-D leaves.\n" + "> " * 4 + "\n"
+
+
+# score
+
+def test_every_score(trained, text, tmp_path, capsys):
+    said = write(tmp_path / "said", run(capsys, "translate", trained, text[0])[1].split("\n")[:-1])
+    status, plain, _ = run(capsys, "score", trained, "--src", text[0], "--ref", text[1])
+    assert run(capsys, "score", said, "--ref", text[1])[1] == plain  # translated before, or now
+    options = ("--chrf", "--confidence", "--flavours", "de", "--perplexity")
+    status, out, _ = run(capsys, "score", trained, "--src", text[0], "--ref", text[1], *options)
+    lines = out.split("\n")[:-1]
+    assert status == 0 and len(lines) == 8 and [line.split(" =")[0] for line in lines[:3]] == ["BLEU", "chrF2", "13a"]
+    assert all(re.match(r"\w+ = \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)  \S+bs:1000\S+$", line) for line in lines[:2]), lines
+    assert lines[2].split("= ")[1].split(" ")[0] == plain.split("= ")[1].split(" ")[0]
+    assert re.fullmatch(r"perplexity = \d+\.\d{3} per piece \(\d+\), \d+\.\d{3} per word \(\d+\)", lines[-1])
+
+
+def test_systems_are_compared(trained, text, tmp_path, capsys):
+    good = write(tmp_path / "good", [s.de for s in builtin(300, seed=3)[:299]] + ["Nein."])
+    status, out, _ = run(capsys, "score", good, trained, text[1], "--src", text[0], "--ref", text[1], "--beam-size", 1, "--perplexity")
+    first, second, third, unsure = out.split("\n")[:-1]
+    assert status == 0 and first.startswith(f"{good}: BLEU = 9") and "p =" not in first
+    assert second.startswith(f"{trained}: BLEU = ") and second.endswith("p = 0.0001, 300 sentences differ")
+    assert third.startswith(f"{text[1]}: BLEU = 100.00") and third.endswith("p = 1.0000, 1 sentences differ")
+    assert unsure.startswith(f"{trained}: perplexity = ")
+
+
+@pytest.mark.parametrize("options, message", [([], "--src is missing"), (["--src", "short"], "3 lines"), (["--flavours", "xx"], None)])
+def test_what_score_needs(options, message, trained, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "short", ASKED)
+    system = trained if message else text[1]
+    status, out, err = run(capsys, "score", system, "--ref", text[1], *options)
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err if message else status == 0 and "Traceback" not in err
+
+
 def test_prepare_then_train(text, trained, tmp_path, capsys):
     "The two halves of train give the run that train gives."
     out = tmp_path / "run"
@@ -230,10 +321,95 @@ def test_a_line_break_in_a_name(tmp_path, capsys):
     assert status == 2 and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", [[], ["train"], ["prepare"], ["average"], ["translate"], ["score"], ["attention"], ["demo"]])
+# other people's models, other people's engines
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory) -> Path:
+    "A checkpoint with Marian's names, in the form that Hugging Face publishes; its weights are random."
+    folder, ids = tmp_path_factory.mktemp("marian"), {"</s>": 0, "<unk>": 1}
+    for name, lines in zip(FILES, ([s.en for s in builtin(300, seed=3)], [s.de for s in builtin(300, seed=3)])):
+        out = io.BytesIO()
+        spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=out, vocab_size=90, num_threads=1, minloglevel=2)
+        (folder / name).write_bytes(out.getvalue())
+        pieces = spm.SentencePieceProcessor(model_proto=out.getvalue())
+        for i in range(3, len(pieces)): ids.setdefault(pieces.id_to_piece(i), len(ids))
+    pad = ids["<pad>"] = len(ids)
+    (folder / FILES[2]).write_text(json.dumps(ids))
+    sizes = {f"{side}_{part}": n for side in ("encoder", "decoder") for part, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))}
+    sizes |= {"vocab_size": len(ids), "d_model": 16, "max_position_embeddings": 64, "activation_function": "swish", "scale_embedding": True,
+              "pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "num_beams": 3}
+    (folder / "config.json").write_text(json.dumps({"model_type": "marian", "bad_words_ids": [[pad]], **sizes}))
+    config = MarianConfig(**sizes, ban_pad=True)
+    torch.manual_seed(0)
+    ours = build_marian(config).state_dict()
+    save_file({theirs: torch.randn_like(ours[mine]) for theirs, mine in name_table(config).items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_import_marian(marian, text, trained, tmp_path, capsys):
+    "From a folder to a run for the other verbs; what it is not for is said."
+    out = tmp_path / "new/run"
+    status, _, err = run(capsys, "import-marian", marian, out)
+    assert status == 0 and err == f"{out} is ready: annotated-transformer translate {out}\n"
+    status, said, _ = run(capsys, "translate", out, write(tmp_path / "in", ASKED), "--n-best", 2, "--scores")
+    assert status == 0 and len(said.split("\n")) == 7
+    asks_for = run(capsys, "translate", out, tmp_path / "in")[1]
+    assert asks_for != run(capsys, "translate", out, tmp_path / "in", "--beam-size", 1)[1]
+    assert run(capsys, "score", out, trained, "--src", text[0], "--ref", text[1], "--beam-size", 1)[0] == 0
+    assert run(capsys, "attention", out, "The dog was tired.", "--out", tmp_path / "a.html")[0] == 0
+    for verb in (["import-marian", marian, out], ["export-ct2", out, tmp_path / "ct2"], ["train", "--resume", out], ["average", out, "--last", 2]):
+        status, _, err = run(capsys, *verb)
+        assert status == 2 and str(out) in err and err.count("\n") == 1, err
+    assert not (tmp_path / "ct2").exists()
+    status, _, err = run(capsys, "import-marian", trained, tmp_path / "other")
+    assert status == 2 and str(trained) in err and err.count("\n") == 1 and not (tmp_path / "other").exists()
+
+
+def test_export_ct2(trained, tmp_path, capsys):
+    "A folder that the engine opens; none for a wrong word, none over another."
+    engine = pytest.importorskip("ctranslate2")
+    for how in ("float32", "int8"):
+        out = tmp_path / how
+        status, _, err = run(capsys, "export-ct2", trained, out, "--quantization", how)
+        assert status == 0 and err == f"{out} is ready: ctranslate2.Translator({str(out)!r})\n"
+        (found,) = engine.Translator(str(out), intra_threads=1).translate_batch([["\u2581"]], beam_size=1, max_decoding_length=5)
+        assert len(found.hypotheses[0]) <= 5
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    for args, message in (([out], "holds something already"), ([tmp_path / "new", "--quantization", "int7"], "quantization='int7'")):
+        status, _, err = run(capsys, "export-ct2", trained, *args)
+        assert status == 2 and message in err and err.count("\n") == 1
+    assert before == {p.name: p.read_bytes() for p in out.iterdir()} and not (tmp_path / "new").exists()
+
+
+# the frozen command line
+
+FROZEN = {  # what scripts rely on: a new name gets a place here, an old one stays
+    "train": "[KEY=VALUE] --out --resume --data --data-dir --src --tgt --valid-src --valid-tgt --prepared --config --minutes --device --bleu --shard "
+             "--quiet",
+    "prepare": "[KEY=VALUE] --out --data --data-dir --src --tgt --valid-src --valid-tgt --prepared --config --quiet",
+    "average": "RUN --last",
+    "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --batch-tokens --precision --device --quiet",
+    "score": "RUN… --ref --src --chrf --confidence --flavours --perplexity --beam-size --alpha --precision --device",
+    "attention": "RUN SENTENCE --out --device",
+    "import-marian": "DIR RUN",
+    "export-ct2": "RUN DIR --quantization",
+    "demo": "--out",
+}
+
+
+def test_verbs_and_options():
+    found = {}
+    for verb, command in typer.main.get_command(app).commands.items():
+        names = [p.opts[0] if p.param_type_name == "option" else p.metavar if p.required else f"[{p.metavar}]" for p in command.params]
+        found[verb] = " ".join(name for name in names if name != "--help")
+    assert {verb: sorted(names.split()) for verb, names in found.items()} == {verb: sorted(names.split()) for verb, names in FROZEN.items()}
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in FROZEN)])
 def test_help_is_worth_reading(verb, capsys):
     status, out, _ = run(capsys, *verb, "--help")
     assert status == 0 and "Usage:" in out and max(map(len, out.split("\n"))) <= 100
+    assert all(name.strip("[]") in out for name in " ".join(FROZEN[v] for v in verb).split())
 
 
 def shell(*args, **more) -> subprocess.CompletedProcess:

@@ -1,9 +1,8 @@
-"Lines in, lines out: order, length, bytes; and BLEU against sacreBLEU's own command."
-import gzip
+"Lines in, lines out: order, length, bytes; the best first, whatever the search."
 import io
-import json
-import subprocess
-import sys
+import os
+import threading
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.corpus import text_lines
-from annotated_transformer.evaluate import Translator, bleu, cut, load, pronoun_accuracy, score_files, translate_stream
+from annotated_transformer.decode import Hypothesis, beam_search, greedy_search, sample, search_with
+from annotated_transformer.evaluate import Translation, Translator, cut, joined, line_groups, load, translate_stream
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import SPACE, learn_bpe
 
@@ -40,9 +40,9 @@ class Echo(Translator):
         super().__init__(torch.nn.Linear(1, 1), vocab, **sizes)
         self.batches = []
 
-    def translate_ids(self, rows):
+    def search_ids(self, rows):
         self.batches.append([len(row) for row in rows])
-        return [list(row[:-1]) for row in rows]
+        return [[Hypothesis(list(row[:-1]), 0.0, 0.0)] for row in rows]
 
 
 # cutting
@@ -77,38 +77,152 @@ def test_what_goes_in_comes_out(vocab, lines, max_pieces, batch_tokens):
     assert all(len(b) == 1 or sum(b) <= batch_tokens for b in echo.batches)
 
 
-def test_batched_is_alone(translator):
+def some_lines(n):
+    "Of no to nine words; the longest are cut into parts."
     words = " ".join(TEXT).split()
-    picks = torch.randint(len(words), (30, 9), generator=torch.Generator().manual_seed(0)).tolist()
-    lines = [" ".join(words[j] for j in row[:i % 10]) for i, row in enumerate(picks)]
-    together = translator.translate(lines)
-    assert together == [translator.translate([line])[0] for line in lines]
-    assert together[::-1] == translator.translate(lines[::-1])
-    assert [line for line, out in zip(lines, together) if not line] and not any(out for line, out in zip(lines, together) if not line)
+    picks = torch.randint(len(words), (n, 9), generator=torch.Generator().manual_seed(0)).tolist()
+    return [" ".join(words[j] for j in row[:i % 10]) for i, row in enumerate(picks)]
+
+
+def searching(translator, search, batch_tokens=4096):
+    "The same model under another search."
+    return Translator(translator.model, translator.vocab, batch_tokens, translator.max_pieces, search)
+
+
+SEARCHES = {"beam": beam_search, "greedy": greedy_search, "wide, three best": search_with(6, 1.0, 3)}
+
+
+@pytest.mark.parametrize("batch_tokens", [4096, 60])
+@pytest.mark.parametrize("name", SEARCHES)
+def test_batched_is_alone(translator, name, batch_tokens):
+    lines, translator = some_lines(20), searching(translator, SEARCHES[name], batch_tokens)
+    together = translator.n_best(lines)
+    texts = [[found.text for found in those] for those in together]
+    assert texts == [[found.text for found in translator.n_best([line])[0]] for line in lines]
+    assert texts[::-1] == [[found.text for found in those] for those in translator.n_best(lines[::-1])]
+    assert [best for best, *_ in texts] == translator.translate(lines) and len({best for best, *_ in texts}) > 15
+    assert any(not line for line in lines) and all(those == [Translation("", 0.0)] for line, those in zip(lines, together) if not line)
+    assert any(len(translator.split(line)) > 1 for line in lines)
 
 
 def test_a_line_break_said_is_no_line_break_written(vocab):
     class Breaks(Echo):
-        def translate_ids(self, rows): return [self.vocab.encode("a\nb\r\nc")] * len(rows)
+        def search_ids(self, rows): return [[Hypothesis(self.vocab.encode("a\nb\r\nc"), 0.0, 0.0)]] * len(rows)
     assert Breaks(vocab).translate(["x", "y"]) == ["a b  c"] * 2
 
 
 def test_lists_and_arrays_of_ids(translator):
     row = translator.vocab.encode(TEXT[0]) + [translator.vocab.eos_id]
-    (found,) = translator.translate_ids([row])
-    assert found == translator.translate_ids([torch.tensor(row).numpy()])[0] and len(found) <= len(row) - 1 + 50
+    ((found,),) = translator.search_ids([row])
+    assert [[found]] == translator.search_ids([torch.tensor(row).numpy()]) and len(found.ids) <= len(row) - 1 + 50
+
+
+# the best few
+
+def test_best_first(translator):
+    lines = some_lines(20)
+    three, one = searching(translator, search_with(4, 0.6, 3)), searching(translator, search_with(4, 0.6, 1))
+    found = three.n_best(lines)
+    assert [len(those) for those in found] == [3 if line else 1 for line in lines]
+    assert all(a.score >= b.score for those in found for a, b in zip(those, those[1:]))
+    assert [best for best, *_ in found] == [best for (best,) in one.n_best(lines)]      # asking for more changes nothing at the top
+    rows = [[*translator.vocab.encode(line), translator.vocab.eos_id] for line in TEXT]
+    assert all(len({tuple(hypothesis.ids) for hypothesis in those}) == 3 for those in three.search_ids(rows))
+
+
+def test_ranks_of_a_long_line(translator):
+    "The k-th translation of a line is made of the k-th of each part; scores are added up."
+    three, line = searching(translator, search_with(4, 0.6, 3)), " ".join(TEXT)
+    parts = three.split(line)
+    (found,) = three.n_best([line])
+    each = three.search_ids([[*part, three.vocab.eos_id] for part in parts])
+    assert len(parts) > 2 and [best.score for best in found] == pytest.approx([sum(those[k].score for those in each) for k in range(3)])
+    expected: list[Translation] = []
+    for part, those in zip(parts, each): expected = joined(expected, part, those, three.vocab)
+    assert [best.text for best in found] == [best.text for best in expected] and len({best.text for best in found}) == 3
+
+
+@pytest.mark.parametrize("before, source, texts", [(["x", "y"], " b", ["x a", "y b"]), (["x", ""], " b", ["x a", "b"]), ([], " b", ["a", "b", "c"]),
+                                                   (["x", "y", "z", "w"], "🐕", ["xa", "yb", "zc"])])
+def test_joined(vocab, before, source, texts):
+    "A space where the source has one, none before the first text; as many as the part with the fewest."
+    those = [Hypothesis(vocab.encode(text), score, score) for text, score in (("a", -1.0), ("b", -2.0), ("c", -4.0))]
+    ids = vocab.encode("x" + source)[len(vocab.encode("x")):]
+    found = joined([Translation(text, -0.5) for text in before], ids, those, vocab)
+    assert [t.text for t in found] == texts
+    assert [t.score for t in found] == [h.score - 0.5 * bool(before) for h in those][:len(texts)]
+
+
+def test_any_search(translator):
+    "Whatever is called like one: its hypotheses come out in the order that it gives them, and it is told the length limit of each row."
+    said, limits, vocab = translator.vocab.encode("wo ist meine Katze?"), [], translator.vocab
+
+    def mine(step, state, bos_id, eos_id, max_lens):
+        log_probs, _ = step(torch.full((len(max_lens), 1), bos_id), state)
+        assert log_probs.shape == (len(max_lens), 1, len(vocab)) and eos_id == vocab.eos_id
+        limits.extend(max_lens.tolist())
+        return [[Hypothesis(said, -2.0, -3.0), Hypothesis([], -1.0, -1.0)]] * len(max_lens)
+    found = searching(translator, mine).n_best(["a", "", "the dog"])
+    two = [Translation("wo ist meine Katze?", -2.0), Translation("", -1.0)]
+    assert found == [two, [Translation("", 0.0)], two]
+    assert sorted(limits) == sorted(len(vocab.encode(line)) + 50 for line in ("a", "the dog"))
+    drawn = searching(translator, partial(sample, seed=1))
+    assert drawn.translate(TEXT) == drawn.translate(TEXT) != searching(translator, partial(sample, seed=2)).translate(TEXT)
+
+
+def test_batch_tokens_below_one(vocab):
+    with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"): Echo(vocab, batch_tokens=0)
 
 
 # streams
 
+class Pieces(io.BytesIO):
+    "A stream that comes in pieces of sizes that turn."
+    def __init__(self, raw, sizes):
+        super().__init__(raw)
+        self.sizes, self.n_reads = sizes, 0
+
+    def read1(self, size=-1):
+        self.n_reads += 1
+        return super().read1(self.sizes[self.n_reads % len(self.sizes)])
+
+
+SOME_BYTES = st.lists(st.sampled_from([b"\n", b"\r\n", b"a", "ü".encode(), b"\xff", b"long " * 9, b"\0"]), max_size=40).map(b"".join)
+
+
+@given(SOME_BYTES | st.binary(max_size=60), st.lists(st.integers(1, 70), min_size=1, max_size=5), st.integers(1, 5))
+def test_line_groups(raw, sizes, n_most):
+    "However the bytes arrive, the lines are those of the whole, and the last may lack its end."
+    groups = list(line_groups(Pieces(raw, sizes), n_most))
+    lines = raw.split(b"\n")
+    assert [line for group in groups for line in group] == (lines if lines[-1] else lines[:-1])
+    assert all(1 <= len(group) <= n_most for group in groups)
+
+
+def test_a_line_that_is_there_waits_for_none():
+    "A pipe: the first line comes out before the second is written, half of the second does not."
+    read, write = os.pipe()
+    rescue = threading.Timer(20, os.close, [write])  # a test that fails must not hang
+    rescue.start()
+    with open(read, "rb") as stream:
+        groups = line_groups(stream)
+        os.write(write, b"one\ntw")
+        assert next(groups) == [b"one"] and rescue.is_alive()
+        os.write(write, b"o\nthree\nfo")
+        assert next(groups) == [b"two", b"three"] and rescue.is_alive()
+        rescue.cancel()
+        os.close(write)
+        assert list(groups) == [[b"fo"]]
+
+
 ENDS = st.sampled_from([b"\n", b"\r\n"])
 
 
-@given(LINES, st.data(), st.booleans(), st.integers(1, 5))
-def test_stream(vocab, lines, data, bom, n_together):
+@given(LINES, st.data(), st.booleans(), st.integers(1, 5), st.lists(st.integers(1, 90), min_size=1, max_size=3))
+def test_stream(vocab, lines, data, bom, n_most, sizes):
     "Either line end, a mark at the beginning, a last line without end: one line out for each line in, in order."
     raw = b"\xef\xbb\xbf" * (bom and bool(lines)) + b"".join(line.removesuffix("\r").encode() + data.draw(ENDS) for line in lines)
-    found = list(translate_stream(Echo(vocab), io.BytesIO(raw), n_together))
+    found = [best.text for best, in translate_stream(Echo(vocab), line_groups(Pieces(raw, sizes), n_most))]
     assert found == [line.removesuffix("\r").replace("\r", " ") if line.strip() else "" for line in lines]
 
 
@@ -118,28 +232,28 @@ def test_stream(vocab, lines, data, bom, n_together):
 def test_text_lines(raw, lines): assert list(text_lines(io.BytesIO(raw))) == lines
 
 
-@pytest.mark.parametrize("n_together", [1, 2, 3, 256])
-def test_lines_before_a_broken_one_are_translated(vocab, n_together):
-    stream, found = translate_stream(Echo(vocab), [b"one\n", b"two\n", b"thr\xe4e\n", b"four\n"], n_together), []
+@pytest.mark.parametrize("n_most", [1, 2, 3, 256])
+def test_lines_before_a_broken_one_are_translated(vocab, n_most):
+    raw = io.BytesIO(b"one\ntwo\nthr\xe4e\nfour\n")
+    stream, found = translate_stream(Echo(vocab), line_groups(raw, n_most)), []
     with pytest.raises(ValueError, match="line 3: byte 4 is not UTF-8"):
-        for line in stream: found.append(line)
+        for (best,) in stream: found.append(best.text)
     assert found == ["one", "two"]
 
 
 def test_stream_reads_no_further_than_needed(vocab):
-    read = []
-
-    def endless():
-        while True: read.append(1); yield b"a\n"
-    stream = translate_stream(Echo(vocab), endless(), n_together=3)
-    next(stream); next(stream); next(stream)
-    assert len(read) == 3
+    endless = Pieces(b"a\n" * 300, [6])
+    stream = translate_stream(Echo(vocab), line_groups(endless))
+    for n_lines in range(1, 7):
+        next(stream)
+        assert endless.n_reads == -(-n_lines // 3)  # three lines a piece
 
 
 def test_long_lines_are_reported(vocab, capsys):
-    long = "a" * 3000
-    assert list(translate_stream(Echo(vocab, max_pieces=8), [b"short\n", long.encode()])) == ["short", long]
-    assert capsys.readouterr().err == f"line 2 is longer than 8 pieces: translated in {len(Echo(vocab, max_pieces=8).split(long))} parts\n"
+    long, echo = "a" * 3000, Echo(vocab, max_pieces=8)
+    found = list(translate_stream(echo, [[b"short\n"], [b"\n", long.encode()]]))
+    assert found == [[Translation(text, 0.0)] for text in ("short", "", long)]
+    assert capsys.readouterr().err == f"line 3 is longer than 8 pieces: translated in {len(echo.split(long))} parts\n"
 
 
 # runs and files
@@ -154,42 +268,8 @@ def test_load(tmp_path, vocab, position, longest):
     write_config(tmp_path / "run", recipe, {})
     save_weights(build_transformer(sizes, len(vocab), vocab.pad_id), tmp_path / "run/model.safetensors")
     found = load(tmp_path / "run")
-    assert found.max_pieces == longest and not found.model.training
+    assert found.max_pieces == longest and not found.model.training and found.search is beam_search
+    other = load(tmp_path / "run", search=greedy_search, batch_tokens=7)
+    assert (other.search, other.batch_tokens) == (greedy_search, 7)
     assert len(found.translate(["the dog " * 100, "x" * 300])) == 2
     with pytest.raises(ValueError, match="device 'nowhere' cannot be used here"): load(tmp_path / "run", "nowhere")
-
-
-def test_score_files(tmp_path, vocab):
-    (tmp_path / "src").write_bytes("\ufeff".encode() + "\r\n".join(TEXT).encode())
-    with gzip.open(tmp_path / "ref.gz", "wt", encoding="utf-8", newline="\n") as f: f.write("\n".join(TEXT) + "\n")
-    assert score_files(Echo(vocab), tmp_path / "src", tmp_path / "ref.gz")[0] == pytest.approx(100)
-    (tmp_path / "ref").write_text("one line\n")
-    with pytest.raises(ValueError, match="src has 4 lines, .*ref has 1"): score_files(Echo(vocab), tmp_path / "src", tmp_path / "ref")
-
-
-# measures
-
-def test_bleu_is_the_commands(tmp_path):
-    "The same number and signature as sacreBLEU prints."
-    outputs = ["der alte Hund schläft auf der Brücke.", "wo ist die Katze?", "Ein 24-jähriger Mann, der \"liest\"."]
-    references = ["Der alte Hund schläft unter der Brücke.", "wo ist meine Katze?", "Ein 24-jähriger Mann, der \"schreibt\"."]
-    (tmp_path / "out").write_text("\n".join(outputs) + "\n"); (tmp_path / "ref").write_text("\n".join(references) + "\n")
-    done = subprocess.run([sys.executable, "-m", "sacrebleu", tmp_path / "ref", "-i", tmp_path / "out", "-w", "10", "-f", "json"],
-                          capture_output=True, text=True, timeout=60, check=True)
-    theirs = json.loads(done.stdout)
-    score, signature = bleu(outputs, references)
-    assert score == pytest.approx(theirs["score"], abs=1e-9) and signature == theirs["signature"]
-    assert "tok:13a" in signature and "case:mixed" in signature
-
-
-def test_measures_refuse_what_does_not_match():
-    for measure in (bleu, pronoun_accuracy):
-        with pytest.raises(ValueError, match="2 hypotheses do not go with 1 references"): measure(["a", "b"], ["er"])
-        with pytest.raises(ValueError): measure([], [])
-
-
-@pytest.mark.parametrize("hypothesis, reference, right", [
-    ("weil es müde war.", "weil es müde war", 1), ("weil sie müde war", "weil es müde war", 0), ("weil müde war", "weil es müde war", 0),
-    ("Sie sieht es.", "sie sieht es", 1), ("es sieht sie", "sie sieht es", 0), ("weil es, es müde war", "weil es müde war", 0),
-    ("Essen, siebzehn, erst. Es!", "es", 1)])
-def test_pronouns(hypothesis, reference, right): assert pronoun_accuracy([hypothesis], [reference]) == right
