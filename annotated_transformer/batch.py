@@ -333,7 +333,7 @@ class Prepared(NamedTuple):
     train: Pairs
     valid: Pairs
 
-# %% ../nbs/51c_batch.ipynb #8c660a76
+# %% ../nbs/51c_batch.ipynb #16a70711
 def open_prepared(
     folder: Path,
     made_from: dict[str, str | int] | None = None,  # what about.json must say; None: its format alone
@@ -341,7 +341,7 @@ def open_prepared(
     "What `prepare` made, its ids mapped into memory; ValueError if anything is missing, damaged or made from something else."
     folder = Path(folder)
     try: about = dict(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError): raise ValueError(f"{folder / ABOUT} is missing or damaged") from None
+    except (OSError, ValueError, TypeError, RecursionError): raise ValueError(f"{folder / ABOUT} is missing or damaged") from None
     for name, wanted in (made_from or {"format": FORMAT}).items():
         if about.get(name) != wanted: raise ValueError(f"{folder} was made with {name}={about.get(name)}, not {wanted}")
     for name in FILES:

@@ -94,7 +94,7 @@ def say_how_it_ended(
         fail(f"{about['stopped']} at step {about['steps']}, saved; to go on: annotated-transformer train --resume {run}", signals[about["stopped"]])
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
-# %% ../nbs/95_cli.ipynb #95850702
+# %% ../nbs/95_cli.ipynb #f2c287ac
 @app.command("train")
 def train_verb(
     out: Annotated[Path | None, typer.Option(help="The run folder to make; it must not hold a run yet.")] = None,
@@ -109,8 +109,8 @@ def train_verb(
     valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
     prepared: Annotated[Path | None, typer.Option(
         help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
-    config: Annotated[str, typer.Option(
-        help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
+    config: Annotated[str | None, typer.Option(
+        help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big. By itself small.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes of training; --resume goes on from there.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
     bleu: Annotated[bool, typer.Option("--bleu", help="Measure BLEU too each time the validation set is looked at.")] = False,
@@ -125,14 +125,14 @@ def train_verb(
     from annotated_transformer.evaluate import validation_bleu
     from annotated_transformer.recipe import resume_run, train_run
     if (out is None) == (resume is None): raise ValueError("name either --out, a new run folder, or --resume, one to go on with")
-    if resume is not None and (data or src or tgt or valid_src or valid_tgt or prepared or settings):
+    if resume is not None and (data or config or src or tgt or valid_src or valid_tgt or prepared or settings):
         raise ValueError("--resume takes text and settings from the run: leave them out")
     if shard and bleu: raise ValueError("--bleu needs the whole model on a device: leave it or --shard out")
     score = validation_bleu if bleu else None
     if resume is None and begun_before(out): resume = out
     if resume is not None: resume_run(resume, device, minutes, score=score, sharded=shard, quiet=quiet)
     else:
-        recipe, corpus = override(get_recipe(config), settings or []), None
+        recipe, corpus = override(get_recipe(config or "small"), settings or []), None
         if first_process():  # of several, one looks at the folder and reads the text
             check_new_run(out)
             corpus = choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt)

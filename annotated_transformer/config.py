@@ -45,7 +45,7 @@ def check_types(
         if not fits or isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{field.name}={value!r} must be {KINDS[field.type]}")
 
-# %% ../nbs/00_config.ipynb #7f088e76
+# %% ../nbs/00_config.ipynb #88865907
 @dataclass(frozen=True)
 class ModelConfig:
     "The sizes of one Transformer, named as in Table 3."
@@ -61,7 +61,8 @@ class ModelConfig:
 
     def __post_init__(self):
         check_types(self)
-        within(self, "n_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "n_positions", low=1)
+        within(self, "d_model", "d_ff", "n_heads", "d_k", "d_v", "n_positions", low=1, high=2**31)
+        within(self, "n_layers", low=1, high=1001)
         if self.d_model % 2: raise ValueError(f"d_model={self.d_model} must be even: a position is pairs of sine and cosine")
         if (self.d_k is None or self.d_v is None) and self.d_model % self.n_heads:
             raise ValueError(f"d_model={self.d_model} does not split into n_heads={self.n_heads} equal heads: take a multiple of {self.n_heads}")

@@ -305,12 +305,14 @@ def own_corpus(
     for pairs in splits: deque(pairs, maxlen=0)  # a mistake in the files is better named now than in the middle of training
     return Corpus("own", "src", "tgt", *splits, [], source)
 
-# %% ../nbs/51a_corpus.ipynb #9321d98c
+# %% ../nbs/51a_corpus.ipynb #eeb99aa6
 def corpus_from(
     source: dict,  # `Corpus.source` of the one wanted
 ) -> Corpus:
     "The corpus that a source describes; ValueError if it describes none."
     named, own = {"data", "data_dir", "n_train", "n_valid", "n_test", "seed"}, {"src", "tgt", "valid_src", "valid_tgt"}
+    kinds = dict.fromkeys(("n_train", "n_valid", "n_test", "seed"), int) | dict.fromkeys(("data_dir", "valid_src", "valid_tgt"), str | None)
+    if any(not isinstance(value, kinds.get(name, str)) for name, value in source.items()): named = own = set()
     if "data" in source and source.keys() <= named: return load_corpus(source["data"], **{k: v for k, v in source.items() if k != "data"})
     if {"src", "tgt"} <= source.keys() <= own: return own_corpus(**source)
     raise ValueError(f"source={source} names no text: it needs data, or src and tgt")

@@ -6,7 +6,8 @@
 __all__ = ['ENCODER_LAYER', 'DECODER_LAYER', 'OUTSIDE', 'FINAL_NORM', 'N_POSITIONS', 'QUANTIZATIONS', 'weight_table',
            'position_table', 'put', 'add_vocabulary', 'engine_spec', 'export_ct2']
 
-# %% ../nbs/91_ct2.ipynb #ca960c98
+# %% ../nbs/91_ct2.ipynb #432c5773
+import os
 from pathlib import Path
 
 import torch
@@ -120,14 +121,14 @@ def engine_spec(
 # %% ../nbs/91_ct2.ipynb #1d302d76
 QUANTIZATIONS = ("float32", "float16", "int8")
 
-# %% ../nbs/91_ct2.ipynb #3d0aec86
+# %% ../nbs/91_ct2.ipynb #a065cbd6
 def export_ct2(
     run: Path,                      # a run folder
     out: Path,                      # the folder to make
     quantization: str = "float32",  # how weights are stored, one of `QUANTIZATIONS`
 ) -> Path:                          # the folder
     "Hand a run over to CTranslate2; ValueError for a run or a place that will not do, and then nothing is written."
-    out = Path(out).resolve()
+    out = Path(os.path.realpath(out))
     if quantization not in QUANTIZATIONS: raise ValueError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
     if out.is_file() or out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} holds something already: choose another place, or remove it first")

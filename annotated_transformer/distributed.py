@@ -33,7 +33,7 @@ def launched() -> bool:
     "Did torchrun, or something that sets the same variables, start this process as one of several?"
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
-# %% ../nbs/52a_distributed.ipynb #2092888b
+# %% ../nbs/52a_distributed.ipynb #45ce37a2
 def pick_device(
     name: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = the best there is
 ) -> torch.device:            # "cuda" becomes the GPU of this process's own number under torchrun
@@ -41,7 +41,10 @@ def pick_device(
     mps = torch.backends.mps.is_available() and not launched()
     if name is None: name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     if name == "cuda" and launched(): name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try: device = torch.device(name); torch.empty(0, device=device)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        if device.type == "meta": raise RuntimeError("it holds shapes and no numbers")
     except (RuntimeError, AssertionError) as e: raise ValueError(f"device {name!r} cannot be used here: {str(e).splitlines()[0]}") from None
     return device
 

@@ -52,7 +52,7 @@ class Translation(NamedTuple):
     text: str
     score: float  # of the hypothesis (61a), the higher the better; of a line in parts, the sum over its parts
 
-# %% ../nbs/61b_evaluate.ipynb #e9c36995
+# %% ../nbs/61b_evaluate.ipynb #71572270
 class Translator:
     "A trained model and its vocabulary, ready to translate."
     def __init__(
@@ -64,7 +64,7 @@ class Translator:
         search: Callable = beam_search,  # called with step, state, bos_id, eos_id, max_lens (61a); its settings bound by `partial`
     ):
         if max_pieces < 4: raise ValueError(f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces")
-        if batch_tokens < 1: raise ValueError(f"batch_tokens={batch_tokens} must be at least 1")
+        if not 1 <= batch_tokens < 2**31: raise ValueError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
         self.model, self.vocab, self.batch_tokens, self.max_pieces, self.search = model.eval(), vocab, batch_tokens, max_pieces, search
 
     def split(
@@ -342,7 +342,7 @@ class Perplexity(NamedTuple):
     def __str__(self) -> str:
         return f"perplexity = {self.per_piece:.3f} per piece ({self.n_pieces}), {self.per_word:.3f} per word ({self.n_words})"
 
-# %% ../nbs/61b_evaluate.ipynb #2175d739
+# %% ../nbs/61b_evaluate.ipynb #93b13815
 @torch.no_grad()
 def perplexity(
     translator: Translator,
@@ -351,9 +351,11 @@ def perplexity(
 ) -> Perplexity:
     "The perplexity of reference translations, each word predicted from the source and the right words before it (Table 3)."
     check_matched(sources, references, "sources")
+    if not isinstance(translator.vocab, Vocab): raise ValueError("perplexity is for runs that were trained here: this one cannot cut references")
     model, vocab, nats = translator.model, translator.vocab, 0.0
     data, device = encode_pairs(zip(sources, references), vocab), next(model.parameters()).device
     lengths = data.lengths()
+    if lengths.max() > 4096: raise ValueError(f"a line of {lengths.max() - 1} pieces is too long: perplexity looks at it as a whole, split it")
     for rows in batch_rows(lengths, max(translator.batch_tokens, int(lengths.max())), np.random.default_rng(0)):
         batch = collate(*data.take(rows), vocab).to(device)
         real = batch.tgt_out != vocab.pad_id

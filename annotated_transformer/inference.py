@@ -6,7 +6,8 @@
 __all__ = ['PRECISIONS', 'can_pack', 'PackedLinear', 'pack_int8', 'overflows', 'Int8Linear', 'ReadyEmbedding',
            'ready_to_translate']
 
-# %% ../nbs/60_inference.ipynb #4ade9448
+# %% ../nbs/60_inference.ipynb #6a65f91c
+import os
 import warnings
 from functools import cache
 
@@ -98,7 +99,7 @@ class ReadyEmbedding(nn.Module):
 # %% ../nbs/60_inference.ipynb #671eb89f
 PRECISIONS = ("fp32", "bf16", "int8")
 
-# %% ../nbs/60_inference.ipynb #af714943
+# %% ../nbs/60_inference.ipynb #20395b84
 def ready_to_translate(
     model: nn.Module,         # a trained `Transformer`; changed in place
     precision: str = "fp32",  # of the products: "fp32", "bf16" (all of the model) or "int8" (CPU only)
@@ -107,6 +108,7 @@ def ready_to_translate(
     if precision not in PRECISIONS: raise ValueError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
     device = model.embedding.weight.device.type
     if precision == "int8" and device != "cpu": raise ValueError(f"precision=int8 is for the CPU: take bf16 on {device}")
+    for kept in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"): os.environ.setdefault(kept, "64")
     if precision == "bf16": model.bfloat16()
     model.eval().requires_grad_(False)
     if device != "cpu" or precision != "int8" and not can_pack(): return model

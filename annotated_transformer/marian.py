@@ -9,7 +9,7 @@ __all__ = ['ACTIVATIONS', 'ONLY', 'OUTSIDE', 'ENCODER_LAYER', 'DECODER_LAYER', '
            'load_pieces', 'MarianVocab', 'MarianTranslator', 'marian_search', 'with_marian_rules', 'import_marian',
            'load_marian', 'load_any']
 
-# %% ../nbs/90_marian.ipynb #dd89578e
+# %% ../nbs/90_marian.ipynb #96f48533
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .checkpoint import FORMAT, naming, new_folder, save_tensors, write_atomically
-from .checkpoint import check_shapes, fingerprint, read_json, read_tensors, set_weights, shapes
+from .checkpoint import check_finite, check_shapes, fingerprint, read_json, read_tensors, set_weights, shapes
 from .config import check_types, one_of, within
 from .decode import beam_search, best_ends, greedy_search
 from .distributed import pick_device
@@ -102,7 +102,7 @@ class MarianTransformer(Transformer):
 # %% ../nbs/90_marian.ipynb #5a88f0b6
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "silu": nn.SiLU}  # their names
 
-# %% ../nbs/90_marian.ipynb #545cc709
+# %% ../nbs/90_marian.ipynb #b65caa97
 @dataclass(frozen=True)
 class MarianConfig:
     "The sizes of a Marian model and the search that it asks for, named as in its files."
@@ -129,9 +129,10 @@ class MarianConfig:
         check_types(self)
         within(self, "vocab_size", "d_model", "max_position_embeddings", "encoder_attention_heads", "encoder_ffn_dim",
                "decoder_attention_heads", "decoder_ffn_dim", low=1)
-        within(self, "encoder_layers", "decoder_layers", "num_beams", low=1, high=1000)
+        within(self, "encoder_layers", "decoder_layers", low=1, high=1001)
+        within(self, "num_beams", low=1, high=257)
         within(self, "pad_token_id", "decoder_start_token_id", "eos_token_id", low=0, high=self.vocab_size)
-        within(self, "length_penalty", low=0)
+        within(self, "length_penalty", low=0, high=11)
         one_of("activation_function", self.activation_function, tuple(ACTIVATIONS))
 
 # %% ../nbs/90_marian.ipynb #5d79f3a1
@@ -213,7 +214,7 @@ def name_table(
 COPIES = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
-# %% ../nbs/90_marian.ipynb #e06ffbab
+# %% ../nbs/90_marian.ipynb #d0b8b0fe
 def drop_copies(
     path: Path,                  # where they were found, for the message
     weights: dict[str, Tensor],  # their names
@@ -221,7 +222,8 @@ def drop_copies(
 ) -> dict[str, Tensor]:          # without `TABLES`, and of `COPIES` the first alone
     "Leave out what is there twice and what nobody learned; ValueError if it is not what it should be."
     copies, tables = ([weights[name] for name in some if name in weights] for some in (COPIES, TABLES))
-    if not all(torch.equal(copies[0], other) for other in copies): raise ValueError(f"{path}: {', '.join(COPIES)} differ; here they are one matrix")
+    if not all(torch.equal(copies[0].float(), other.float()) for other in copies):
+        raise ValueError(f"{path}: {', '.join(COPIES)} differ; here they are one matrix")
     for table in tables:  # half precision has three digits
         if table.shape[1:] != (d_model,) or not torch.allclose(table.float(), in_halves(positional_encoding(len(table), d_model)), atol=1e-3):
             raise ValueError(f"{path}: {' or '.join(TABLES)} holds no sines and cosines in halves")
@@ -237,7 +239,7 @@ def marian_shapes(
         with torch.device("meta"): return shapes(build_marian(config).state_dict())
     except RuntimeError as e: raise ValueError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
 
-# %% ../nbs/90_marian.ipynb #37660fc7
+# %% ../nbs/90_marian.ipynb #01ad79e4
 def read_marian_weights(
     folder: Path,  # a Marian checkpoint of Hugging Face
     config: MarianConfig,
@@ -247,10 +249,10 @@ def read_marian_weights(
     if not path.exists() and pickled.exists():
         raise ValueError(f"{pickled} is a pickle, which may run any code and is not read here. If you trust it, convert it: "
                          f"transformers.MarianMTModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})")
-    weights, table, wanted = drop_copies(path, read_tensors(path), config.d_model), name_table(config), marian_shapes(config)
+    found = read_tensors(path)
+    check_finite(path, found)
+    weights, table, wanted = drop_copies(path, found, config.d_model), name_table(config), marian_shapes(config)
     check_shapes(path, shapes(weights), {theirs: wanted[ours] for theirs, ours in table.items()})
-    for name, weight in weights.items():
-        if not weight.isfinite().all(): raise ValueError(f"{path}: {name} holds numbers that are not finite")
     return {ours: weights[theirs].float().contiguous() for theirs, ours in table.items()}
 
 # %% ../nbs/90_marian.ipynb #b753e9e5
@@ -359,7 +361,7 @@ def import_marian(
         values = {"format": FORMAT, "kind": "marian", "marian": asdict(config), "sha256": {name: fingerprint(part / name) for name in FILES}}
         write_atomically(part / "config.json", (json.dumps(values, indent=1) + "\n").encode())
 
-# %% ../nbs/90_marian.ipynb #b899ac0d
+# %% ../nbs/90_marian.ipynb #9234f068
 def load_marian(
     run: Path,                       # a run folder that `import_marian` made
     device: str | None = None,       # "cpu", "cuda", "cuda:1", "mps"; None = cpu
@@ -377,6 +379,7 @@ def load_marian(
     if values.get("sha256") != {name: fingerprint(run / name) for name in FILES}:
         raise ValueError(f"{run}: one of {', '.join(FILES)} is not the file that was imported")
     check_shapes(path, shapes(weights), marian_shapes(config))
+    check_finite(path, weights)
     model = build_marian(config)
     set_weights(model, weights)
     rules = with_marian_rules(search or marian_search(config), config)

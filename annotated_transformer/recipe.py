@@ -186,15 +186,17 @@ def build_training(
     parallel = shard(objective, layers) if sharded else data_parallel(objective, device)
     return objective, parallel, adam(objective.parameters(), (settings.adam_beta1, settings.adam_beta2), settings.adam_eps)
 
-# %% ../nbs/55_recipe.ipynb #5514a0c5
+# %% ../nbs/55_recipe.ipynb #2bb35346
 def read_metrics(
     run: Path,  # a run folder
 ) -> list[dict]:
     "What metrics.jsonl says, without a line torn by a crash."
     path, found = run / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
-        try: found.append(json.loads(line))
-        except ValueError: pass
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
+        try: record = json.loads(line)
+        except (ValueError, RecursionError): continue
+        if not isinstance(record, dict) or "step" not in record: continue
+        if all(isinstance(value, int | float) or name == "grad_norm" for name, value in record.items()): found.append(record)
     return found
 
 # %% ../nbs/55_recipe.ipynb #43b02936
@@ -303,14 +305,14 @@ def new_run(
     create_run(out, recipe, about)
     return about
 
-# %% ../nbs/55_recipe.ipynb #8dfb13a3
+# %% ../nbs/55_recipe.ipynb #339d8f76
 @contextmanager
 def undone_if_wrong(
     out: Path,  # a new run folder
 ) -> Iterator[None]:
     "Text or settings that are refused before the first step leave no run folder behind."
     try: yield
-    except ValueError:
+    except (ValueError, OSError):
         if rank() == 0 and not read_metrics(out): shutil.rmtree(out)
         raise
 

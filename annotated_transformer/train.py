@@ -111,13 +111,15 @@ def stop_after(
     "A hook that ends the loop when the time is used up; no schedule looks at it."
     return lambda record: Stop(f"{minutes:g} minutes used up") if record.seconds >= 60 * minutes else None
 
-# %% ../nbs/52c_train.ipynb #326082d7
+# %% ../nbs/52c_train.ipynb #64427806
 def append_json(
     path: Path,    # is added to if it exists
     values: dict,  # plain values
 ) -> None:
-    "One more line of a file of JSON objects, one a line."
-    with open(path, "a", encoding="utf-8") as file: file.write(json.dumps(values) + "\n")
+    "One more line of a file of JSON objects, one a line; an OSError names the file."
+    try:
+        with open(path, "a", encoding="utf-8") as file: file.write(json.dumps(values) + "\n")
+    except OSError as e: raise OSError(f"{path} cannot be written: {e}") from None
 
 # %% ../nbs/52c_train.ipynb #0a4e171f
 def metrics_file(

@@ -201,7 +201,13 @@ def test_config_that_is_no_text(run):
 
 def test_sizes_that_fit_no_machine(run):
     bytes_of(run / "config.json", lambda data: data.replace(b'"d_ff": 32', b'"d_ff": 32000000000000000'))
-    with pytest.raises(ValueError, match="a model of these sizes cannot be built"): load_run(run)
+    with pytest.raises(ValueError, match="d_ff=32000000000000000 must be at least 1 and below"): load_run(run)
+
+
+def test_sizes_that_are_not_the_weights(run):
+    "Refused before a model of that size is built: this one would take hundreds of gigabytes."
+    bytes_of(run / "config.json", lambda data: data.replace(b'"d_ff": 32', b'"d_ff": 2000000000'))
+    with pytest.raises(ValueError, match=r"w_1.weight has shape \(32, 16\), this model needs \(2000000000, 16\)"): load_run(run)
 
 
 @pytest.mark.parametrize("name, says", [("config.json", "is not a run folder: it has no config.json"), ("vocab.model", "vocab.model"),

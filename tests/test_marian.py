@@ -402,7 +402,7 @@ REFUSED = [
     ("config.json", put(d_model=36), "has shape"),
     ("config.json", put(encoder_layers=3), "lacks the weight model.encoder.layers.2.self_attn.q_proj.weight"),
     ("config.json", put(decoder_layers=1), "which this model has not"),
-    ("config.json", put(encoder_layers=10 ** 12), "must be at least 1 and below 1000"),
+    ("config.json", put(encoder_layers=10 ** 12), "must be at least 1 and below 1001"),
     ("config.json", put(decoder_ffn_dim=10 ** 18), "a model of these sizes cannot be built"),
     ("config.json", put(vocab_size=10 ** 15, decoder_vocab_size=10 ** 15), "pieces; this model needs the ids from 0 to"),
     ("config.json", put(d_model="wide"), "d_model='wide' must be a whole number"),
