@@ -52,7 +52,7 @@ class Translation(NamedTuple):
     text: str
     score: float  # of the hypothesis (61a), the higher the better; of a line in parts, the sum over its parts
 
-# %% ../nbs/61b_evaluate.ipynb #71572270
+# %% ../nbs/61b_evaluate.ipynb #b319d84f
 class Translator:
     "A trained model and its vocabulary, ready to translate."
     def __init__(
@@ -62,10 +62,13 @@ class Translator:
         batch_tokens: int = 4096,        # source tokens translated at once
         max_pieces: int = 256,           # longer lines are translated in parts of at most this many pieces
         search: Callable = beam_search,  # called with step, state, bos_id, eos_id, max_lens (61a); its settings bound by `partial`
+        more: int = 50,                  # pieces that a translation may have beyond its source's, at least 0 (§6.1)
     ):
         if max_pieces < 4: raise ValueError(f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces")
         if not 1 <= batch_tokens < 2**31: raise ValueError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
-        self.model, self.vocab, self.batch_tokens, self.max_pieces, self.search = model.eval(), vocab, batch_tokens, max_pieces, search
+        if more < 0: raise ValueError(f"more={more} must be at least 0")
+        self.model, self.vocab, self.batch_tokens, self.max_pieces = model.eval(), vocab, batch_tokens, max_pieces
+        self.search, self.more = search, more
 
     def split(
         self,
@@ -81,9 +84,9 @@ class Translator:
         self,
         rows: list[list[int]],  # source ids, each ending in the end symbol
     ) -> list[list[Hypothesis]]:  # of each row, best first
-        "Search for one batch of source ids, at most 50 words more than the input has (§6.1)."
+        "Search for one batch of source ids, at most `more` words more than the input has (§6.1)."
         src = pad_ids(rows, self.vocab.pad_id).to(next(self.model.parameters()).device)
-        max_lens = (src != self.vocab.pad_id).sum(dim=1) - 1 + 50  # neither side's end symbol counts
+        max_lens = (src != self.vocab.pad_id).sum(dim=1) - 1 + self.more  # neither side's end symbol counts
         with torch.inference_mode():  # less bookkeeping than under no_grad; none of its tensors leaves
             return self.search(self.model.step, self.model.start(src), self.vocab.bos_id, self.vocab.eos_id, max_lens)
 
