@@ -15,7 +15,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lab export notebooks docs preview check bench-train bench-decode clean
+.PHONY: help demo test lab export notebooks docs preview links check bench-train bench-decode clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -42,10 +42,16 @@ notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_s
 
 docs: $(VENV)/.stamp-docs export  ## the site with Quarto: _docs
 	@touch README.md
-	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
+	@rm -rf _proc
+	@$(WITH) PYTHONPATH=tools $(BIN)/nbdev_docs --n_workers 2
+	@$(BIN)/python tools/pages.py _docs
+	-@$(BIN)/python tools/links.py _docs
 
 preview: $(VENV)/.stamp-preview  ## the same pages without Quarto: _preview
 	@$(WITH) $(BIN)/python tools/preview.py $(NAMES)
+
+links: preview  ## do all links of the pages, README.md and the notebooks lead somewhere? those to other hosts are listed
+	@$(BIN)/python tools/links.py
 
 check: $(VENV)/.stamp-dev  ## lint
 	@$(BIN)/ruff check

@@ -6,7 +6,8 @@
 __all__ = ['app', 'UsageError', 'BEAM', 'ALPHA', 'verbs', 'fail', 'main', 'choose_corpus', 'begun_before', 'first_process',
            'say_how_it_ended', 'train_verb', 'prepare_verb', 'average_verb', 'typed_lines', 'chosen_search',
            'translate_verb', 'score_verb', 'attention_example', 'write_attention', 'attention_verb',
-           'import_marian_verb', 'export_ct2_verb', 'run_demo', 'demo_verb']
+           'import_marian_verb', 'export_ct2_verb', 'measure_row', 'row_trainer', 'variations_verb', 'run_demo',
+           'demo_verb']
 
 # %% ../nbs/95_cli.ipynb #afe2cb6b
 import os
@@ -265,14 +266,15 @@ def score_verb(
         found = evaluate.perplexity(translator, texts[src], texts[ref])
         typer.echo(f"{path}: {found}" if len(said) > 1 else found)
 
-# %% ../nbs/95_cli.ipynb #37f3bab3
+# %% ../nbs/95_cli.ipynb #ab38cf85
 def attention_example(
     translator,
     sentence: str,
 ):  # an `AttentionExample`
     "A sentence, its translation, and every attention map between their pieces."
     from annotated_transformer.batch import pad_ids
-    from annotated_transformer.visualize import AttentionExample, attention_maps
+    from annotated_transformer.explorer import AttentionExample
+    from annotated_transformer.visualize import attention_maps
     vocab = translator.vocab
     if not sentence.strip(): raise ValueError("the sentence is empty")
     src = vocab.encode(sentence) + [vocab.eos_id]
@@ -285,7 +287,7 @@ def attention_example(
                          for before, piece in pairwise(["\u2581", *vocab.words(ids)])]
     return AttentionExample(shown(src), shown(tgt), {kind: weights[:, 0] for kind, weights in maps.items()})
 
-# %% ../nbs/95_cli.ipynb #f37f7fd2
+# %% ../nbs/95_cli.ipynb #73ec8e6e
 def write_attention(
     translator,
     sentences: list[str],
@@ -293,7 +295,7 @@ def write_attention(
 ) -> None:
     "One page that shows every head's attention over these sentences and their translations."
     from annotated_transformer.checkpoint import write_atomically
-    from annotated_transformer.visualize import attention_page
+    from annotated_transformer.explorer import attention_page
     write_atomically(Path(out), attention_page([attention_example(translator, s) for s in sentences], title="Where the heads look").encode())
 
 # %% ../nbs/95_cli.ipynb #1960349a
@@ -331,6 +333,79 @@ def export_ct2_verb(
     from annotated_transformer.ct2 import export_ct2
     export_ct2(run, out, quantization)
     typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
+
+# %% ../nbs/95_cli.ipynb #5d2b36fb
+def measure_row(
+    run: Path,  # a run at its end
+    corpus,     # the `Corpus` it was trained on
+    device: str | None,
+):  # `Measured`
+    "What Table 3 says of a run: its last weights on the validation set, beam 4 and α = 0.6, no averaging (§6.2)."
+    from annotated_transformer.checkpoint import load_run
+    from annotated_transformer.decode import search_with
+    from annotated_transformer.distributed import pick_device
+    from annotated_transformer.evaluate import bleu, load
+    from annotated_transformer.recipe import read_metrics
+    from annotated_transformer.variations import Measured
+    n_parameters = sum(weight.numel() for weight in load_run(run).model.parameters())
+    *_, last = (record for record in read_metrics(run) if "valid_loss" in record)
+    sources, references = zip(*corpus.valid)
+    said = load(run, str(pick_device(device)), search_with(4, 0.6)).translate(list(sources))
+    return Measured(last["valid_loss"], bleu(said, list(references)).value, n_parameters, last["seconds"])
+
+# %% ../nbs/95_cli.ipynb #995d2adb
+def row_trainer(
+    corpus,          # `Corpus`
+    prepared: Path,  # the encoded text, for all rows to share
+    device: str | None,
+    quiet: bool,
+):  # for `fill_table`
+    "A function that trains a row, or goes on with it, and measures it; a signal becomes a KeyboardInterrupt that carries its name."
+    import shutil
+    from annotated_transformer.checkpoint import read_config
+    from annotated_transformer.recipe import resume_run, train_run
+    def train_row(recipe, run: Path, minutes: float | None):
+        if (run / "config.json").exists():
+            if read_config(run)[0] != recipe: raise ValueError(f"{run} was begun with other settings: remove it")
+            resume_run(run, device, minutes, quiet=quiet)
+        else:
+            shutil.rmtree(run, ignore_errors=True)  # an empty folder, of a process that was killed
+            train_run(corpus, recipe, run, device, minutes, prepared=prepared, quiet=quiet)
+        about = read_config(run)[1]
+        if about["stopped"] in ("SIGINT", "SIGTERM"): raise KeyboardInterrupt(about["stopped"])
+        return measure_row(run, corpus, device) if about["steps"] == recipe.train.max_steps else None
+    return train_row
+
+# %% ../nbs/95_cli.ipynb #2947c679
+@app.command("variations")
+def variations_verb(
+    data: Annotated[str, typer.Option(help="The text: builtin or multi30k.")],
+    data_dir: Annotated[Path | None, typer.Option(
+        envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/; without it the text is downloaded.")] = None,
+    rows: Annotated[str, typer.Option(help="all, key (eight of them), or names with commas between: \"base,A h=1\".")] = "all",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each row.")] = 2,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; the same command goes on.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of the base, the same as max_steps=N.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the table; by itself runs/variations-DATA.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    settings: Annotated[list[str] | None, typer.Argument(
+        metavar="KEY=VALUE", help="Settings of the base, and so of every row, that differ from the usual ones.")] = None,
+) -> None:
+    "Table 3: train one row after the other, measure, print. Ctrl-C saves first, and the same command goes on."
+    from annotated_transformer.config import override
+    from annotated_transformer.corpus import fingerprint, load_corpus
+    from annotated_transformer.variations import BASES, Plan, choose_rows, fill_table, read_table, table_lines
+    if data not in BASES: raise ValueError(f"data={data!r}: there is a base for {' and for '.join(BASES)}")
+    base = override(BASES[data], (settings or []) + ([] if steps is None else [f"max_steps={steps}"]))
+    chosen, out, corpus = choose_rows(rows), out or Path("runs") / f"variations-{data}", load_corpus(data, data_dir)
+    about = {"data": data, "train_text": fingerprint(corpus.train)[:16], "valid_text": fingerprint(corpus.valid)[:16], "beam_size": 4, "alpha": 0.6}
+    def say(line: str) -> None: typer.echo(line, err=True)
+    try: done = fill_table(out, Plan(chosen, seeds, base, about), row_trainer(corpus, out / "data", device, quiet), minutes, say)
+    except KeyboardInterrupt as e:
+        fail(f"interrupted; what was done is in {out}: to go on, give the same command again", 143 if "SIGTERM" in e.args else 130)
+    typer.echo("\n".join(table_lines(read_table(out))))
+    if not done: say(f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again")
 
 # %% ../nbs/95_cli.ipynb #e8fdada9
 def run_demo(

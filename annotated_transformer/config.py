@@ -116,7 +116,7 @@ class Recipe:
     model: ModelConfig
     train: TrainConfig
 
-# %% ../nbs/00_config.ipynb #841a81c1
+# %% ../nbs/00_config.ipynb #f21ebd3a
 RECIPES = {
     "tiny":  Recipe(ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
                     TrainConfig(n_pieces=2000, batch_tokens=1000, max_steps=1200, schedule="linear", peak_lr=2e-3, warmup_steps=200,
@@ -128,11 +128,11 @@ RECIPES = {
     "big":   Recipe(ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
                     TrainConfig(max_steps=300_000, dropout=0.3, save_every=600, keep_last=20, average_last=20)),
     "multi30k-tiny": Recipe(ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
-                            TrainConfig(n_pieces=8000, batch_tokens=4096, max_steps=16_000, schedule="linear", peak_lr=4e-3, warmup_steps=800,
+                            TrainConfig(n_pieces=8000, batch_tokens=4096, max_steps=16_000, schedule="linear", warmup_steps=2000,
                                         dropout=0.3, valid_every=400, save_every=200, keep_last=10, average_last=10)),
     "multi30k-small": Recipe(ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-                             TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=5000, schedule="linear", warmup_steps=500, valid_every=250,
-                                         save_every=250, average_last=0)),
+                             TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=12_000, schedule="linear", warmup_steps=500,
+                                         dropout=0.2, save_every=200, keep_last=10, average_last=10)),
 }
 RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
 

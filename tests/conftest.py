@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))  # notebooks.py, gate.py, preview.py
+sys.path.insert(0, str(ROOT / "tools"))  # notebooks.py, gate.py, pages.py, preview.py, links.py
 
 # The same examples on every run, and no time limit on one: machines differ.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
@@ -42,6 +42,19 @@ def project(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    "The preview of all pages, and of one more that uses all the page dialect: built once, in a copy of the checkout."
+    from gate import copy, files_of
+    from trial import write_trial
+    root = tmp_path_factory.mktemp("site")
+    copy(ROOT, root, files_of(ROOT))
+    write_trial(root)
+    done = subprocess.run([sys.executable, root / "tools/preview.py"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(root)})
+    assert done.returncode == 0, done.stderr
+    return root / "_preview"
+
+
+@pytest.fixture(scope="session")
 def chromium() -> str:
     "A browser. In CI, as root, it is installed; elsewhere the test is skipped without one."
     names = ("chromium", "chromium-browser", "google-chrome")
@@ -50,6 +63,8 @@ def chromium() -> str:
             subprocess.run(["apt-get", "-q", *args], capture_output=True, timeout=300, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
     found = next(filter(None, map(shutil.which, names)), None)
     if not found:
-        if os.environ.get("CI"): warnings.warn("no chromium in CI: the browser tests did NOT run", stacklevel=1)
-        pytest.skip("needs a browser: install chromium")
+        line = "NO BROWSER: chromium is not installed, so no page was opened in one. Install it and run pytest again."
+        warnings.warn(line, stacklevel=1)
+        if os.environ.get("CI"): print(f"\n::warning::{line}", file=sys.__stderr__)
+        pytest.skip(line)
     return found

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,12 @@ import torch
 import typer
 from safetensors.torch import save_file
 
+from annotated_transformer import corpus, recipe
 from annotated_transformer.cli import app, main
+from annotated_transformer.corpus import load_corpus
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import FILES, MarianConfig, build_marian, name_table
+from annotated_transformer.train import Stop
 
 TINY = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=4", "batch_tokens=400", "valid_every=2", "save_every=2",
         "average_last=0"]
@@ -381,6 +385,61 @@ def test_export_ct2(trained, tmp_path, capsys):
     assert before == {p.name: p.read_bytes() for p in out.iterdir()} and not (tmp_path / "new").exists()
 
 
+# Table 3
+
+@pytest.fixture
+def variations(monkeypatch):
+    "The verb with tiny rows on 300 sentences, three steps each."
+    monkeypatch.setattr(corpus, "load_corpus", lambda name, data_dir=None, **_: load_corpus(name, data_dir, n_train=300, n_valid=20, n_test=1))
+    small = ("n_layers=1", "d_model=32", "d_ff=64", "n_pieces=500", "batch_tokens=400", "warmup_steps=1", "save_every=2")
+    return lambda capsys, *args: run(capsys, "variations", "--data", "builtin", "--device", "cpu", "--quiet", "--steps", 3, *args, *small)
+
+
+def found_in(table: Path) -> list:
+    "What a table says, without times."
+    rows = json.loads((table / "table.json").read_text(encoding="utf-8"))["rows"]
+    return [(row["row"], one["seed"], one["valid_loss"], one["bleu"], one["n_parameters"]) for row in rows for one in row["found"]]
+
+
+def test_variations(variations, tmp_path, capsys, monkeypatch):
+    "A table; and the same one from sittings that end after every step, and from one that is interrupted."
+    rows = ("--rows", "base,A h=1", "--out")
+    status, out, err = variations(capsys, *rows, tmp_path / "whole")
+    assert status == 0 and [line.split("  ")[0] for line in out.split("\n")[1:-1]] == ["base", "A h=1"], err
+    assert err.count("\n") == 4 and "4 of 4: A h=1, seed 1: perplexity" in err
+    whole = found_in(tmp_path / "whole")
+    assert len({loss for _, _, loss, *_ in whole}) == 4 and len({n for *_, n in whole}) == 1  # heads share one width
+    assert {p.name for p in (tmp_path / "whole").iterdir()} == {"settings.json", "table.json", "rows", "data"}
+    assert {p.name for p in (tmp_path / "whole/rows/base-seed0").iterdir()} == {"config.json", "metrics.jsonl", "curve.svg"}
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "stop_after", lambda minutes: lambda record: Stop("time"))
+        errors = [variations(capsys, *rows, tmp_path / "pieces", "--seeds", 1, "--minutes", 1)[2] for _ in range(6)]
+    assert ["the same command again" in err for err in errors] == [True] * 4 + [False] * 2
+    assert found_in(tmp_path / "pieces") == whole[::2]
+    with monkeypatch.context() as patch:
+        plain = recipe.metrics_file
+        def harmed(path, *more): return lambda record: plain(path, *more)(record) or record.step == 2 and os.kill(os.getpid(), signal.SIGINT)
+        patch.setattr(recipe, "metrics_file", harmed)
+        status, out, err = variations(capsys, *rows, tmp_path / "broken")
+        assert status == 130 and out == "" and err.count("\n") == 1 and "give the same command again" in err
+    assert variations(capsys, *rows, tmp_path / "broken")[0] == 0 and found_in(tmp_path / "broken") == whole
+    before = (tmp_path / "whole/table.json").read_bytes()
+    status, _, err = variations(capsys, *rows, tmp_path / "whole", "label_smoothing=0.0")
+    assert status == 2 and "was begun with label_smoothing=0.1, not 0.0: choose another --out" in err and err.count("\n") == 1
+    assert (tmp_path / "whole/table.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("args, message", [
+    (["--data", "wmt14"], "there is a base for builtin and for multi30k"), (["--rows", "A h=3"], "no row is called 'A h=3'"),
+    (["--seeds", 0], "--seeds"), (["--minutes", 0], "minutes=0.0 must be positive"), (["--steps", 0], "max_steps=0"),
+    (["d_modl=3"], "did you mean d_model?"), (["n_heads=3"], "does not split into n_heads=3"), (["--device", "toaster"], "toaster")])
+def test_wrong_variations(args, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(corpus, "load_corpus", lambda name, data_dir=None, **_: load_corpus(name, data_dir, n_train=300, n_valid=20, n_test=1))
+    status, _, err = run(capsys, "variations", "--data", "builtin", "--out", tmp_path / "t", *args)
+    assert status == 2 and message in err and err.count("\n") == 1, err
+    assert not list(tmp_path.glob("t/rows/*/config.json"))
+
+
 # the frozen command line
 
 FROZEN = {  # what scripts rely on: a new name gets a place here, an old one stays
@@ -393,6 +452,7 @@ FROZEN = {  # what scripts rely on: a new name gets a place here, an old one sta
     "attention": "RUN SENTENCE --out --device",
     "import-marian": "DIR RUN",
     "export-ct2": "RUN DIR --quantization",
+    "variations": "[KEY=VALUE] --data --data-dir --rows --seeds --minutes --steps --out --device --quiet",
     "demo": "--out",
 }
 

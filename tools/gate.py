@@ -22,7 +22,7 @@ def files_of(root: Path) -> list[str]:
     git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root, capture_output=True, text=True)
     if git.returncode == 0: names = git.stdout.split("\0")
     else:
-        left = re.compile(r"(^|/)(\.|_proc|_docs|_preview|__pycache__|build|dist|runs/|nbdev\.yml)")
+        left = re.compile(r"(^|/)(\.|(_proc|_docs|_preview|__pycache__|build|dist|runs)(/|$)|nbdev\.yml)")
         names = [n for p in root.rglob("*") if not left.search(n := p.relative_to(root).as_posix())]
     return sorted(n for n in set(names) if n and ((root / n).is_symlink() or (root / n).is_file()))
 

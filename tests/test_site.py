@@ -1,0 +1,137 @@
+"""Every page of the preview in a browser without a network, light and dark, on a screen and on a phone: one test for each page.
+
+The published site is made of the same processed notebooks, with the same colours and type.
+"""
+import re
+from pathlib import Path
+
+import pytest
+from browser import Browser
+from links import check
+from pages import page_name, sidebar
+
+CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
+NAMES = [page_name(e.path) for e in sidebar() if e.path]
+
+
+@pytest.fixture(scope="module")
+def browser(chromium, tmp_path_factory):
+    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as b: yield b
+
+
+@pytest.fixture(scope="module")
+def broken(site) -> list[str]:
+    "Links that lead nowhere, over all pages, the Markdown beside them, README and notebooks."
+    return check(site, site.parent)[0]
+
+
+def complaints(browser: Browser, page: Path) -> list[str]:
+    "Whatever is wrong with a page, links apart."
+    browser.open(page.as_uri(), width=1280, scheme="light")
+    browser.ask(CHECKS + "; page.open()")
+    found = browser.ask("page.rawTex().concat(page.pictures())")
+    for scheme in ("light", "dark"):
+        browser.look(1280, scheme)
+        found += [f"{scheme}: {line}" for line in browser.ask("page.faint()")]
+    browser.look(390, "light")
+    found += browser.ask("page.wide()")
+    return found + browser.said
+
+
+@pytest.mark.parametrize("name", [*NAMES, "trial.html"])
+def test_page(site, browser, broken, name):
+    assert complaints(browser, site / name) == []
+    assert [line for line in broken if re.match(rf"(_preview/)?{re.escape(name)}(\.md)?: ", line)] == []
+
+
+def test_links_of_readme_and_notebooks(broken):
+    assert [line for line in broken if not re.match(r"(_preview/)?[\w-]+\.html", line)] == []
+
+
+# ---- the checks can fail
+
+BARE = """<!DOCTYPE html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width"><link rel=icon href="data:,">
+<title>t</title><style>:root { color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#000, #eee) }</style><main>"""
+FAULTS = {
+    '<p>half of $x_1$</p>': "raw TeX: half of $x_1$",
+    r'<p>a \frac{1}{2}</p>': "raw TeX",
+    '<img src="none.png" alt="a dog">': "no picture: none.png",
+    '<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=" alt="">': "no alternative text",
+    '<figure id="fig-a"><svg></svg></figure>': "no alternative text: fig-a",
+    '<p style="color: #888">grey on white</p>': "light: contrast 3.5",
+    '<p style="opacity: .4">faded</p>': "light: contrast",
+    '<p style="background: #123"><span style="color: #234">dark on dark</span></p>': "light: contrast",
+    '<p style="color: light-dark(#000, #444)">dark on dark by night</p>': "dark: contrast",
+    '<svg aria-label="x" viewBox="0 0 99 9"><rect width="99" height="9" fill="#fff"/><text y="7" fill="#aaa">ab</text></svg>': "light: contrast",
+    '<pre style="white-space: pre">' + "x" * 400 + "</pre>": "px wide in 390",
+    '<script>console.log("hello")</script>': "console: hello",
+    '<script>nothing()</script>': "error: ReferenceError",
+    '<script src="none.js"></script>': "request failed",
+    '<img src="https://example.org/a.png" alt="a">': "request leaves: https://example.org/a.png",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: re.sub(r"\W+", " ", f)[:40])
+def test_fault_is_found(browser, tmp_path, fault):
+    page = tmp_path / "page.html"
+    page.write_text(BARE + fault)
+    found = complaints(browser, page)
+    assert any(FAULTS[fault] in line for line in found), found
+
+
+def test_page_without_fault(browser, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(BARE + "<p>All <code>$x</code> is <a href='#a' id=a>well</a>.")
+    assert complaints(browser, page) == []
+
+
+@pytest.mark.parametrize("link, says", [("none.html", "none.html is not there"), ("index.html#none", "names no place"), ("#none", "names no place"),
+                                        ("{git_url}/blob/{branch}/none.txt", "none.txt is not there")])
+def test_broken_link_is_found(tmp_path, cfg, link, says):
+    (tmp_path / "index.html").write_text(f'<a id="x" href="{link.format(**cfg)}">a</a> <a href="#x">b</a> <a href="https://example.org">c</a>')
+    broken, outside = check(tmp_path)
+    assert len([b for b in broken if b.startswith("index.html") and says in b]) == 1
+    assert outside["https://example.org"] == ["index.html"]
+
+
+# ---- what the pages do
+
+def test_button_changes_the_light(site, browser):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    browser.open((site / "index.html").as_uri(), scheme="dark")
+    dark = browser.ask(ground)
+    browser.ask("document.getElementById('theme').click()")
+    light = browser.ask(ground)
+    browser.open((site / NAMES[1]).as_uri(), scheme="dark")
+    assert browser.ask(ground) == light != dark  # remembered on the next page
+    browser.ask("document.getElementById('theme').click()")
+    assert browser.ask(ground) == dark
+    browser.ask("localStorage.clear()")
+
+
+def test_search(site, browser):
+    browser.open((site / "index.html").as_uri())
+    hits = browser.ask("""new Promise(done => {
+        const field = document.getElementById("search");
+        field.value = "scaled dot-product";
+        field.dispatchEvent(new Event("focus"));
+        const look = setInterval(() => { const found = [...document.querySelectorAll("#found a")].map(a => a.getAttribute("href"));
+                                         if (found.length) { clearInterval(look); done(found); } }, 20);
+    })""")
+    assert hits[0] == "attention.html"
+    assert browser.ask("page = document.getElementById('search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
+                       "document.getElementById('found').textContent") == "Nothing found."
+
+
+def test_previous_and_next(site):
+    names = [*NAMES, "trial.html"]
+    for i, name in enumerate(names):
+        footer = re.search(r"<footer>(.*)</footer>", (site / name).read_text(encoding="utf-8"), re.S)[1]
+        near = [(rel, names[j]) for rel, j in (("prev", i - 1), ("next", i + 1)) if 0 <= j < len(names)]
+        assert re.findall(r'rel="(\w+)" href="([^"]+)"', footer) == near
+
+
+def test_chart_comes_alive(site, browser):
+    browser.open((site / "visualize.html").as_uri())
+    assert browser.ask("document.querySelectorAll('.chart').length")
+    assert browser.ask("document.querySelector('.chart .vega-embed svg') !== null")

@@ -1,0 +1,251 @@
+#!/usr/bin/env python
+"""What the published site (Quarto) and the preview share: a page's links, its plain Markdown, notebooks for Colab, llms.txt.
+
+    tools/pages.py FOLDER    beside the pages that Quarto wrote to FOLDER from _proc/: Markdown, notebooks, charts.js, llms.txt
+"""
+import base64
+import json
+import re
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from execnb.nbio import mk_cell, read_nb
+from nbdev.process import Processor
+from notebooks import ROOT, code_of, directives, joined, settings
+
+DIALECT = "markdown+lists_without_preceding_blankline"  # of Quarto's Markdown, what the notebooks use
+BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
+VEGA = "application/vnd.vegalite.v5+json"
+CHARTS = """for (const box of document.querySelectorAll(".chart")) {
+    const spec = JSON.parse(box.querySelector("script").textContent);
+    delete spec.$schema;  // of an older Vega-Lite, which the newer reads
+    vegaEmbed(box.querySelector("div"), spec, {mode: "vega-lite", actions: false, renderer: "svg"});
+}"""
+
+
+# ---- which pages
+
+class Entry(NamedTuple):
+    "A line of the sidebar: a part of the paper, or a notebook below it."
+    text: str
+    path: Path | None = None  # None: a part
+
+
+def page_name(path: Path) -> str:
+    "nbdev's rule: the number is for sorting, the page is called by the rest."
+    return re.sub(r"^\d+[a-zA-Z0-9]*_", "", path.stem.lower()) + ".html"
+
+
+def heading(path: Path) -> tuple[str, str]:
+    "A notebook's title and the sentence below it."
+    first = joined(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+    title, about = re.search(r"^#\s+(.+)$", first, re.M), re.search(r"^>\s+(.+)$", first, re.M)
+    return title[1].strip() if title else path.stem, about[1].strip() if about else ""
+
+
+def sidebar() -> list[Entry]:
+    "The sidebar of _quarto.yml, in order; a notebook that is not there is left out, with a line that says so."
+    def walk(items):
+        for item in items:
+            item = {"href": item} if isinstance(item, str) else item
+            if "section" in item:
+                inside = list(walk(item["contents"]))
+                if inside: yield from [Entry(item["section"]), *inside]
+                continue
+            path = ROOT / "nbs" / item["href"]
+            if path.exists(): yield Entry(item.get("text") or heading(path)[0], path)
+            else: print(f"preview: the sidebar lists nbs/{path.name}, which is not there", file=sys.stderr)
+    return list(walk(yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]))
+
+
+# ---- what nbdev does to each notebook on top of its own steps (settings.ini: procs)
+
+class PageLinks(Processor):
+    "Below the title: open it in Colab, see its source, take it along, read it as plain text."
+    def cell(self, cell):  # nbdev links a method to a heading of its own; here methods stand with their class
+        if cell.cell_type == "markdown": cell.source = re.sub(r"(\.html#\w+)\.\w+(?=\))", r"\1", joined(cell.source))
+
+    def end(self):
+        cfg, path = settings(), Path(self.nb.path_)
+        links = [("Open in Colab", f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}"),
+                 ("View source", f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}"),
+                 ("Download notebook", f"notebooks/{path.name}"), ("Markdown", f"{page_name(path)}.md")]
+        rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>' for text, href in links)
+        self.nb.cells.insert(1, mk_cell(f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```', "markdown"))
+
+
+class LiveCharts(Processor):
+    "An Altair chart becomes its drawing and its description in one box; charts.js makes the box live."
+    def cell(self, cell):
+        for out in cell.get("outputs") or []:
+            data = out.get("data", {})
+            if VEGA not in data: continue
+            alt, spec = directives(cell.source).get("fig-alt", ""), json.dumps(data[VEGA]).replace("</", "<\\/")
+            drawing = joined(data.get("image/svg+xml", ""))
+            out["data"] = {"text/html": f'<div class="chart" role="img" aria-label="{escape(alt)}"><div>{drawing}</div>'
+                                        f'<script type="application/json">{spec}</script></div><script defer src="charts.js"></script>'}
+
+
+# ---- one processed notebook → Markdown
+
+def options(source: str, where: str) -> dict:
+    "Quarto's `#| name: value` lines of a cell."
+    lines = [m[1] for m in re.finditer(r"^\s*#\s*\|\s*(.*:.*)$", source, re.M)]
+    try: return yaml.safe_load("\n".join(lines)) or {}
+    except yaml.YAMLError as e: raise ValueError(f"{where}: the #| lines are no YAML; put the text in quotes\n{e}") from None
+
+
+def fenced(text: str, css: str) -> str:
+    tildes = "~" * (1 + max(3, *map(len, re.findall(r"~+", text)), 3))
+    return f"{tildes} {{{css}}}\n{text.rstrip()}\n{tildes}"
+
+
+def html(text: str) -> str:
+    return f"```````{{=html}}\n{text}\n```````"
+
+
+def picture(data: dict, stem: Path) -> Path | None:
+    "Write an output's picture beside the page; returns the file, or None where there is no picture."
+    if "image/svg+xml" in data: file, content = stem.with_suffix(".svg"), joined(data["image/svg+xml"]).encode()
+    elif "image/png" in data: file, content = stem.with_suffix(".png"), base64.b64decode(joined(data["image/png"]))
+    else: return None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
+
+
+def numbered(label: str, numbers: dict) -> str:
+    "Give the next figure its number and remember it for references."
+    if not label.startswith("fig-"): return ""
+    numbers[label] = f"Figure {1 + len(numbers)}"
+    return f"{numbers[label]}: "
+
+
+def output(out: dict, opts: dict, stem: Path, folder: Path, numbers: dict) -> str:
+    "One output as Markdown."
+    if out["output_type"] == "stream": return fenced(joined(out["text"]), f".cell-output .{out['name']}")
+    if out["output_type"] == "error": return fenced("\n".join(out["traceback"]), ".cell-output .stderr")
+    data, label, caption = out["data"], opts.get("label", ""), opts.get("fig-cap", "")
+    if file := picture(data, stem):
+        alt = opts.get("fig-alt", "").replace('"', '\\"')
+        return f'![{numbered(label, numbers)}{caption}]({file.relative_to(folder).as_posix()}){{{"#" + label if label else ""} alt="{alt}"}}'
+    if "text/markdown" in data: return joined(data["text/markdown"])
+    if "text/html" in data:
+        box = html(f'<div class="wide">{joined(data["text/html"])}</div>')
+        if not label.startswith("fig-"): return box
+        return "\n\n".join([html(f'<figure id="{escape(label)}">'), box, html("<figcaption>"), numbered(label, numbers) + caption,
+                            html("</figcaption></figure>")])
+    if "text/latex" in data: return joined(data["text/latex"])
+    return fenced(joined(data.get("text/plain", "")), ".cell-output")
+
+
+def code_cell(cell, name: str, folder: Path, numbers: dict) -> list[str]:
+    "The code a cell shows and its outputs, as the cell's options ask."
+    where = f"{name}, cell {cell.idx_}"
+    opts, code = options(cell.source, where), code_of(cell.source)
+    if opts.get("include") is False: return []
+    parts = []
+    if shown := re.match(r"show_doc\((.*?)\)", code):  # of what was just defined: folded, the code stands above it
+        docs = [joined(o["data"]["text/markdown"]) for o in cell.outputs if "text/markdown" in o.get("data", {})]
+        if name == "reference": return docs
+        return [html(f'<details class="reference"><summary>Reference: <code>{escape(shown[1])}</code></summary>'), *docs, html("</details>")]
+    if code and opts.get("echo") is not False:
+        parts = [fenced(code, ".python")]
+        if opts.get("code-fold") in (True, "show"):
+            opened, title = " open" if opts["code-fold"] == "show" else "", escape(opts.get("code-summary", "Code"))
+            parts = [html(f"<details{opened}><summary>{title}</summary>"), *parts, html("</details>")]
+    if opts.get("output") is False: return parts
+    stem = folder / f"{name}_files" / f"cell-{cell.idx_}"
+    return parts + [output(o, opts, stem.with_name(f"{stem.name}-{i}"), folder, numbers) for i, o in enumerate(cell.get("outputs") or [])]
+
+
+def markdown(nb, name: str, folder: Path) -> str:
+    "A processed notebook as one text for pandoc, figures numbered; its pictures are written below `folder`."
+    front, numbers = yaml.safe_load(nb.cells[0].source.strip().strip("-")), {}
+    about = front.get("description", "").replace("· §", "·\u00a0§")
+    parts = [f"::: description\n{about}\n:::"]
+    for i, cell in enumerate(nb.cells):
+        cell.idx_ = i
+        if cell.cell_type == "markdown":
+            parts.append(re.sub(r"!\[([^\]]*)\](\([^)]*\)\{#(fig-[\w-]+))", lambda m: f"![{numbered(m[3], numbers)}{m[1]}]{m[2]}",
+                                joined(cell.source).replace("fig-alt=", "alt=")))
+        elif cell.cell_type == "code": parts += code_cell(cell, name, folder, numbers)
+    text = "\n\n".join(parts)
+    for label, number in numbers.items(): text = re.sub(rf"@{re.escape(label)}(?![\w-])", f"[{number}](#{label})", text)
+    return text
+
+
+def pandoc(text: str, *options: str) -> str:
+    import pypandoc  # many columns: else a table with a long line gets the widths of its dashes
+    command = [pypandoc.get_pandoc_path(), "-f", DIALECT, "--wrap=none", "--columns=9999", *options]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode: raise ValueError(f"pandoc says\n{done.stderr}")
+    return done.stdout
+
+
+def link(target: str, cfg: dict[str, str]) -> str:
+    "Where a link of a notebook leads on its page."
+    site = cfg["doc_host"] + cfg["doc_baseurl"] + "/"
+    if target.startswith(site): return target.removeprefix(site)
+    if re.match(r"[a-z][a-z+.-]*:|#|notebooks/", target): return target
+    if target.startswith("../"): return f"{cfg['git_url']}/blob/{cfg['branch']}/{target[3:]}"
+    file, hash_, anchor = target.partition("#")
+    return page_name(Path(file)) + hash_ + anchor if file.endswith(".ipynb") else target
+
+
+def write_plain(text: str, path: Path, folder: Path) -> None:
+    "The page as plain Markdown, beside it: what language models and terminals read."
+    cfg = settings()
+    text = re.sub(r"^(```+)\{=html\}$.*?^\1$|<!--.*?-->", "", text, flags=re.M | re.S).replace("{.cell-output", "{.text .cell-output")
+    plain = pandoc(text, "-t", "gfm-raw_html-tex_math_gfm+tex_math_dollars")
+    plain = re.sub(r"(?<=\]\()([^)\s]+\.ipynb[^)\s]*|\.\./[^)\s]+)", lambda m: link(m[1], cfg), plain)
+    (folder / f"{page_name(path)}.md").write_text(f"# {heading(path)[0]}\n\n{plain}", encoding="utf-8")
+
+
+# ---- beside the pages
+
+def install_cell(cfg: dict[str, str]) -> str:
+    "What Colab has to run first: the package and its records, at the commit that the page was made from."
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    at = git.stdout.strip() if git.returncode == 0 else f"v{cfg['version']}"
+    return f"""# In Colab: {cfg['lib_name']} {cfg['version']}, as this page was made from it.
+import sys
+if "google.colab" in sys.modules:
+    !git clone -q --filter=blob:none {cfg['git_url']} project && git -C project checkout -q {at}
+    !pip install -q "./project[plot,bench]" "fastcore<2"
+    %cd project/nbs"""
+
+
+def finish(menu: list[Entry], folder: Path) -> None:
+    "Notebooks that run in Colab, the script of the charts, llms.txt."
+    import vl_convert
+    cfg = settings()
+    first = {"cell_type": "code", "id": "colab", "metadata": {}, "source": install_cell(cfg), "execution_count": None, "outputs": []}
+    (folder / "notebooks").mkdir(exist_ok=True)
+    lines = [f"# {cfg['title']}\n\n> {cfg['description']}\n"]
+    for entry in menu:
+        if not entry.path:
+            lines.append(f"\n## {entry.text}\n")
+            continue
+        nb = json.loads(entry.path.read_text(encoding="utf-8"))
+        nb["cells"].insert(1, first)
+        (folder / "notebooks" / entry.path.name).write_text(json.dumps(nb, ensure_ascii=False), encoding="utf-8")
+        about = heading(entry.path)[1]
+        lines.append(f"- [{entry.text}]({cfg['doc_host']}{cfg['doc_baseurl']}/{page_name(entry.path)}.md){': ' + about if about else ''}")
+    (folder / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "charts.js").write_text(vl_convert.javascript_bundle(CHARTS), encoding="utf-8")
+
+
+def main(folder: Path) -> None:
+    menu = sidebar()
+    for path in (e.path for e in menu if e.path):
+        write_plain(markdown(read_nb(ROOT / "_proc" / path.name), path.stem, folder), path, folder)
+    finish(menu, folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
