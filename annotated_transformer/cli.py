@@ -334,23 +334,22 @@ def export_ct2_verb(
     export_ct2(run, out, quantization)
     typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
 
-# %% ../nbs/95_cli.ipynb #5d2b36fb
+# %% ../nbs/95_cli.ipynb #8ee665b7
 def measure_row(
     run: Path,  # a run at its end
     corpus,     # the `Corpus` it was trained on
     device: str | None,
 ):  # `Measured`
     "What Table 3 says of a run: its last weights on the validation set, beam 4 and α = 0.6, no averaging (§6.2)."
-    from annotated_transformer.checkpoint import load_run
     from annotated_transformer.decode import search_with
     from annotated_transformer.distributed import pick_device
     from annotated_transformer.evaluate import bleu, load
     from annotated_transformer.recipe import read_metrics
     from annotated_transformer.variations import Measured
-    n_parameters = sum(weight.numel() for weight in load_run(run).model.parameters())
     *_, last = (record for record in read_metrics(run) if "valid_loss" in record)
     sources, references = zip(*corpus.valid)
-    said = load(run, str(pick_device(device)), search_with(4, 0.6)).translate(list(sources))
+    translator = load(run, str(pick_device(device)), search_with(4, 0.6))
+    said, n_parameters = translator.translate(list(sources)), sum(weight.numel() for weight in translator.model.parameters())
     return Measured(last["valid_loss"], bleu(said, list(references)).value, n_parameters, last["seconds"])
 
 # %% ../nbs/95_cli.ipynb #995d2adb

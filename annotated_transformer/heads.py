@@ -20,16 +20,17 @@ from .grammar import Sentence, builtin
 from .visualize import attention_maps, attention_parts
 from .vocab import SPACE, Vocab
 
-# %% ../nbs/80b_heads.ipynb #d741ff6e
+# %% ../nbs/80b_heads.ipynb #1000c088
 EITHER = ("it_because", "it_although", "it_fit")  # patterns whose "it" may be either noun
 
 def it_sentences(
     n: int,               # sentences drawn; those whose nouns share a gender are left out, about a third
     seed: int = 1,
     split: str = "test",  # as for `builtin`
+    patterns: tuple[str, ...] = EITHER,  # of `PATTERNS`, those with an "it"
 ) -> list[Sentence]:
     "Sentences in which *it* may mean two nouns, and German tells which."
-    return [s for s in builtin(n, seed, split, EITHER) if s.pronoun.answer != s.pronoun.wrong]
+    return [s for s in builtin(n, seed, split, patterns) if s.pronoun.answer != s.pronoun.wrong]
 
 # %% ../nbs/80b_heads.ipynb #2a96c66b
 def words_of(

@@ -12,7 +12,6 @@ every run ends with its schedule. FILE is written after each system; started aga
 import argparse
 import json
 import math
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -26,11 +25,13 @@ from annotated_transformer.attention import AdditiveAttention, attention
 from annotated_transformer.background import (AttentiveDecoder, DilatedDecoder, DilatedEncoder, EncoderDecoder, GatedDecoder, GatedEncoder,
                                               NoPosition, RecurrentDecoder, RecurrentEncoder, TwoWayEncoder)
 from annotated_transformer.batch import Batch, Pairs, encode_pairs, epoch_batches, training_steps
+from annotated_transformer.checkpoint import write_atomically
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.embedding import Embedding
 from annotated_transformer.evaluate import Translator, bleu, pronouns
-from annotated_transformer.grammar import Sentence, builtin
+from annotated_transformer.grammar import Sentence
+from annotated_transformer.heads import it_sentences
 from annotated_transformer.optimizer import adam
 from annotated_transformer.position import SinusoidalPosition
 from annotated_transformer.recipe import BatchLoss, validation_loss
@@ -147,13 +148,6 @@ def measure(model: nn.Module, vocab: Vocab, test: list[tuple[str, str]], asked: 
             "pronouns": by_distance(asked, right)}
 
 
-def write(path: Path, found: dict) -> None:
-    "All or nothing."
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="of processor time that each system learns")
@@ -170,7 +164,7 @@ def main() -> None:
     vocab = learn_bpe((side for pair in corpus.train for side in pair), TINY.train.n_pieces)
     data, held_out = encode_pairs(corpus.train, vocab), encode_pairs(corpus.valid, vocab)
     valid = list(epoch_batches(held_out, vocab, 4096, seed=0, epoch=0))
-    asked = [s for s in builtin(2000, 1, "test", PATTERNS) if s.pronoun.answer != s.pronoun.wrong]
+    asked = it_sentences(2000, patterns=PATTERNS)
     found |= {"n_vocab": len(vocab), "n_test": len(corpus.test), "n_asked": len(asked),
               "nearer_noun": by_distance(asked, list(map(nearer, asked)))}
     for name, (width, build) in builders(len(vocab), vocab.pad_id).items():
@@ -185,7 +179,7 @@ def main() -> None:
         found["systems"][name] = {"d_model": width, "n_parameters": n_parameters(model), "peak_lr": peak_lr, "tries": tries, **about,
                                   **measure(model, vocab, corpus.test, asked)}
         print(name, json.dumps({k: v for k, v in found["systems"][name].items() if k != "curve"}), flush=True)
-        write(args.out, found)
+        write_atomically(args.out, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 if __name__ == "__main__": main()

@@ -211,16 +211,17 @@ def test_settings(setting, work, capfd):
 
 # settings files
 
-@pytest.mark.parametrize("changes", lines_of("config.jsonl"))
-def test_config(changes, work, capfd):
-    changed(work / "run/config.json", changes)
-    refused(capfd, work, *reader(changes))
+CONFIGS = {  # cases of tests/fuzz, to the file that they change, and who reads it
+    "config": ("run/config.json", reader), "resume": ("run/config.json", lambda case: RESUME),
+    "marian": ("marian/config.json", lambda case: IMPORT), "imported": ("imported/config.json", lambda case: ["translate", "imported", "one"])}
 
 
-@pytest.mark.parametrize("changes", lines_of("resume.jsonl"))
-def test_config_of_a_run_to_go_on_with(changes, work, capfd):
-    changed(work / "run/config.json", changes)
-    refused(capfd, work, *RESUME)
+@pytest.mark.parametrize("cases, changes", [pytest.param(name, *case.values, id=case.id)
+                                            for name in CONFIGS for case in lines_of(f"{name}.jsonl")])
+def test_config(cases, changes, work, capfd):
+    file, command = CONFIGS[cases]
+    changed(work / file, changes)
+    refused(capfd, work, *command(changes))
 
 
 @pytest.mark.parametrize("changes", lines_of("state.jsonl"))
@@ -239,18 +240,6 @@ def test_metrics(text, work, capfd):
     assert status == 0, err
     assert err.count("\n") == 1
     assert len((work / "run/metrics.jsonl").read_text().split("\n")) >= 5
-
-
-@pytest.mark.parametrize("changes", lines_of("marian.jsonl"))
-def test_marian_config(changes, work, capfd):
-    changed(work / "marian/config.json", changes)
-    refused(capfd, work, *IMPORT)
-
-
-@pytest.mark.parametrize("changes", lines_of("imported.jsonl"))
-def test_imported_config(changes, work, capfd):
-    changed(work / "imported/config.json", changes)
-    refused(capfd, work, "translate", "imported", "one")
 
 
 def random_json(rng: random.Random, depth: int = 0) -> object:
