@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# %% ../nbs/54_label_smoothing.ipynb #31d28f64
+# %% ../nbs/54_label_smoothing.ipynb #13b2e647
 class ChunkedLoss(torch.autograd.Function):
     "The summed loss and its gradients, some places at a time: logits of all places never exist together."
     @staticmethod
@@ -39,7 +39,8 @@ class ChunkedLoss(torch.autograd.Function):
             grad = p.sub_(label_smoothing / n_vocab)  # p − q, but for the right word
             grad.scatter_add_(-1, word, torch.full_like(word, label_smoothing - 1, dtype=dtype))
             grad_hidden[rows] = grad @ w
-            grad_weight += grad.T @ h
+            if dtype == exact: grad_weight.addmm_(grad.T, h)  # added where it stands: the sum is read and written once
+            else: grad_weight += grad.T @ h
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
