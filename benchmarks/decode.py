@@ -10,15 +10,19 @@ Sentences are those of test_2016, in batches of similar length, or one by one (f
 either of its attentions; CTranslate2 in float32 and int8 (`pip install transformers ctranslate2`). All do the same work: no length penalty,
 an end counts if it is among the best of its step, at most 50 tokens more than the source has, equal threads; ids, tensors or pieces are
 prepared beforehand. A round times every contender once in each setting, one after the other; ratios are taken within a round, and
-medians are printed, with the share of sentences that are ours word by word, and every contender's BLEU.
+medians are printed, with the share of sentences that are ours word by word, and every contender's BLEU. Each contender lives in a process of
+its own and sleeps while another is timed: in one process PyTorch and CTranslate2 would share one OpenMP, which stops its threads from
+waiting awake once there are more of them than cores, and small products then take twice the time.
 """
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -144,13 +148,41 @@ def hugging_face_names(ours: dict[str, Tensor], n_layers: int, positions: Tensor
     return weights | words | dict.fromkeys(("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"), positions)
 
 
-def contenders(run: Run, args: argparse.Namespace) -> dict:
+def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
+    "One contender's process: it is sent a list of batches and a beam, and answers with seconds and ids."
+    torch.set_num_threads(args.threads)
+    try: contender = CONTENDERS[name](load_run(args.run), args)
+    except (ImportError, ValueError) as e: return pipe.send(str(e))
+    pipe.send(None)
+    while order := pipe.recv():
+        batches, beam = order
+        prepared = [contender.prepare(rows) for rows in batches]
+        began = time.perf_counter()
+        found = [contender.decode(batch, beam) for batch in prepared]
+        pipe.send((time.perf_counter() - began, [contender.ids(one) for one in found]))
+
+
+class Apart:
+    "A contender in a process of its own."
+    def __init__(self, name: str, args: argparse.Namespace):
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(theirs, name, args), daemon=True)
+        self.process.start()
+
+    def decode(self, batches: list[list[list[int]]], beam: int) -> tuple[float, list[list[list[int]]]]:
+        "Seconds for all batches, and what it says to each."
+        self.pipe.send((batches, beam))
+        return self.pipe.recv()
+
+
+def contenders(args: argparse.Namespace) -> dict[str, Apart]:
     "Ours first, then each of the others that is installed and can hold the model."
-    made = {}
-    for name, kind in CONTENDERS.items():
-        if name not in ("ours", *args.contenders): continue
-        try: made[name] = kind(run, args)
-        except (ImportError, ValueError) as e: print(f"{name} is left out: {e}")
+    made = {name: Apart(name, args) for name in CONTENDERS if name in ("ours", *args.contenders)}
+    for name in list(made):
+        if why := made[name].pipe.recv():
+            print(f"{name} is left out: {why}")
+            del made[name]
     return made
 
 
@@ -178,14 +210,13 @@ def seconds(contender, prepared: list, beam: int) -> float:
     return time.perf_counter() - began
 
 
-def outputs(made: dict, run: Run, rows: list[list[int]], references: list[str] | None, beam: int, args: argparse.Namespace) -> dict:
+def outputs(made: dict[str, Apart], run: Run, rows: list[list[int]], references: list[str] | None, beam: int, args: argparse.Namespace) -> dict:
     "What all contenders say: the share of sentences that ours says too, and BLEU. It warms them up as well."
-    said, result = {}, {}
+    said, result, groups = {}, {}, batches_of(rows, 64, args)
     for name, contender in made.items():
+        _, found = contender.decode([[rows[i] for i in some] for some in groups], beam)
         said[name] = [[]] * len(rows)
-        for some in batches_of(rows, 64, args):
-            found = contender.ids(contender.decode(contender.prepare([rows[i] for i in some]), beam))
-            for i, ids in zip(some, found, strict=True): said[name][i] = ids
+        for i, ids in zip(sum(groups, []), sum(found, []), strict=True): said[name][i] = ids
         same = sum(a == b for a, b in zip(said[name], said["ours"])) / len(rows)
         score = BLEU().corpus_score(list(map(run.vocab.decode, said[name])), [references]).score if references else None
         result[name] = {"same_as_ours": round(same, 4), "bleu": score if score is None else round(score, 2), "words": sum(map(len, said[name]))}
@@ -194,19 +225,19 @@ def outputs(made: dict, run: Run, rows: list[list[int]], references: list[str] |
 
 def compare(run: Run, rows: list[list[int]], references: list[str] | None, args: argparse.Namespace) -> dict:
     "Rounds of all contenders in turn, in every setting; medians of what each round gave."
-    made = contenders(run, args)
+    made = contenders(args)
     said = {beam: outputs(made, run, rows, references, beam, args) for beam in {beam: 0 for beam, _ in map(SETTINGS.get, args.settings)}}
     names, rounds = list(made), {setting: [] for setting in args.settings}
     groups = {setting: batches_of(rows, SETTINGS[setting][1], args) for setting in args.settings}
-    prepared = {(setting, name): [made[name].prepare([rows[i] for i in some]) for some in groups[setting]]
-                for setting in args.settings for name in names}
     for i in range(args.rounds):
         order = names[i % len(names):] + names[:i % len(names)]
-        for setting, beam in ((setting, SETTINGS[setting][0]) for setting in args.settings):
+        for setting in args.settings:
+            beam, batches = SETTINGS[setting][0], [[rows[k] for k in some] for some in groups[setting]]
             if i == 0 and SETTINGS[setting][1] == 1:
-                for name in names: seconds(made[name], prepared[setting, name][:5], beam)  # warm
-            rounds[setting].append({name: seconds(made[name], prepared[setting, name], beam) for name in order})
+                for name in names: made[name].decode(batches[:5], beam)  # warm
+            rounds[setting].append({name: made[name].decode(batches, beam)[0] for name in order})
         print(f"round {i + 1} of {args.rounds} done", flush=True)
+    for one in made.values(): one.pipe.send(None)  # that is all
     return {setting: summary(rounds[setting], sum(map(len, groups[setting])), said[SETTINGS[setting][0]], setting) for setting in args.settings}
 
 
