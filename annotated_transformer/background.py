@@ -22,13 +22,13 @@ class SearchState(NamedTuple):
     per_hypothesis: list[Tensor]  # each (b, beam, …): what the decoder keeps of the words before
     per_sentence: list[Tensor]    # each (b, …): how many words were said, (b,) int64; then the memory
 
-# %% ../nbs/20_background.ipynb #362241d8
+# %% ../nbs/20_background.ipynb #e51c654c
 class EncoderDecoder(nn.Module):
     "Any encoder with any decoder that goes with it, behind the methods of `Transformer` (§2)."
     def __init__(
         self,
-        encoder: nn.Module,    # called with x (b, s, d_model), 0 where there is padding, and real (b, s) bool; returns a list of (b, …)
-        decoder: nn.Module,    # called with y (b, beam, n, d_model), n_past, kept, memory; returns (b, beam, n, d_model) and kept
+        encoder: nn.Module,    # called with x (b, s, d_model), 0 at padding, and real (b, s) bool; gives a list of (b, …)
+        decoder: nn.Module,    # called with y (b, beam, n, d_model), n_past, kept, memory; gives (b, beam, n, d_model), kept
         embedding: nn.Module,  # (b, n) ids to (b, n, d_model); offers `logits` and `weight`
         position: nn.Module,   # called with x and the position of its first word
         dropout: float,        # share of the embedded numbers that are dropped while training
@@ -49,7 +49,9 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         "Source (b, s) and target, shifted right, (b, t) to hidden states (b, t, d_model), each knowing only the words before it and its own."
-        if len(src) != len(tgt_in): raise ValueError(f"src is {tuple(src.shape)} and tgt_in is {tuple(tgt_in.shape)}: give each source its target")
+        if len(src) != len(tgt_in):
+            raise ValueError(f"src is {tuple(src.shape)} and tgt_in is {tuple(tgt_in.shape)}: "
+                             "give each source its target")
         memory = self.encode(src)
         hidden, _ = self.decoder(self.embed(tgt_in)[:, None], 0, self.decoder.begin(memory), memory)
         return hidden[:, 0]
@@ -62,12 +64,14 @@ class EncoderDecoder(nn.Module):
     def step(self, last_ids: Tensor, state: SearchState) -> tuple[Tensor, SearchState]:
         "The newest words (b, beam) to log-probabilities of the next ones (b, beam, n_vocab) float32, and the state after them."
         if last_ids.shape != (shape := state.per_hypothesis[0].shape[:2]):
-            raise ValueError(f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are (b, beam) = {tuple(shape)}: give one id to each")
+            raise ValueError(f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are "
+                             f"(b, beam) = {tuple(shape)}: give one id to each")
         n_said, *memory = state.per_sentence
         n_past = int(n_said[0])  # the same for all
         y = self.embed(last_ids.reshape(-1, 1), n_past).unflatten(0, shape)
         hidden, kept = self.decoder(y, n_past, state.per_hypothesis, memory)
-        return self.embedding.logits(hidden[:, :, 0]).float().log_softmax(dim=-1), SearchState(kept, [n_said + 1, *memory])
+        log_probs = self.embedding.logits(hidden[:, :, 0]).float().log_softmax(dim=-1)
+        return log_probs, SearchState(kept, [n_said + 1, *memory])
 
 # %% ../nbs/20_background.ipynb #2c15b893
 class NoPosition(nn.Module):
@@ -93,7 +97,7 @@ def run_lstm(lstm: nn.LSTM, y: Tensor, kept: list[Tensor]) -> tuple[Tensor, list
     out, states = lstm(y.flatten(0, 1), (h, c))
     return out.unflatten(0, y.shape[:2]), [t.transpose(0, 1).unflatten(0, y.shape[:2]) for t in states]
 
-# %% ../nbs/20_background.ipynb #76bcb9b2
+# %% ../nbs/20_background.ipynb #5eccfbd8
 class RecurrentDecoder(nn.Module):
     "An LSTM that begins where the encoder's ended, and knows nothing else of the source (Sutskever et al. 2014)."
     def __init__(self, d_model: int, n_layers: int):
@@ -104,7 +108,9 @@ class RecurrentDecoder(nn.Module):
         "The encoder's last states, (b, 1, n_layers, d_model) each."
         return [t[:, None] for t in memory[:2]]
 
-    def forward(self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
         "The next words, from the states kept: h and c, (b, beam, n_layers, d_model) each."
         return run_lstm(self.lstm, y, kept)
 
@@ -120,15 +126,23 @@ class TwoWayEncoder(RecurrentEncoder):
         h, c, backwards, real = super().forward(x, real)
         return [h, c, backwards + self.forwards(x)[0], real]
 
-# %% ../nbs/20_background.ipynb #4fc1f600
+# %% ../nbs/20_background.ipynb #7d251bf5
 class AttentiveDecoder(RecurrentDecoder):
     "An LSTM decoder that looks back over the whole source between its first layer and the others (Bahdanau et al. 2015; Wu et al. 2016)."
-    def __init__(self, d_model: int, n_layers: int, attend: nn.Module):  # attend: called with query, key, value, mask
-        if n_layers < 2: raise ValueError(f"n_layers={n_layers}: take 2 or more, one below the attention and one above")
+    def __init__(
+        self,
+        d_model: int,
+        n_layers: int,      # 2 or more
+        attend: nn.Module,  # called with query, key, value, mask
+    ):
+        if n_layers < 2:
+            raise ValueError(f"n_layers={n_layers}: take 2 or more, one below the attention and one above")
         super().__init__(d_model, 1)
         self.attend, self.above = attend, nn.LSTM(2 * d_model, d_model, n_layers - 1, batch_first=True)
 
-    def forward(self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
         "As `RecurrentDecoder`; the memory is that of `TwoWayEncoder`."
         _, _, source, real = memory
         query, low = run_lstm(self.lstm, y, [t[:, :, :1] for t in kept])
@@ -136,15 +150,18 @@ class AttentiveDecoder(RecurrentDecoder):
         out, high = run_lstm(self.above, torch.cat([query, found], dim=-1), [t[:, :, 1:] for t in kept])
         return out, [torch.cat(two, dim=2) for two in zip(low, high)]
 
-# %% ../nbs/20_background.ipynb #c2019bd6
+# %% ../nbs/20_background.ipynb #c0247f38
 def around(
     layer: nn.Module,  # a convolution with `inputs` and `reach`, an even one
     x: Tensor,         # (b, n, d_model)
     real: Tensor,      # (b, n) bool, False where there is nothing
 ) -> Tensor:           # (b, n, d_model)
     "Each position from as many neighbours on either side; beyond the ends, and where nothing is, there are zeros."
-    if layer.reach % 2: raise ValueError(f"reach={layer.reach} cannot be halved: take an odd width, so that both sides count the same")
-    return layer(F.pad(layer.inputs(x) * real[..., None], (0, 0, layer.reach // 2, layer.reach // 2)))
+    if layer.reach % 2:
+        raise ValueError(f"reach={layer.reach} cannot be halved: "
+                         "take an odd width, so that both sides count the same")
+    half = layer.reach // 2
+    return layer(F.pad(layer.inputs(x) * real[..., None], (0, 0, half, half)))
 
 # %% ../nbs/20_background.ipynb #83acf49c
 def behind(
@@ -156,13 +173,14 @@ def behind(
     seen = torch.cat([past, layer.inputs(y)], dim=2)
     return layer(seen.flatten(0, 1)).unflatten(0, y.shape[:2]), seen[:, :, y.size(2):]
 
-# %% ../nbs/20_background.ipynb #e6bc235a
+# %% ../nbs/20_background.ipynb #c9db5f9e
 class GatedConvolution(nn.Module):
     "A convolution whose one half gates the other, a ⊙ σ(b) (Dauphin et al. 2017; Gehring et al. 2017, §3.2)."
     def __init__(self, d_model: int, width: int):  # width: k, positions that one output sees
         super().__init__()
         self.conv, self.reach, self.d_in = nn.Conv1d(d_model, 2 * d_model, width), width - 1, d_model
-        nn.init.normal_(self.conv.weight, std=2 / (width * d_model) ** 0.5)  # the gate halves what passes (§3.5 there)
+        # the gate halves what passes (§3.5 there)
+        nn.init.normal_(self.conv.weight, std=2 / (width * d_model) ** 0.5)
         nn.init.zeros_(self.conv.bias)
 
     def inputs(self, x: Tensor) -> Tensor: return x
@@ -197,63 +215,88 @@ class ConvolutionDecoder(nn.Module):
         "Nothing was said: zeros (b, 1, reach, d_in) for each layer."
         return [memory[0].new_zeros(len(memory[0]), 1, layer.reach, layer.d_in) for layer in self.layers]
 
-# %% ../nbs/20_background.ipynb #3f9330e3
+# %% ../nbs/20_background.ipynb #69550fc1
 class GatedDecoder(ConvolutionDecoder):
     "Gated convolutions over the words said so far, with a look back over the source in each layer (Gehring et al. 2017, §3.3)."
-    def __init__(self, d_model: int, n_layers: int, width: int, attend: Callable):  # attend: called with query, key, value, mask
+    def __init__(
+        self,
+        d_model: int,
+        n_layers: int,
+        width: int,        # k
+        attend: Callable,  # called with query, key, value, mask
+    ):
         super().__init__([GatedConvolution(d_model, width) for _ in range(n_layers)])
         self.queries = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(n_layers))
         self.attend = attend
 
-    def forward(self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
         "The next words, from each layer's last inputs (b, beam, reach, d_in)."
         (keys, values, real), word, pasts = memory, y, []
         for layer, query, past in zip(self.layers, self.queries, kept):
             h, past = behind(layer, y, past)
-            found = self.attend((query(h) + word) * HALF, keys[:, None], values[:, None], real[:, None, None])
+            looking = (query(h) + word) * HALF
+            found = self.attend(looking, keys[:, None], values[:, None], real[:, None, None])
             y = (y + (h + found) * HALF) * HALF
             pasts.append(past)
         return y, pasts
 
-# %% ../nbs/20_background.ipynb #8d21d5e8
+# %% ../nbs/20_background.ipynb #12caa3b5
 class DilatedConvolution(nn.Module):
     "Narrow, a dilated convolution, wide again (Kalchbrenner et al. 2016, §3.6)."
-    def __init__(self, d_model: int, width: int, dilation: int):  # d_model: even; dilation: how far the `width` positions are apart
+    def __init__(
+        self,
+        d_model: int,   # even
+        width: int,     # positions that one output sees
+        dilation: int,  # how far they are apart
+    ):
         super().__init__()
         self.reach, self.d_in = (width - 1) * dilation, d_model // 2
-        self.inputs = nn.Sequential(nn.LayerNorm(d_model), nn.ReLU(), nn.Linear(d_model, self.d_in), nn.LayerNorm(self.d_in), nn.ReLU())
+        self.inputs = nn.Sequential(nn.LayerNorm(d_model), nn.ReLU(), nn.Linear(d_model, self.d_in),
+                                    nn.LayerNorm(self.d_in), nn.ReLU())
         self.conv = nn.Conv1d(self.d_in, self.d_in, width, dilation=dilation)
-        self.widen = nn.Sequential(nn.LayerNorm(self.d_in), nn.ReLU(), nn.Linear(self.d_in, d_model))
+        self.widen = nn.Sequential(nn.LayerNorm(self.d_in), nn.ReLU(),
+                                   nn.Linear(self.d_in, d_model))
 
     def forward(self, window: Tensor) -> Tensor:
         "(rows, n + reach, d_in) from `inputs` to (rows, n, d_model)."
         return self.widen(self.conv(window.transpose(1, 2)).transpose(1, 2))
 
-# %% ../nbs/20_background.ipynb #d1266513
+# %% ../nbs/20_background.ipynb #040b1ee0
 class DilatedEncoder(nn.Module):
     "Dilated convolutions over the source and some room behind it (Kalchbrenner et al. 2016)."
-    def __init__(self, d_model: int, width: int, dilations: list[int], stretch: float = 1.2, more: int = 4):
-        "`d_model` even, `width` odd; columns: `stretch`, a ≥ 1, for each word of the source, and `more`, b, besides."
+    def __init__(
+        self,
+        d_model: int,          # even
+        width: int,            # odd
+        dilations: list[int],  # one for each layer
+        stretch: float = 1.2,  # a, columns for each word of the source, 1 or more
+        more: int = 4,         # b, columns besides
+    ):
         super().__init__()
-        self.layers = nn.ModuleList(DilatedConvolution(d_model, width, dilation) for dilation in dilations)
+        self.layers = nn.ModuleList(DilatedConvolution(d_model, width, one) for one in dilations)
         self.stretch, self.more = stretch, more
 
     def forward(self, x: Tensor, real: Tensor) -> list[Tensor]:
         "One tensor: the columns (b, n, d_model), 0 after the last of each sentence."
         n_columns = (real.sum(dim=1) * self.stretch).long() + self.more
         n = int(n_columns.max())
-        x, there = F.pad(x, (0, 0, 0, n - x.size(1))), torch.arange(n, device=x.device) < n_columns[:, None]
+        x = F.pad(x, (0, 0, 0, n - x.size(1)))
+        there = torch.arange(n, device=x.device) < n_columns[:, None]
         for layer in self.layers: x = x + around(layer, x, there)
         return [x * there[..., None]]
 
-# %% ../nbs/20_background.ipynb #d2a317c0
+# %% ../nbs/20_background.ipynb #e72e09bb
 class DilatedDecoder(ConvolutionDecoder):
     "Dilated convolutions over the words said so far, each on top of the source's column of the same number (Kalchbrenner et al. 2016)."
     def __init__(self, d_model: int, width: int, dilations: list[int]):  # as the encoder's
         super().__init__([DilatedConvolution(d_model, width, dilation) for dilation in dilations])
         self.norm = nn.LayerNorm(d_model)
 
-    def forward(self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
         "The next words, from each layer's last inputs (b, beam, reach, d_in); `n_past` is the number of the first one's column."
         (columns,), pasts, end = memory, [], n_past + y.size(2)
         y = y + F.pad(columns, (0, 0, 0, max(0, end - columns.size(1))))[:, None, n_past:end]
@@ -263,10 +306,15 @@ class DilatedDecoder(ConvolutionDecoder):
             pasts.append(past)
         return self.norm(y), pasts
 
-# %% ../nbs/20_background.ipynb #79661bc4
+# %% ../nbs/20_background.ipynb #e6621cf0
 class NeuralGPU(nn.Module):
     "A convolutional gated recurrent unit over a small picture, once for each word (Kaiser and Sutskever 2016; Kaiser and Bengio 2016)."
-    def __init__(self, d_model: int, n_columns: int = 4, width: int = 3):  # n_columns: of the picture; width: of the convolutions, both ways
+    def __init__(
+        self,
+        d_model: int,
+        n_columns: int = 4,  # of the picture
+        width: int = 3,      # of the convolutions, both ways
+    ):
         super().__init__()
         self.n_columns = n_columns
         self.gates = nn.Conv2d(d_model, 2 * d_model, width, padding="same")
@@ -283,18 +331,20 @@ class NeuralGPU(nn.Module):
         for _ in range(x.size(1)): picture = self.step(picture)
         return picture[..., 0].transpose(1, 2)
 
-# %% ../nbs/20_background.ipynb #731ec0ed
+# %% ../nbs/20_background.ipynb #edfe5e16
 class MemoryHops(nn.Module):
     "Several looks at a memory, each from where the last one led (Sukhbaatar et al. 2015, §2.2; layer-wise)."
     def __init__(self, d_model: int, n_hops: int):
         super().__init__()
         self.n_hops, linear = n_hops, lambda: nn.Linear(d_model, d_model, bias=False)
-        self.address, self.content, self.onward = linear(), linear(), linear()  # A, C and H, the same at every hop
+        # A, C and H, the same at every hop
+        self.address, self.content, self.onward = linear(), linear(), linear()
 
     def forward(self, question: Tensor, memory: Tensor, real: Tensor) -> Tensor:
         "(b, d_model) and (b, n, d_model) to (b, d_model); `real` (b, n) bool, True = may be looked at, at least one in each row."
         keys, contents = self.address(memory), self.content(memory)
         for _ in range(self.n_hops):
-            weights = (keys @ question[..., None])[..., 0].masked_fill(~real, float("-inf")).softmax(dim=-1)
+            scores = (keys @ question[..., None])[..., 0].masked_fill(~real, float("-inf"))
+            weights = scores.softmax(dim=-1)
             question = self.onward(question) + (weights[:, None] @ contents)[:, 0]
         return question

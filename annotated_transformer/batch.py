@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from .vocab import Vocab, learn_bpe, load_vocab
 
-# %% ../nbs/51c_batch.ipynb #88556112
+# %% ../nbs/51c_batch.ipynb #b6577f03
 class Rows:
     "Rows of ids of any lengths, one behind the other in one array, which may lie on disk."
     def __init__(
@@ -43,7 +43,8 @@ class Rows:
     def __len__(self) -> int: return len(self.starts) - 1
 
     def __getitem__(self, i: int) -> np.ndarray:
-        i = range(len(self))[i]  # a negative number counts from the end; IndexError beyond it
+        # a negative number counts from the end; IndexError beyond it
+        i = range(len(self))[i]
         return self.ids[self.starts[i]:self.starts[i + 1]]
 
     def take(
@@ -54,7 +55,8 @@ class Rows:
         begins = self.starts[rows]
         lengths = self.starts[rows + 1] - begins
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        return Rows(self.ids[np.repeat(begins - starts[:-1], lengths) + np.arange(starts[-1])], starts)
+        return Rows(self.ids[np.repeat(begins - starts[:-1], lengths) + np.arange(starts[-1])],
+                    starts)
 
 # %% ../nbs/51c_batch.ipynb #1583c05e
 def rows_of(
@@ -65,7 +67,7 @@ def rows_of(
     starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
     return Rows(np.fromiter(chain.from_iterable(lists), dtype, starts[-1]), starts)
 
-# %% ../nbs/51c_batch.ipynb #6d1ce639
+# %% ../nbs/51c_batch.ipynb #b0e16c7b
 class Pairs(NamedTuple):
     "Sentence pairs as ids, without special symbols."
     src: Rows
@@ -75,20 +77,22 @@ class Pairs(NamedTuple):
 
     def lengths(self) -> np.ndarray:
         "(n, 2) int32 tokens that a pair costs on either side: its pieces and one special symbol."
-        return np.stack([np.diff(side.starts) + 1 for side in (self.src, self.tgt)], axis=1, dtype=np.int32)
+        return np.stack([np.diff(side.starts) + 1 for side in (self.src, self.tgt)],
+                        axis=1, dtype=np.int32)
 
     def take(self, rows: np.ndarray) -> "Pairs":
         "Some of the pairs, by their row numbers."
         return Pairs(self.src.take(rows), self.tgt.take(rows))
 
-# %% ../nbs/51c_batch.ipynb #026f77ba
+# %% ../nbs/51c_batch.ipynb #72a239f4
 def id_type(
     n_vocab: int,  # pieces
 ) -> np.dtype:
     "The smallest type that holds every id."
-    return np.dtype("<u2" if n_vocab <= 2 ** 16 else "<i4")  # "<": the bytes in the same order on every machine
+    # "<": the bytes in the same order on every machine
+    return np.dtype("<u2" if n_vocab <= 2 ** 16 else "<i4")
 
-# %% ../nbs/51c_batch.ipynb #bebe48ee
+# %% ../nbs/51c_batch.ipynb #20ddf12d
 def short_rows(
     lengths: np.ndarray,   # (n, 2) tokens, as `Pairs.lengths` counts them
     max_len: int | None,   # pieces on a side; None keeps all
@@ -96,11 +100,14 @@ def short_rows(
     "The rows that are not too long on either side; ValueError if there is none."
     if not len(lengths): raise ValueError("there is no sentence pair to learn from")
     kept = np.arange(len(lengths), dtype=np.int32)
-    if max_len is not None: kept = kept[lengths.max(axis=1) <= max_len + 1]  # + 1: the special symbol
-    if not len(kept): raise ValueError(f"no pair of {len(lengths)} is left: all are longer than max_len={max_len} pieces")
+    if max_len is not None:
+        kept = kept[lengths.max(axis=1) <= max_len + 1]  # + 1: the special symbol
+    if not len(kept):
+        raise ValueError(f"no pair of {len(lengths)} is left: all are longer "
+                         f"than max_len={max_len} pieces")
     return kept
 
-# %% ../nbs/51c_batch.ipynb #44cb62f6
+# %% ../nbs/51c_batch.ipynb #e2b41f85
 def encode_pairs(
     pairs: Iterable[tuple[str, str]],  # (source, target) sentences
     vocab: Vocab,
@@ -108,7 +115,9 @@ def encode_pairs(
 ) -> Pairs:
     "Text to ids in memory, once, before training; ValueError if nothing is left."
     pairs = list(pairs)
-    data = Pairs(*(rows_of(vocab.encode_many([pair[i] for pair in pairs]), id_type(len(vocab))) for i in (0, 1)))
+    data = Pairs(*(rows_of(vocab.encode_many([pair[i] for pair in pairs]),
+                           id_type(len(vocab)))
+                   for i in (0, 1)))
     return data.take(short_rows(data.lengths(), max_len))
 
 # %% ../nbs/51c_batch.ipynb #54655cf5
@@ -120,7 +129,7 @@ def padding_share(
     allocated = sum(len(rows) * lengths[rows].max(axis=0).sum() for rows in batches)
     return float(1 - sum(lengths[rows].sum() for rows in batches) / allocated)
 
-# %% ../nbs/51c_batch.ipynb #fff6c7eb
+# %% ../nbs/51c_batch.ipynb #31c1fa24
 def cut_points(
     lengths: np.ndarray,  # (n, 2) tokens of the rows, in their order
     batch_tokens: int,    # budget: the larger of real source and target tokens in a batch
@@ -128,31 +137,36 @@ def cut_points(
     "Walk along the rows and begin a new batch before the budget would be passed; ValueError if one row alone passes it."
     longest = lengths.max(initial=0)
     if longest > batch_tokens:
-        raise ValueError(f"batch_tokens={batch_tokens} is less than the longest sentence, {longest} tokens: "
-                         f"raise it to {longest} at least, or leave long pairs out with max_len")
+        raise ValueError(f"batch_tokens={batch_tokens} is less than the longest "
+                         f"sentence, {longest} tokens: "
+                         f"raise it to {longest} at least, or leave "
+                         "long pairs out with max_len")
     sums = [np.concatenate([[0], np.cumsum(side, dtype=np.int64)]) for side in lengths.T]
     points = [0]
     while points[-1] < len(lengths):
         i = points[-1]
-        points.append(min(int(np.searchsorted(tokens, tokens[i] + batch_tokens, side="right")) - 1 for tokens in sums))
+        points.append(min(int(np.searchsorted(tokens, tokens[i] + batch_tokens, side="right")) - 1
+                          for tokens in sums))
     return points
 
-# %% ../nbs/51c_batch.ipynb #7b8d56a8
+# %% ../nbs/51c_batch.ipynb #dbecb632
 def batch_rows(
     lengths: np.ndarray,       # (n, 2) tokens on the source and the target side
     batch_tokens: int,         # budget: the larger of real source and target tokens in a batch
     rng: np.random.Generator,
 ) -> list[np.ndarray]:         # row numbers of each batch, int32; batches in random order
     "Split all rows into batches of similar length: a zig-zag through both lengths, cut at the budget, shuffled (§5.1)."
-    order = rng.permutation(len(lengths)).astype(np.int32)  # half the memory of row numbers as NumPy makes them
+    # half the memory of row numbers as NumPy makes them
+    order = rng.permutation(len(lengths)).astype(np.int32)
     src, tgt = lengths[order].T
     longer = np.maximum(src, tgt)
-    turn = np.where(longer % 2, src - tgt, tgt - src)  # forwards along one longer side, backwards along the next: no jump between
+    # forwards along one longer side, backwards along the next: no jump between
+    turn = np.where(longer % 2, src - tgt, tgt - src)
     order = order[np.lexsort((turn, longer))]
     batches = [order[i:j] for i, j in pairwise(cut_points(lengths[order], batch_tokens))]
     return [batches[i] for i in rng.permutation(len(batches))]
 
-# %% ../nbs/51c_batch.ipynb #4ca0a09b
+# %% ../nbs/51c_batch.ipynb #b3679aca
 class Batch(NamedTuple):
     "One step's sentences, padded on the right."
     src: Tensor      # (b, s) source ids, each row ending in the end symbol
@@ -162,7 +176,8 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         "The same batch on a device."
-        return Batch(*(t.to(device, non_blocking=True) for t in self[:3]), self.n_tokens)
+        return Batch(*(t.to(device, non_blocking=True) for t in self[:3]),
+                     self.n_tokens)
 
 # %% ../nbs/51c_batch.ipynb #51653696
 def pad_ids(
@@ -182,7 +197,7 @@ def pad_ids(
     if last is not None: out[np.arange(len(rows)), lengths + shift] = last
     return torch.from_numpy(out)
 
-# %% ../nbs/51c_batch.ipynb #21b96b92
+# %% ../nbs/51c_batch.ipynb #5f568c0c
 def collate(
     src: Rows,  # ids without special symbols
     tgt: Rows,  # likewise, as many
@@ -191,9 +206,10 @@ def collate(
     "Rows of ids to a padded batch, with start and end symbols in their places (§3.1: the output is shifted right)."
     pad, bos, eos = vocab.pad_id, vocab.bos_id, vocab.eos_id
     tgt_out = pad_ids(tgt, pad, last=eos)
-    return Batch(pad_ids(src, pad, last=eos), pad_ids(tgt, pad, first=bos), tgt_out, n_tokens=len(tgt.ids) + len(tgt))
+    return Batch(pad_ids(src, pad, last=eos), pad_ids(tgt, pad, first=bos), tgt_out,
+                 n_tokens=len(tgt.ids) + len(tgt))
 
-# %% ../nbs/51c_batch.ipynb #e9fc34a0
+# %% ../nbs/51c_batch.ipynb #bfb958e6
 def epoch_batches(
     data: Pairs,
     vocab: Vocab,
@@ -202,7 +218,8 @@ def epoch_batches(
     epoch: int,         # counted from 0; each has its own order
 ) -> Iterator[Batch]:
     "Every pair once, in batches; the same for the same (seed, epoch)."
-    for rows in batch_rows(data.lengths(), batch_tokens, np.random.default_rng([seed, epoch])):
+    for rows in batch_rows(data.lengths(), batch_tokens,
+                           np.random.default_rng([seed, epoch])):
         yield collate(*data.take(rows), vocab)
 
 # %% ../nbs/51c_batch.ipynb #fd1e39bf
@@ -224,7 +241,7 @@ class Step(NamedTuple):
     n_tokens: int       # real target tokens of the whole step, over all ranks: what a sum of losses is divided by
     micro: list[Batch]  # this rank's share, as micro-batches
 
-# %% ../nbs/51c_batch.ipynb #b7636102
+# %% ../nbs/51c_batch.ipynb #11669344
 def share(
     data: Pairs,
     vocab: Vocab,
@@ -236,9 +253,11 @@ def share(
     "One rank's part of a step's rows, as batches of neighbours."
     parts = np.array_split(rows, n_ranks * accumulate)[rank * accumulate:(rank + 1) * accumulate]
     padding = torch.full((1, 1), vocab.pad_id)
-    return [collate(*data.take(part), vocab) if len(part) else Batch(padding, padding, padding, 0) for part in parts]
+    return [collate(*data.take(part), vocab) if len(part)
+            else Batch(padding, padding, padding, 0)
+            for part in parts]
 
-# %% ../nbs/51c_batch.ipynb #d413a67b
+# %% ../nbs/51c_batch.ipynb #4063bb39
 def training_steps(
     data: Pairs,
     vocab: Vocab,
@@ -253,27 +272,33 @@ def training_steps(
 ) -> Iterator[Step]:
     "Step after step, epoch after epoch, without end: what is learned in a step does not depend on ranks and accumulation (§5.1)."
     if not 0 <= rank < n_ranks or accumulate < 1:
-        raise ValueError(f"rank={rank} of n_ranks={n_ranks}, accumulate={accumulate}: take 0 ≤ rank < n_ranks and accumulate ≥ 1")
+        raise ValueError(f"rank={rank} of n_ranks={n_ranks}, accumulate={accumulate}: "
+                         "take 0 ≤ rank < n_ranks and accumulate ≥ 1")
     lengths = data.lengths()
     kept = short_rows(lengths, max_len)
     lengths, step, first = lengths[kept], start.step, start.i_batch
     for epoch in count(start.epoch):
-        batches = batch_rows(lengths, batch_tokens, np.random.default_rng([seed, epoch]))
+        batches = batch_rows(lengths, batch_tokens,
+                             np.random.default_rng([seed, epoch]))
         if first > len(batches):
-            raise ValueError(f"i_batch={first} is beyond epoch {epoch} with its {len(batches)} batches: was the run begun on other text?")
+            raise ValueError(f"i_batch={first} is beyond epoch {epoch} with its "
+                             f"{len(batches)} batches: was the run begun on other text?")
         for i_batch in range(first, len(batches)):
             rows, step = batches[i_batch], step + 1
             own_seed = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
             n_tokens = int(lengths[rows, 1].sum())
-            yield Step(step, epoch, i_batch, own_seed, n_tokens, share(data, vocab, kept[rows], rank, n_ranks, accumulate))
+            yield Step(step, epoch, i_batch, own_seed, n_tokens,
+                       share(data, vocab, kept[rows], rank, n_ranks, accumulate))
         first = 0
 
-# %% ../nbs/51c_batch.ipynb #fdcb0ed6
+# %% ../nbs/51c_batch.ipynb #ffc3e2a2
 FORMAT = 1  # of the folder; one more whenever what is written changes
 ABOUT, SPLITS, SIDES, PARTS = "about.json", ("train", "valid"), ("src", "tgt"), ("ids", "starts")
-FILES = ["vocab.model", *(f"{split}.{side}.{part}" for split in SPLITS for side in SIDES for part in PARTS)]
+FILES = ["vocab.model",
+         *(f"{split}.{side}.{part}" for split in SPLITS for side in SIDES
+           for part in PARTS)]
 
-# %% ../nbs/51c_batch.ipynb #262c27d3
+# %% ../nbs/51c_batch.ipynb #5207224c
 def write_pairs(
     stem: Path,                        # files are stem.src.ids, stem.src.starts and the same for tgt
     pairs: Iterable[tuple[str, str]],  # (source, target) sentences
@@ -282,24 +307,31 @@ def write_pairs(
     "Sentences to ids on disk, some thousand at a time: memory does not grow with the text."
     pairs, ends = iter(pairs), dict.fromkeys(SIDES, 0)
     with ExitStack() as stack:
-        files = {side: [stack.enter_context(open(f"{stem}.{side}.{part}", "wb")) for part in PARTS] for side in SIDES}
+        files = {side: [stack.enter_context(open(f"{stem}.{side}.{part}", "wb"))
+                        for part in PARTS]
+                 for side in SIDES}
         for _, starts in files.values(): starts.write(np.zeros(1, "<i8"))
         while chunk := list(islice(pairs, 10_000)):
             for side, sentences in zip(SIDES, zip(*chunk, strict=True), strict=True):
-                rows, (ids, starts) = rows_of(vocab.encode_many(list(sentences)), id_type(len(vocab))), files[side]
+                rows = rows_of(vocab.encode_many(list(sentences)), id_type(len(vocab)))
+                ids, starts = files[side]
                 ids.write(rows.ids)
                 starts.write((rows.starts[1:] + ends[side]).astype("<i8"))
                 ends[side] += int(rows.starts[-1])
 
-# %% ../nbs/51c_batch.ipynb #b0091a1d
+# %% ../nbs/51c_batch.ipynb #ec75c14e
 def open_pairs(
     stem: Path,
     dtype: np.dtype,  # of the ids
 ) -> Pairs:
     "What `write_pairs` wrote, read from the disk as it is used."
     def mapped(path: str, dtype: str | np.dtype) -> np.ndarray:
-        return np.asarray(np.memmap(path, dtype, mode="r")) if os.path.getsize(path) else np.zeros(0, dtype)  # an empty file cannot be mapped
-    return Pairs(*(Rows(mapped(f"{stem}.{side}.ids", dtype), mapped(f"{stem}.{side}.starts", "<i8")) for side in SIDES))
+        # an empty file cannot be mapped
+        return (np.asarray(np.memmap(path, dtype, mode="r")) if os.path.getsize(path)
+                else np.zeros(0, dtype))
+    return Pairs(*(Rows(mapped(f"{stem}.{side}.ids", dtype),
+                        mapped(f"{stem}.{side}.starts", "<i8"))
+                   for side in SIDES))
 
 # %% ../nbs/51c_batch.ipynb #653f219e
 def sha256_of(path: Path) -> str:
@@ -307,7 +339,7 @@ def sha256_of(path: Path) -> str:
     if not path.is_file(): return ""
     with path.open("rb") as f: return file_digest(f, "sha256").hexdigest()
 
-# %% ../nbs/51c_batch.ipynb #e099836c
+# %% ../nbs/51c_batch.ipynb #32dfe591
 def write_prepared(
     folder: Path,                       # empty
     train: Iterable[tuple[str, str]],
@@ -317,10 +349,12 @@ def write_prepared(
 ) -> None:
     "The vocabulary and the ids of both splits into a folder, each file flushed to the disk."
     with tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
-        vocab = learn_bpe(chain.from_iterable(bar), made_from["n_pieces"], made_from["n_sample"])
+        vocab = learn_bpe(chain.from_iterable(bar), made_from["n_pieces"],
+                          made_from["n_sample"])
     vocab.save(folder / "vocab.model")
     for split, pairs, total in zip(SPLITS, (train, valid), (bar.n, None)):
-        with tqdm(pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet) as bar: write_pairs(folder / split, bar, vocab)
+        with tqdm(pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet) as bar:
+            write_pairs(folder / split, bar, vocab)
     about = made_from | {name: sha256_of(folder / name) for name in FILES}
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     for path in folder.iterdir():
@@ -333,7 +367,7 @@ class Prepared(NamedTuple):
     train: Pairs
     valid: Pairs
 
-# %% ../nbs/51c_batch.ipynb #16a70711
+# %% ../nbs/51c_batch.ipynb #7e6fc016
 def open_prepared(
     folder: Path,
     made_from: dict[str, str | int] | None = None,  # what about.json must say; None: its format alone
@@ -341,27 +375,37 @@ def open_prepared(
     "What `prepare` made, its ids mapped into memory; ValueError if anything is missing, damaged or made from something else."
     folder = Path(folder)
     try: about = dict(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError): raise ValueError(f"{folder / ABOUT} is missing or damaged") from None
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise ValueError(f"{folder / ABOUT} is missing or damaged") from None
     for name, wanted in (made_from or {"format": FORMAT}).items():
-        if about.get(name) != wanted: raise ValueError(f"{folder} was made with {name}={about.get(name)}, not {wanted}")
+        if about.get(name) != wanted:
+            raise ValueError(f"{folder} was made with "
+                             f"{name}={about.get(name)}, not {wanted}")
     for name in FILES:
-        if about.get(name) != sha256_of(folder / name): raise ValueError(f"{folder / name} is missing or damaged")
+        if about.get(name) != sha256_of(folder / name):
+            raise ValueError(f"{folder / name} is missing or damaged")
     vocab = load_vocab(folder / "vocab.model")
-    return Prepared(vocab, *(open_pairs(folder / split, id_type(len(vocab))) for split in SPLITS))
+    return Prepared(vocab,
+                    *(open_pairs(folder / split, id_type(len(vocab)))
+                      for split in SPLITS))
 
-# %% ../nbs/51c_batch.ipynb #a34675e5
+# %% ../nbs/51c_batch.ipynb #38f38ff4
 def clear_the_way(
     folder: Path,
 ) -> None:
     "Remove what killed preparations left beside the folder; ValueError if it holds anything but prepared text."
     for part in folder.parent.glob(f"{glob.escape(folder.name)}.part-*"):
         with suppress(OSError):  # another process may be about to rename it
-            if max(path.stat().st_mtime for path in (part, *part.rglob("*"))) < time.time() - 3600: shutil.rmtree(part)
+            if max(path.stat().st_mtime for path in (part, *part.rglob("*"))) < time.time() - 3600:
+                shutil.rmtree(part)
     if not folder.exists(): return
-    foreign = sorted({path.name for path in folder.iterdir()} - {*FILES, ABOUT}) if folder.is_dir() else [folder.name]
-    if foreign: raise ValueError(f"{folder} is no folder of prepared text, since there is {foreign[0]}: name one of its own")
+    foreign = (sorted({path.name for path in folder.iterdir()} - {*FILES, ABOUT})
+               if folder.is_dir() else [folder.name])
+    if foreign:
+        raise ValueError(f"{folder} is no folder of prepared text, since there is "
+                         f"{foreign[0]}: name one of its own")
 
-# %% ../nbs/51c_batch.ipynb #5615e519
+# %% ../nbs/51c_batch.ipynb #0edd907a
 def prepare(
     folder: Path,                      # made if need be; what a run's `data/` is
     train: Iterable[tuple[str, str]],  # (source, target) sentences; this and the next can be gone through several times
@@ -373,7 +417,8 @@ def prepare(
     quiet: bool = False,               # without progress bars
 ) -> Prepared:
     "Vocabulary and ids of a corpus on disk, made once and in parallel, afterwards only opened (§5.1)."
-    folder, made_from = Path(folder), {"format": FORMAT, "text_sha256": text_sha256, "n_pieces": n_pieces, "n_sample": n_sample}
+    folder, made_from = Path(folder), {"format": FORMAT, "text_sha256": text_sha256,
+                                       "n_pieces": n_pieces, "n_sample": n_sample}
     clear_the_way(folder)
     if folder.exists():
         try: return open_prepared(folder, made_from)

@@ -78,7 +78,7 @@ def write_atomically(
     "The file becomes `data`, or stays what it was."
     with replacing(path) as part: part.write_bytes(data)
 
-# %% ../nbs/52b_checkpoint.ipynb #16d02b37
+# %% ../nbs/52b_checkpoint.ipynb #604cfc9c
 def gather(
     tensors: dict[str, Tensor],  # the same names in the same order on every rank
 ) -> dict[str, Tensor]:          # rank 0: each one whole, in main memory; other ranks: nothing
@@ -86,7 +86,9 @@ def gather(
     kept = {}
     for name, tensor in tensors.items():
         full = whole(tensor.detach())
-        if not full.isfinite().all(): raise ValueError(f"{name} holds numbers that are not finite: go on from an older checkpoint")
+        if not full.isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite: go "
+                             "on from an older checkpoint")
         if rank() == 0: kept[name] = full.cpu().contiguous()
     return kept
 
@@ -107,14 +109,15 @@ def save_weights(
     weights = gather(model.state_dict())
     if rank() == 0: save_tensors(weights, path)
 
-# %% ../nbs/52b_checkpoint.ipynb #a5d7cbad
+# %% ../nbs/52b_checkpoint.ipynb #6bd4aa95
 def read_tensors(
     path: Path,  # a safetensors file
 ) -> dict[str, Tensor]:
     "The tensors of a file, by name."
     try: return load_file(path)
     except FileNotFoundError: raise ValueError(f"{path}: no such file") from None
-    except (SafetensorError, OSError) as e: raise ValueError(f"{path} is not a readable safetensors file: {e}") from None
+    except (SafetensorError, OSError) as e:
+        raise ValueError(f"{path} is not a readable safetensors file: {e}") from None
 
 # %% ../nbs/52b_checkpoint.ipynb #b7372c11
 def shapes(
@@ -123,7 +126,7 @@ def shapes(
     "The shape of each tensor."
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
-# %% ../nbs/52b_checkpoint.ipynb #b8fd2393
+# %% ../nbs/52b_checkpoint.ipynb #d54d842b
 def check_shapes(
     path: Path,                           # where they were found, for the message
     found: dict[str, tuple[int, ...]],
@@ -131,28 +134,36 @@ def check_shapes(
 ) -> None:
     "Refuse tensors that are missing, unknown or of another shape."
     for name, shape in wanted.items():
-        if name not in found: raise ValueError(f"{path} lacks the weight {name}, which this model needs")
-        if found[name] != shape: raise ValueError(f"{path}: {name} has shape {found[name]}, this model needs {shape}")
-    for name in found.keys() - wanted.keys(): raise ValueError(f"{path} has a weight {name}, which this model has not")
+        if name not in found:
+            raise ValueError(f"{path} lacks the weight {name}, which this model needs")
+        if found[name] != shape:
+            raise ValueError(f"{path}: {name} has shape "
+                             f"{found[name]}, this model needs {shape}")
+    for name in found.keys() - wanted.keys():
+        raise ValueError(f"{path} has a weight {name}, which this model has not")
 
-# %% ../nbs/52b_checkpoint.ipynb #c1a7e82e
+# %% ../nbs/52b_checkpoint.ipynb #889c063a
 def set_weights(
     model: nn.Module,
     weights: dict[str, Tensor],  # whole; all of the model's, in its shapes
 ) -> None:
     "Fill the model: every rank takes its part."
-    model.load_state_dict({name: placed_like(weights[name], mine) for name, mine in model.state_dict().items()})
+    model.load_state_dict({name: placed_like(weights[name], mine)
+                           for name, mine in model.state_dict().items()})
 
-# %% ../nbs/52b_checkpoint.ipynb #97c73279
+# %% ../nbs/52b_checkpoint.ipynb #5d78f13a
 def check_finite(
     path: Path,                  # where they were found, for the message
     weights: dict[str, Tensor],
 ) -> None:
     "Refuse what is no float of 16 bits or more, and numbers that are not finite."
     for name, weight in weights.items():
-        if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            raise ValueError(f"{path}: {name} is {weight.dtype}: a weight is a float of 16 bits or more")
-        if not weight.float().isfinite().all(): raise ValueError(f"{path}: {name} holds numbers that are not finite")
+        if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32,
+                                torch.float64):
+            raise ValueError(f"{path}: {name} is {weight.dtype}: a weight is "
+                             "a float of 16 bits or more")
+        if not weight.float().isfinite().all():
+            raise ValueError(f"{path}: {name} holds numbers that are not finite")
 
 # %% ../nbs/52b_checkpoint.ipynb #81b07d40
 def read_weights(
@@ -173,17 +184,19 @@ def load_weights(
     "Fill the model from a file; missing, unknown and misshapen weights are refused before any is changed."
     set_weights(model, read_weights(path, shapes(model.state_dict())))
 
-# %% ../nbs/52b_checkpoint.ipynb #d7e9689f
-FORMAT = 1  # of a run folder; raised when an older program could not read a newer folder
+# %% ../nbs/52b_checkpoint.ipynb #ec2d420c
+# of a run folder; raised when an older program could not read a newer folder
+FORMAT = 1
 
-# %% ../nbs/52b_checkpoint.ipynb #784be065
+# %% ../nbs/52b_checkpoint.ipynb #ae7e7450
 def fingerprint(
     path: Path,
 ) -> str:
     "The SHA-256 of a file, as text."
-    with open(path, "rb") as file: return hashlib.file_digest(file, "sha256").hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-# %% ../nbs/52b_checkpoint.ipynb #2696be71
+# %% ../nbs/52b_checkpoint.ipynb #cb39cf67
 def write_config(
     path: Path,      # a run folder
     recipe: Recipe,
@@ -191,19 +204,25 @@ def write_config(
 ) -> None:
     "config.json of a run folder; with the fingerprint of its vocabulary as soon as it has one."
     values = {**about, "format": FORMAT, **recipe_to_dict(recipe)}
-    if (path / "vocab.model").exists(): values["vocab_sha256"] = fingerprint(path / "vocab.model")
-    write_atomically(path / "config.json", (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
+    if (path / "vocab.model").exists():
+        values["vocab_sha256"] = fingerprint(path / "vocab.model")
+    write_atomically(path / "config.json",
+                     (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
 
-# %% ../nbs/52b_checkpoint.ipynb #3c985c2b
+# %% ../nbs/52b_checkpoint.ipynb #55efbb51
 def check_new_run(
     path: Path,
 ) -> None:
     "Refuse a place that already holds something."
     if (path / "config.json").exists():
-        raise ValueError(f"{path} already holds a run: go on with it by --resume, choose another --out, or remove it first")
-    if path.is_dir() and any(path.iterdir()): raise ValueError(f"{path} is not empty: choose another --out")
+        raise ValueError(f"{path} already holds a run: go on with it by --resume, "
+                         "choose another --out, or remove it first")
+    if path.is_dir() and any(path.iterdir()):
+        raise ValueError(f"{path} is not empty: choose another --out")
     for folder in (path, *path.parents):
-        if folder.is_file(): raise ValueError(f"{folder} is a file: a run is a folder, choose another --out")
+        if folder.is_file():
+            raise ValueError(f"{folder} is a file: a run is a "
+                             "folder, choose another --out")
 
 # %% ../nbs/52b_checkpoint.ipynb #584baf2a
 def create_run(
@@ -220,34 +239,43 @@ def create_run(
         shutil.rmtree(path, ignore_errors=True)
         raise
 
-# %% ../nbs/52b_checkpoint.ipynb #2e65183b
+# %% ../nbs/52b_checkpoint.ipynb #7f0c300d
 def read_json(
     path: Path,  # holds an object with the number of its format
 ) -> dict:
     "A JSON file of our format."
     try: values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e: raise ValueError(f"{path} cannot be read: {e}") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise ValueError(f"{path} cannot be read: {e}") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ValueError(f"{path} is not of format {FORMAT}, which this version reads")
     return values
 
-# %% ../nbs/52b_checkpoint.ipynb #dde11916
-ABOUT = {"source": dict, "prepared": str, "stopped": str | None, "steps": int, "weights": str}  # what config.json may say besides
+# %% ../nbs/52b_checkpoint.ipynb #a99428df
+# what config.json may say besides
+ABOUT = {"source": dict, "prepared": str, "stopped": str | None, "steps": int,
+         "weights": str}
 
-# %% ../nbs/52b_checkpoint.ipynb #ad6e9368
+# %% ../nbs/52b_checkpoint.ipynb #1828ca3e
 def read_config(
     path: Path,  # a run folder
 ) -> tuple[Recipe, dict]:  # and what else config.json says
     "The settings of a run."
     file = path / "config.json"
-    if not file.exists(): raise ValueError(f"{path} is not a run folder: it has no config.json")
+    if not file.exists():
+        raise ValueError(f"{path} is not a run folder: it has no config.json")
     values = read_json(file)
-    if values.get("kind") == "marian": raise ValueError(f"{path} was imported from Marian: it translates, and is not trained on")
+    if values.get("kind") == "marian":
+        raise ValueError(f"{path} was imported from Marian: it "
+                         "translates, and is not trained on")
     try: recipe = recipe_from_dict(values)
     except ValueError as e: raise ValueError(f"{file}: {e}") from None
     for name, kind in ABOUT.items():
-        if name in values and not isinstance(values[name], kind): raise ValueError(f"{file}: {name}={values[name]!r} is not what a run writes there")
-    return recipe, {name: value for name, value in values.items() if name not in ("format", "model", "train")}
+        if name in values and not isinstance(values[name], kind):
+            raise ValueError(f"{file}: {name}={values[name]!r} is "
+                             "not what a run writes there")
+    return recipe, {name: value for name, value in values.items()
+                    if name not in ("format", "model", "train")}
 
 # %% ../nbs/52b_checkpoint.ipynb #22311066
 class Run(NamedTuple):
@@ -257,18 +285,24 @@ class Run(NamedTuple):
     recipe: Recipe
     about: dict  # what config.json says besides: data, languages, which weights
 
-# %% ../nbs/52b_checkpoint.ipynb #82bec25e
+# %% ../nbs/52b_checkpoint.ipynb #753ea8dc
 def load_run(
     path: Path,  # a run folder
 ) -> Run:
     "Model, vocabulary and settings of a run; the model is on the CPU and in eval mode."
     path = Path(path)
     recipe, about = read_config(path)
-    if not (path / "model.safetensors").exists(): raise ValueError(f"{path} has no model.safetensors: its training has not saved a model yet")
+    if not (path / "model.safetensors").exists():
+        raise ValueError(f"{path} has no model.safetensors: its training "
+                         "has not saved a model yet")
     vocab = load_vocab(path / "vocab.model")
     if fingerprint(path / "vocab.model") != about.get("vocab_sha256"):
-        raise ValueError(f"{path / 'vocab.model'} is not the vocabulary that this run was trained with")
-    with torch.device("meta"): wanted = shapes(build_transformer(recipe.model, len(vocab), vocab.pad_id).state_dict())  # takes no memory
+        raise ValueError(f"{path / 'vocab.model'} is not the vocabulary that "
+                         "this run was trained with")
+    with torch.device("meta"):
+        # takes no memory
+        wanted = shapes(build_transformer(recipe.model, len(vocab),
+                                          vocab.pad_id).state_dict())
     weights = read_weights(path / "model.safetensors", wanted)
     model = build_transformer(recipe.model, len(vocab), vocab.pad_id)
     set_weights(model, weights)
@@ -302,10 +336,11 @@ def new_folder(
             flush(path.parent)
     finally: shutil.rmtree(part, ignore_errors=True)
 
-# %% ../nbs/52b_checkpoint.ipynb #60267823
-ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # PyTorch's names: the average of the gradient, that of its square, the count of steps
+# %% ../nbs/52b_checkpoint.ipynb #4bbb026c
+# PyTorch's names: the average of the gradient, that of its square, the count of steps
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")
 
-# %% ../nbs/52b_checkpoint.ipynb #5f8f7605
+# %% ../nbs/52b_checkpoint.ipynb #ffd3f99d
 def named_weights(
     model: nn.Module,
     optimizer: torch.optim.Adam,  # of this model's weights
@@ -313,10 +348,12 @@ def named_weights(
     "The weights that the optimiser moves, by their names in the model."
     names = {weight: name for name, weight in model.named_parameters()}
     mine = [weight for group in optimizer.param_groups for weight in group["params"]]
-    if not names.keys() >= set(mine): raise ValueError("the optimizer moves weights that the model has not: make it from model.parameters()")
+    if not names.keys() >= set(mine):
+        raise ValueError("the optimizer moves weights that the model has not: make "
+                         "it from model.parameters()")
     return {names[weight]: weight for weight in mine}
 
-# %% ../nbs/52b_checkpoint.ipynb #4b235eee
+# %% ../nbs/52b_checkpoint.ipynb #aaa45781
 def adam_state(
     model: nn.Module,
     optimizer: torch.optim.Adam,  # of this model's weights
@@ -325,17 +362,21 @@ def adam_state(
     state = {}
     for name, weight in named_weights(model, optimizer).items():
         mine = optimizer.state.get(weight)
-        if not mine: mine = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight), "step": torch.zeros(())}
+        if not mine:
+            mine = {"exp_avg": torch.zeros_like(weight),
+                    "exp_avg_sq": torch.zeros_like(weight), "step": torch.zeros(())}
         state |= {f"{kind}.{name}": mine[kind] for kind in ADAM_STATE}
     return state
 
-# %% ../nbs/52b_checkpoint.ipynb #ebcc9c3e
+# %% ../nbs/52b_checkpoint.ipynb #d2dea2a4
 def numbered(
     folder: Path,                   # a run's checkpoints/
 ) -> list[tuple[int, int, Path]]:   # step, how often it had been saved before, the checkpoint
     "All checkpoints, oldest first."
-    names = ((re.fullmatch(r"step-(\d{7,})(?:\.(\d+))?", path.name), path) for path in folder.glob("step-*"))
-    return sorted((int(name[1]), int(name[2] or 0), path) for name, path in names if name and path.is_dir())
+    names = ((re.fullmatch(r"step-(\d{7,})(?:\.(\d+))?", path.name), path)
+             for path in folder.glob("step-*"))
+    return sorted((int(name[1]), int(name[2] or 0), path) for name, path in names
+                  if name and path.is_dir())
 
 # %% ../nbs/52b_checkpoint.ipynb #89caf3bd
 def checkpoints(
@@ -353,17 +394,20 @@ def sweep(
         if left.is_dir(): shutil.rmtree(left, ignore_errors=True)
         else: left.unlink(missing_ok=True)
 
-# %% ../nbs/52b_checkpoint.ipynb #b08afd94
+# %% ../nbs/52b_checkpoint.ipynb #512bcf31
 def write_state(
     part: Path,  # a folder with model.safetensors and optimizer.safetensors
     progress: Progress,
 ) -> None:
     "state.json of a checkpoint."
-    values = {"format": FORMAT, **progress._asdict(), "sha256": {file.name: fingerprint(file) for file in sorted(part.iterdir())}}
+    values = {"format": FORMAT, **progress._asdict(),
+              "sha256": {file.name: fingerprint(file)
+                         for file in sorted(part.iterdir())}}
     if progress.best_loss == math.inf: values["best_loss"] = None
-    (part / "state.json").write_text(json.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (part / "state.json").write_text(json.dumps(values, indent=1, allow_nan=False) + "\n",
+                                     encoding="utf-8")
 
-# %% ../nbs/52b_checkpoint.ipynb #7be5abbf
+# %% ../nbs/52b_checkpoint.ipynb #9c55dcdd
 def save_checkpoint(
     folder: Path,                 # a run's checkpoints/
     model: nn.Module,
@@ -374,7 +418,9 @@ def save_checkpoint(
     weights, state = gather(model.state_dict()), gather(adam_state(model, optimizer))
     if rank() != 0: return None
     sweep(folder)
-    n_before = max((again + 1 for step, again, _ in numbered(folder) if step == progress.step), default=0)
+    n_before = max((again + 1 for step, again, _ in numbered(folder)
+                    if step == progress.step),
+                   default=0)
     path = folder / (f"step-{progress.step:07d}" + (f".{n_before}" if n_before else ""))
     with new_folder(path) as part:
         save_file(weights, part / "model.safetensors")
@@ -382,7 +428,7 @@ def save_checkpoint(
         write_state(part, progress)
     return path
 
-# %% ../nbs/52b_checkpoint.ipynb #b669bd15
+# %% ../nbs/52b_checkpoint.ipynb #6f6f9b82
 def read_state(
     path: Path,                           # a checkpoint
 ) -> tuple[Progress, dict[str, str]]:     # and the fingerprints of its files
@@ -393,21 +439,26 @@ def read_state(
     if numbers["best_loss"] is None: numbers["best_loss"] = math.inf
     for name, kind in Progress.__annotations__.items():
         if type(numbers[name]) not in (int, kind) or not numbers[name] >= 0:
-            raise ValueError(f"{file}: {name}={numbers[name]!r} must be a number, 0 or more" + (", without a fraction" if kind is int else ""))
-    if not isinstance(values.get("sha256"), dict): raise ValueError(f"{file} lacks the fingerprints of the checkpoint's files")
+            raise ValueError(f"{file}: {name}={numbers[name]!r} "
+                             "must be a number, 0 or more"
+                             + (", without a fraction" if kind is int else ""))
+    if not isinstance(values.get("sha256"), dict):
+        raise ValueError(f"{file} lacks the fingerprints of the checkpoint's files")
     return Progress(**numbers), values["sha256"]
 
-# %% ../nbs/52b_checkpoint.ipynb #69236c32
+# %% ../nbs/52b_checkpoint.ipynb #069e61a9
 def read_part(
     path: Path,              # a safetensors file of a checkpoint
     sha256: dict[str, str],  # of the checkpoint's files, by their names
 ) -> dict[str, Tensor]:
     "The tensors of one of a checkpoint's files, exactly as they were saved."
     tensors = read_tensors(path)
-    if fingerprint(path) != sha256.get(path.name): raise ValueError(f"{path} is not the file that was saved: its SHA-256 is another")
+    if fingerprint(path) != sha256.get(path.name):
+        raise ValueError(f"{path} is not the file that was "
+                         "saved: its SHA-256 is another")
     return tensors
 
-# %% ../nbs/52b_checkpoint.ipynb #a7dc8607
+# %% ../nbs/52b_checkpoint.ipynb #dafb3215
 def set_adam_state(
     model: nn.Module,
     optimizer: torch.optim.Adam,  # of this model's weights
@@ -417,10 +468,12 @@ def set_adam_state(
     def mine(name: str, weight: nn.Parameter, kind: str) -> Tensor:
         saved = state[f"{kind}.{name}"]
         return (saved if kind == "step" else placed_like(saved, weight)).clone()
-    by_number = {i: {kind: mine(*named, kind) for kind in ADAM_STATE} for i, named in enumerate(named_weights(model, optimizer).items())}
-    optimizer.load_state_dict({"state": by_number, "param_groups": optimizer.state_dict()["param_groups"]})
+    by_number = {i: {kind: mine(*named, kind) for kind in ADAM_STATE}
+                 for i, named in enumerate(named_weights(model, optimizer).items())}
+    optimizer.load_state_dict({"state": by_number,
+                               "param_groups": optimizer.state_dict()["param_groups"]})
 
-# %% ../nbs/52b_checkpoint.ipynb #60680407
+# %% ../nbs/52b_checkpoint.ipynb #326bf426
 def load_checkpoint(
     path: Path,                   # a checkpoint
     model: nn.Module,             # filled
@@ -428,22 +481,27 @@ def load_checkpoint(
 ) -> Progress:
     "Go back to a checkpoint; every rank reads it. Damaged or foreign files are ValueErrors, before anything is changed."
     progress, sha256 = read_state(path)
-    weights, state = (read_part(path / name, sha256) for name in ("model.safetensors", "optimizer.safetensors"))
-    check_shapes(path / "model.safetensors", shapes(weights), shapes(model.state_dict()))
+    weights, state = (read_part(path / name, sha256)
+                      for name in ("model.safetensors", "optimizer.safetensors"))
+    check_shapes(path / "model.safetensors", shapes(weights),
+                 shapes(model.state_dict()))
     wanted = {f"{kind}.{name}": () if kind == "step" else tuple(weight.shape)
-              for name, weight in named_weights(model, optimizer).items() for kind in ADAM_STATE}
+              for name, weight in named_weights(model, optimizer).items()
+              for kind in ADAM_STATE}
     check_shapes(path / "optimizer.safetensors", shapes(state), wanted)
     set_weights(model, weights)
     set_adam_state(model, optimizer, state)
     return progress
 
-# %% ../nbs/52b_checkpoint.ipynb #205e896d
+# %% ../nbs/52b_checkpoint.ipynb #cc54ab9e
 def prune(
     folder: Path,    # a run's checkpoints/
     keep_last: int,  # checkpoints that stay, at least 1
 ) -> None:
     "Remove all but the newest checkpoints, and Adam's state from all but the newest two; for rank 0."
-    if keep_last < 1: raise ValueError(f"keep_last={keep_last} must be at least 1: the newest checkpoint stays")
+    if keep_last < 1:
+        raise ValueError(f"keep_last={keep_last} must be at least 1: "
+                         "the newest checkpoint stays")
     kept = checkpoints(folder)[-keep_last:]
     for _, _, path in numbered(folder):
         if path not in kept: path.rename(path.with_name(f".{path.name}.part"))
@@ -451,14 +509,16 @@ def prune(
     sweep(folder)
     for path in kept[:-2]: (path / "optimizer.safetensors").unlink(missing_ok=True)
 
-# %% ../nbs/52b_checkpoint.ipynb #7a4a26d8
+# %% ../nbs/52b_checkpoint.ipynb #24ff8bc9
 def latest(
     folder: Path,  # a run's checkpoints/
 ) -> Path | None:
     "The newest checkpoint that a training can go on from."
-    return next((path for path in reversed(checkpoints(folder)) if (path / "optimizer.safetensors").exists()), None)
+    return next((path for path in reversed(checkpoints(folder))
+                 if (path / "optimizer.safetensors").exists()),
+                None)
 
-# %% ../nbs/52b_checkpoint.ipynb #4b14654d
+# %% ../nbs/52b_checkpoint.ipynb #096f4fd5
 def average_weights(
     paths: list[Path],     # model.safetensors of at least one checkpoint
 ) -> dict[str, Tensor]:    # every weight's mean
@@ -467,10 +527,13 @@ def average_weights(
     total: dict[str, Tensor] = {}
     for path in paths:
         weights = read_part(path, read_state(path.parent)[1])
-        if not total: total = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+        if not total:
+            total = {name: torch.zeros_like(weight, dtype=torch.float64)
+                     for name, weight in weights.items()}
         check_shapes(path, shapes(weights), shapes(total))
         for name, weight in weights.items(): total[name] += weight
-    return {name: (sum_of / len(paths)).to(weights[name].dtype) for name, sum_of in total.items()}
+    return {name: (sum_of / len(paths)).to(weights[name].dtype)
+            for name, sum_of in total.items()}
 
 # %% ../nbs/52b_checkpoint.ipynb #87a4d6e8
 def keep_as(
@@ -482,7 +545,7 @@ def keep_as(
         try: os.link(source, part)
         except OSError: shutil.copyfile(source, part)
 
-# %% ../nbs/52b_checkpoint.ipynb #b9d80103
+# %% ../nbs/52b_checkpoint.ipynb #8a382474
 def use_average(
     run: Path,  # a run folder
     n: int,     # checkpoints to average, from the end; at least 1
@@ -490,9 +553,12 @@ def use_average(
     "Let the average of a run's last checkpoints translate (§6.1); for rank 0."
     recipe, about = read_config(run)
     found = checkpoints(run / "checkpoints")
-    if not 1 <= n <= len(found): raise ValueError(f"the last {n} checkpoints cannot be averaged: {run} has {len(found)}")
+    if not 1 <= n <= len(found):
+        raise ValueError(f"the last {n} checkpoints cannot be "
+                         f"averaged: {run} has {len(found)}")
     last = found[-n:]
-    save_tensors(average_weights([path / "model.safetensors" for path in last]), run / "model.safetensors")
+    save_tensors(average_weights([path / "model.safetensors" for path in last]),
+                 run / "model.safetensors")
     which = f"average of {n} checkpoints, {last[0].name} to {last[-1].name}"
     write_config(run, recipe, about | {"weights": which})
     return which

@@ -9,19 +9,19 @@ __all__ = ['app', 'UsageError', 'BEAM', 'ALPHA', 'verbs', 'fail', 'main', 'choos
            'import_marian_verb', 'export_ct2_verb', 'measure_row', 'row_trainer', 'variations_verb', 'run_demo',
            'demo_verb']
 
-# %% ../nbs/95_cli.ipynb #afe2cb6b
+# %% ../nbs/95_cli.ipynb #fff9517c
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-# %% ../nbs/95_cli.ipynb #35a086a2
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+# %% ../nbs/95_cli.ipynb #222d9495
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+                  pretty_exceptions_enable=False)
 UsageError = typer.BadParameter.__base__  # click's, or the copy of it that typer carries
 
 # %% ../nbs/95_cli.ipynb #faa360da
@@ -38,22 +38,24 @@ def fail(
     print("annotated-transformer:", " ".join(message.splitlines()), file=sys.stderr)  # a file's name may hold a line break
     sys.exit(status)
 
-# %% ../nbs/95_cli.ipynb #5742cb56
+# %% ../nbs/95_cli.ipynb #e5e21b7b
 def main(
     args: list[str] | None = None,  # None = the process's own
 ) -> None:
     "Run a verb; what the user got wrong is one line on standard error and exit status 2."
     try: status = app(args, standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt): fail("interrupted", 130)  # Ctrl-C before a verb began
+    except (typer.Abort, KeyboardInterrupt):
+        fail("interrupted", 130)  # Ctrl-C before a verb began
     except SystemExit as e:
-        if isinstance(e.__context__, BrokenPipeError): os._exit(141)  # nobody reads any more: no message, and no flush of what is left
+        if isinstance(e.__context__, BrokenPipeError):
+            os._exit(141)  # nobody reads any more: no message, and no flush of what is left
         raise
     except UsageError as e: fail(e.format_message())
     except (ValueError, OSError) as e: fail(str(e))
     if status == 130: fail("interrupted", status)  # what Typer makes of Ctrl-C
     sys.exit(status or 0)
 
-# %% ../nbs/95_cli.ipynb #f9d07565
+# %% ../nbs/95_cli.ipynb #32a8e6ce
 def choose_corpus(
     data: str | None,
     data_dir: Path | None,
@@ -64,10 +66,12 @@ def choose_corpus(
 ):
     "The corpus that the options name: one by name, or two files."
     from annotated_transformer.corpus import load_corpus, own_corpus
-    if (data is None) == (src is None): raise ValueError("name either --data or --src with --tgt")
+    if (data is None) == (src is None):
+        raise ValueError("name either --data or --src with --tgt")
     if data is not None: return load_corpus(data, data_dir)
     if tgt is None: raise ValueError("--src needs --tgt, its translation")
-    if (valid_src is None) != (valid_tgt is None): raise ValueError("--valid-src and --valid-tgt go together")
+    if (valid_src is None) != (valid_tgt is None):
+        raise ValueError("--valid-src and --valid-tgt go together")
     return own_corpus(src, tgt, valid_src, valid_tgt)
 
 # %% ../nbs/95_cli.ipynb #3c276043
@@ -82,7 +86,7 @@ def first_process() -> bool:
     "Is this the only process, or the first of those that torchrun started?"
     return int(os.environ.get("RANK", 0)) == 0
 
-# %% ../nbs/95_cli.ipynb #d4969ac9
+# %% ../nbs/95_cli.ipynb #f71dfd9d
 def say_how_it_ended(
     run: Path,
 ) -> None:
@@ -92,30 +96,41 @@ def say_how_it_ended(
     about = read_config(run)[1]
     signals = {"SIGINT": 130, "SIGTERM": 143}
     if about["stopped"] in signals:
-        fail(f"{about['stopped']} at step {about['steps']}, saved; to go on: annotated-transformer train --resume {run}", signals[about["stopped"]])
+        fail(f"{about['stopped']} at step {about['steps']}, saved; "
+             f"to go on: annotated-transformer train --resume {run}", signals[about["stopped"]])
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
-# %% ../nbs/95_cli.ipynb #f2c287ac
+# %% ../nbs/95_cli.ipynb #bb4e5b43
 @app.command("train")
 def train_verb(
-    out: Annotated[Path | None, typer.Option(help="The run folder to make; it must not hold a run yet.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        help="The run folder to make; it must not hold a run yet.")] = None,
     resume: Annotated[Path | None, typer.Option(
         metavar="RUN", help="Go on with this run instead, from its newest checkpoint, with its own text and settings.")] = None,
-    data: Annotated[str | None, typer.Option(help="A corpus by name: builtin, multi30k or wmt14.")] = None,
+    data: Annotated[str | None, typer.Option(
+        help="A corpus by name: builtin, multi30k or wmt14.")] = None,
     data_dir: Annotated[Path | None, typer.Option(
-        envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.")] = None,
-    src: Annotated[Path | None, typer.Option(help="Source text, a sentence a line, plain or .gz.")] = None,
-    tgt: Annotated[Path | None, typer.Option(help="Target text, line by line the translation of --src.")] = None,
-    valid_src: Annotated[Path | None, typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
+        envvar="ANNOTATED_TRANSFORMER_DATA",
+        help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.")] = None,
+    src: Annotated[Path | None, typer.Option(
+        help="Source text, a sentence a line, plain or .gz.")] = None,
+    tgt: Annotated[Path | None, typer.Option(
+        help="Target text, line by line the translation of --src.")] = None,
+    valid_src: Annotated[Path | None, typer.Option(
+        help="Source text to validate on; without it some lines of --src are set aside.")] = None,
     valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
     prepared: Annotated[Path | None, typer.Option(
         help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
     config: Annotated[str | None, typer.Option(
         help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big. By itself small.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes of training; --resume goes on from there.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
-    bleu: Annotated[bool, typer.Option("--bleu", help="Measure BLEU too each time the validation set is looked at.")] = False,
-    shard: Annotated[bool, typer.Option("--shard", help="Under torchrun: spread the weights over the devices (FSDP).")] = False,
+    minutes: Annotated[float | None, typer.Option(
+        help="Stop after so many minutes of training; --resume goes on from there.")] = None,
+    device: Annotated[str | None, typer.Option(
+        help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
+    bleu: Annotated[bool, typer.Option(
+        "--bleu", help="Measure BLEU too each time the validation set is looked at.")] = False,
+    shard: Annotated[bool, typer.Option(
+        "--shard", help="Under torchrun: spread the weights over the devices (FSDP).")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     settings: Annotated[list[str] | None, typer.Argument(
         metavar="KEY=VALUE", help="Settings that differ from the recipe's: dropout=0.3 seed=1 max_steps=2000 …")] = None,
@@ -125,38 +140,50 @@ def train_verb(
     from annotated_transformer.checkpoint import check_new_run
     from annotated_transformer.evaluate import validation_bleu
     from annotated_transformer.recipe import resume_run, train_run
-    if (out is None) == (resume is None): raise ValueError("name either --out, a new run folder, or --resume, one to go on with")
-    if resume is not None and (data or config or src or tgt or valid_src or valid_tgt or prepared or settings):
+    if (out is None) == (resume is None):
+        raise ValueError("name either --out, a new run folder, or --resume, one to go on with")
+    if resume is not None and (data or config or src or tgt or valid_src or valid_tgt
+                               or prepared or settings):
         raise ValueError("--resume takes text and settings from the run: leave them out")
-    if shard and bleu: raise ValueError("--bleu needs the whole model on a device: leave it or --shard out")
+    if shard and bleu:
+        raise ValueError("--bleu needs the whole model on a device: leave it or --shard out")
     score = validation_bleu if bleu else None
     if resume is None and begun_before(out): resume = out
-    if resume is not None: resume_run(resume, device, minutes, score=score, sharded=shard, quiet=quiet)
+    if resume is not None:
+        resume_run(resume, device, minutes, score=score, sharded=shard, quiet=quiet)
     else:
         recipe, corpus = override(get_recipe(config or "small"), settings or []), None
         if first_process():  # of several, one looks at the folder and reads the text
             check_new_run(out)
             corpus = choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt)
-        train_run(corpus, recipe, out, device, minutes, prepared=prepared, score=score, sharded=shard, quiet=quiet)
+        train_run(corpus, recipe, out, device, minutes, prepared=prepared, score=score,
+                  sharded=shard, quiet=quiet)
     say_how_it_ended(resume or out)
 
-# %% ../nbs/95_cli.ipynb #498e8eea
+# %% ../nbs/95_cli.ipynb #442cb3dc
 @app.command("prepare")
 def prepare_verb(
-    out: Annotated[Path, typer.Option(help="The run folder to make; it must not hold a run yet.")],
-    data: Annotated[str | None, typer.Option(help="A corpus by name: builtin, multi30k or wmt14.")] = None,
+    out: Annotated[Path, typer.Option(
+        help="The run folder to make; it must not hold a run yet.")],
+    data: Annotated[str | None, typer.Option(
+        help="A corpus by name: builtin, multi30k or wmt14.")] = None,
     data_dir: Annotated[Path | None, typer.Option(
-        envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.")] = None,
-    src: Annotated[Path | None, typer.Option(help="Source text, a sentence a line, plain or .gz.")] = None,
-    tgt: Annotated[Path | None, typer.Option(help="Target text, line by line the translation of --src.")] = None,
-    valid_src: Annotated[Path | None, typer.Option(help="Source text to validate on; without it some lines of --src are set aside.")] = None,
+        envvar="ANNOTATED_TRANSFORMER_DATA",
+        help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.")] = None,
+    src: Annotated[Path | None, typer.Option(
+        help="Source text, a sentence a line, plain or .gz.")] = None,
+    tgt: Annotated[Path | None, typer.Option(
+        help="Target text, line by line the translation of --src.")] = None,
+    valid_src: Annotated[Path | None, typer.Option(
+        help="Source text to validate on; without it some lines of --src are set aside.")] = None,
     valid_tgt: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
     prepared: Annotated[Path | None, typer.Option(
         help="A folder for the encoded text, for several runs to share; by itself in the run folder.")] = None,
     config: Annotated[str, typer.Option(
         help="Sizes and settings by name: tiny, small, base, big, multi30k-tiny, multi30k-small, wmt14-base, wmt14-big.")] = "small",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the recipe's.")] = None,
+    settings: Annotated[list[str] | None, typer.Argument(
+        metavar="KEY=VALUE", help="Settings that differ from the recipe's.")] = None,
 ) -> None:
     "Make a run folder with the text encoded, for train --resume."
     from annotated_transformer.config import get_recipe, override
@@ -164,7 +191,8 @@ def prepare_verb(
     from annotated_transformer.recipe import prepare_run
     recipe = override(get_recipe(config), settings or [])
     check_new_run(out)
-    prepare_run(choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt), recipe, out, prepared, quiet=quiet)
+    prepare_run(choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt), recipe,
+                out, prepared, quiet=quiet)
     typer.echo(f"{out} is ready to train: annotated-transformer train --resume {out}", err=True)
 
 # %% ../nbs/95_cli.ipynb #5ce38125
@@ -191,7 +219,7 @@ BEAM = ("Hypotheses kept open at each step; 1 is greedy search. By itself 4, or 
         "as one of these options is named.")
 ALPHA = "Of the length penalty; 0 is none, more prefers longer sentences. By itself 0.6, or what an imported model asks for."
 
-# %% ../nbs/95_cli.ipynb #83f282cf
+# %% ../nbs/95_cli.ipynb #5871d459
 def chosen_search(
     beam_size: int | None,
     alpha: float | None,
@@ -200,94 +228,114 @@ def chosen_search(
     "The search that the options ask for."
     from annotated_transformer.decode import search_with
     if beam_size is None and alpha is None and n_best == 1: return None
-    return search_with(4 if beam_size is None else beam_size, 0.6 if alpha is None else alpha, n_best)
+    return search_with(4 if beam_size is None else beam_size,
+                       0.6 if alpha is None else alpha, n_best)
 
-# %% ../nbs/95_cli.ipynb #363f91a5
+# %% ../nbs/95_cli.ipynb #628c62ce
 @app.command("translate")
 def translate_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Text, a sentence a line; without it standard input.")] = None,
+    file: Annotated[Path | None, typer.Argument(
+        metavar="FILE", help="Text, a sentence a line; without it standard input.")] = None,
     beam_size: Annotated[int | None, typer.Option(help=BEAM)] = None,
     alpha: Annotated[float | None, typer.Option(help=ALPHA)] = None,
-    n_best: Annotated[int, typer.Option(help="Translations of each line: as many lines out for each line in, best first.")] = 1,
-    scores: Annotated[bool, typer.Option("--scores", help="Each translation's score and a tab before it.")] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Source tokens translated at once.")] = 4096,
-    precision: Annotated[str, typer.Option(help="Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU and rounds the most.")] = "fp32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
+    n_best: Annotated[int, typer.Option(
+        help="Translations of each line: as many lines out for each line in, best first.")] = 1,
+    scores: Annotated[bool, typer.Option(
+        "--scores", help="Each translation's score and a tab before it.")] = False,
+    batch_tokens: Annotated[int, typer.Option(
+        help="Source tokens translated at once.")] = 4096,
+    precision: Annotated[str, typer.Option(
+        help="Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU and rounds the most.")] = "fp32",
+    device: Annotated[str | None, typer.Option(
+        help="cpu, cuda or mps; cpu without it.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     "Translate: one line in, one line out, in order. With nothing to read, type."
     from tqdm import tqdm
     from annotated_transformer.evaluate import Translation, line_groups, translate_stream
     from annotated_transformer.marian import load_any
-    translator = load_any(run, device, chosen_search(beam_size, alpha, n_best), batch_tokens, precision)
+    translator = load_any(run, device, chosen_search(beam_size, alpha, n_best),
+                          batch_tokens, precision)
     typing = file is None and sys.stdin.isatty()
     silent = quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
     with open(file, "rb") if file else nullcontext(sys.stdin.buffer) as stream:
         found = translate_stream(translator, typed_lines() if typing else line_groups(stream))
         for those in tqdm(found, unit=" lines", disable=silent):
             those = (those + n_best * [Translation("", 0.0)])[:n_best]
-            sys.stdout.write("".join(f"{score:.4f}\t" * scores + text + "\n" for text, score in those)); sys.stdout.flush()
+            sys.stdout.write("".join(f"{score:.4f}\t" * scores + text + "\n" for text, score in those))
+            sys.stdout.flush()
 
-# %% ../nbs/95_cli.ipynb #7ab103f5
+# %% ../nbs/95_cli.ipynb #cd12b348
 @app.command("score")
 def score_verb(
     systems: Annotated[list[Path], typer.Argument(
         metavar="RUN…", help="A run folder, or a file of translations made already; further ones are compared with the first.")],
     ref: Annotated[Path, typer.Option(help="The reference translation, plain or .gz.")],
-    src: Annotated[Path | None, typer.Option(help="Source text, line by line what --ref translates: what a run translates.")] = None,
+    src: Annotated[Path | None, typer.Option(
+        help="Source text, line by line what --ref translates: what a run translates.")] = None,
     chrf: Annotated[bool, typer.Option("--chrf", help="chrF too.")] = False,
-    confidence: Annotated[bool, typer.Option("--confidence", help="95 % intervals, from 1,000 redrawn test sets.")] = False,
+    confidence: Annotated[bool, typer.Option(
+        "--confidence", help="95 % intervals, from 1,000 redrawn test sets.")] = False,
     flavours: Annotated[str | None, typer.Option(
         metavar="LANGUAGE", help="BLEU in the flavours that papers print too, for a --ref in LANGUAGE: de, en, …")] = None,
-    perplexity: Annotated[bool, typer.Option("--perplexity", help="How unsure a run is of --ref, per piece and per word.")] = False,
+    perplexity: Annotated[bool, typer.Option(
+        "--perplexity", help="How unsure a run is of --ref, per piece and per word.")] = False,
     beam_size: Annotated[int | None, typer.Option(help=BEAM)] = None,
     alpha: Annotated[float | None, typer.Option(help=ALPHA)] = None,
-    precision: Annotated[str, typer.Option(help="Of the products: fp32, bf16 or int8.")] = "fp32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
+    precision: Annotated[str, typer.Option(
+        help="Of the products: fp32, bf16 or int8.")] = "fp32",
+    device: Annotated[str | None, typer.Option(
+        help="cpu, cuda or mps; cpu without it.")] = None,
 ) -> None:
     "Translate a test set and print its BLEU; of several systems also whether they differ by more than chance."
     from sacrebleu.metrics import BLEU, CHRF
     from annotated_transformer import evaluate
     from annotated_transformer.marian import load_any
-    runs = {path: load_any(path, device, chosen_search(beam_size, alpha), precision=precision) for path in systems if not path.is_file()}
-    if runs and src is None: raise ValueError(f"--src is missing: it is what {next(iter(runs))} shall translate")
+    runs = {path: load_any(path, device, chosen_search(beam_size, alpha), precision=precision)
+            for path in systems if not path.is_file()}
+    if runs and src is None:
+        raise ValueError(f"--src is missing: it is what {next(iter(runs))} shall translate")
     paths = [*([src] if src else []), ref, *(path for path in systems if path not in runs)]
     texts = dict(zip(paths, evaluate.read_aligned(*paths)))
-    said = {str(path): runs[path].translate(texts[src]) if path in runs else texts[path] for path in systems}
+    said = {str(path): runs[path].translate(texts[src]) if path in runs
+            else texts[path] for path in systems}
     metrics, n_bootstrap = [BLEU, CHRF] if chrf else [BLEU], 1000 if confidence else 0
     for metric in metrics:
         if len(said) > 1: found = evaluate.compare(said, texts[ref], metric())
-        else: found = [evaluate.score_with(metric(), *said.values(), texts[ref], n_bootstrap)]
+        else:
+            found = [evaluate.score_with(metric(), *said.values(), texts[ref], n_bootstrap)]
         for score in found: typer.echo(score)
     for name, hypotheses in said.items() if flavours else ():
-        for score in evaluate.flavours(hypotheses, texts[ref], flavours): typer.echo(f"{name}: {score}" if len(said) > 1 else score)
+        for score in evaluate.flavours(hypotheses, texts[ref], flavours):
+            typer.echo(f"{name}: {score}" if len(said) > 1 else score)
     for path, translator in runs.items() if perplexity else ():
         found = evaluate.perplexity(translator, texts[src], texts[ref])
         typer.echo(f"{path}: {found}" if len(said) > 1 else found)
 
-# %% ../nbs/95_cli.ipynb #ab38cf85
+# %% ../nbs/95_cli.ipynb #9ec13ea8
 def attention_example(
     translator,
     sentence: str,
 ):  # an `AttentionExample`
     "A sentence, its translation, and every attention map between their pieces."
     from annotated_transformer.batch import pad_ids
-    from annotated_transformer.explorer import AttentionExample
+    from annotated_transformer.explorer import AttentionExample, shown_pieces
     from annotated_transformer.visualize import attention_maps
     vocab = translator.vocab
     if not sentence.strip(): raise ValueError("the sentence is empty")
     src = vocab.encode(sentence) + [vocab.eos_id]
     if len(src) - 1 > translator.max_pieces:
-        raise ValueError(f"the sentence has {len(src) - 1} pieces, a page shows at most {translator.max_pieces}: take a part of it")
+        raise ValueError(f"the sentence has {len(src) - 1} pieces, "
+                         f"a page shows at most {translator.max_pieces}: take a part of it")
     tgt = [vocab.bos_id] + translator.search_ids([src])[0][0].ids
     device = next(translator.model.parameters()).device
-    maps = attention_maps(translator.model, *(pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt)))
-    shown = lambda ids: [f"-{piece}" if piece[0].isalpha() and before[-1].isalpha() else piece.removeprefix("\u2581") or "␣"
-                         for before, piece in pairwise(["\u2581", *vocab.words(ids)])]
-    return AttentionExample(shown(src), shown(tgt), {kind: weights[:, 0] for kind, weights in maps.items()})
+    maps = attention_maps(translator.model,
+                          *(pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt)))
+    src_shown, tgt_shown = (shown_pieces(vocab.words(ids)) for ids in (src, tgt))
+    return AttentionExample(src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()})
 
-# %% ../nbs/95_cli.ipynb #73ec8e6e
+# %% ../nbs/95_cli.ipynb #37f16217
 def write_attention(
     translator,
     sentences: list[str],
@@ -296,25 +344,28 @@ def write_attention(
     "One page that shows every head's attention over these sentences and their translations."
     from annotated_transformer.checkpoint import write_atomically
     from annotated_transformer.explorer import attention_page
-    write_atomically(Path(out), attention_page([attention_example(translator, s) for s in sentences], title="Where the heads look").encode())
+    page = attention_page([attention_example(translator, s) for s in sentences])
+    write_atomically(Path(out), page.encode())
 
-# %% ../nbs/95_cli.ipynb #1960349a
+# %% ../nbs/95_cli.ipynb #7a25f845
 @app.command("attention")
 def attention_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="What to translate.")],
     out: Annotated[Path, typer.Option(help="The page to write, ending in .html.")],
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")] = None,
+    device: Annotated[str | None, typer.Option(
+        help="cpu, cuda or mps; cpu without it.")] = None,
 ) -> None:
     "Translate a sentence and show where each head looked."
     from annotated_transformer.marian import load_any
     write_attention(load_any(run, device), [sentence], out)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
-# %% ../nbs/95_cli.ipynb #a74bb575
+# %% ../nbs/95_cli.ipynb #78661e2b
 @app.command("import-marian")
 def import_marian_verb(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Marian checkpoint as Hugging Face publishes it, with model.safetensors.")],
+    folder: Annotated[Path, typer.Argument(
+        metavar="DIR", help="A Marian checkpoint as Hugging Face publishes it, with model.safetensors.")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make.")],
 ) -> None:
     "Make a run of a published Marian translator: for translate, score and attention."
@@ -322,19 +373,21 @@ def import_marian_verb(
     import_marian(folder, run)
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
-# %% ../nbs/95_cli.ipynb #78303f5d
+# %% ../nbs/95_cli.ipynb #c41aab96
 @app.command("export-ct2")
 def export_ct2_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="The CTranslate2 folder to make.")],
-    quantization: Annotated[str, typer.Option(help="float32, float16 or int8.")] = "float32",
+    out: Annotated[Path, typer.Argument(
+        metavar="DIR", help="The CTranslate2 folder to make.")],
+    quantization: Annotated[str, typer.Option(
+        help="float32, float16 or int8.")] = "float32",
 ) -> None:
     "Hand a run to CTranslate2."
     from annotated_transformer.ct2 import export_ct2
     export_ct2(run, out, quantization)
     typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
 
-# %% ../nbs/95_cli.ipynb #8ee665b7
+# %% ../nbs/95_cli.ipynb #02489046
 def measure_row(
     run: Path,  # a run at its end
     corpus,     # the `Corpus` it was trained on
@@ -349,10 +402,12 @@ def measure_row(
     *_, last = (record for record in read_metrics(run) if "valid_loss" in record)
     sources, references = zip(*corpus.valid)
     translator = load(run, str(pick_device(device)), search_with(4, 0.6))
-    said, n_parameters = translator.translate(list(sources)), sum(weight.numel() for weight in translator.model.parameters())
-    return Measured(last["valid_loss"], bleu(said, list(references)).value, n_parameters, last["seconds"])
+    said = translator.translate(list(sources))
+    n_parameters = sum(weight.numel() for weight in translator.model.parameters())
+    return Measured(last["valid_loss"], bleu(said, list(references)).value,
+                    n_parameters, last["seconds"])
 
-# %% ../nbs/95_cli.ipynb #995d2adb
+# %% ../nbs/95_cli.ipynb #ade4813f
 def row_trainer(
     corpus,          # `Corpus`
     prepared: Path,  # the encoded text, for all rows to share
@@ -365,28 +420,36 @@ def row_trainer(
     from annotated_transformer.recipe import resume_run, train_run
     def train_row(recipe, run: Path, minutes: float | None):
         if (run / "config.json").exists():
-            if read_config(run)[0] != recipe: raise ValueError(f"{run} was begun with other settings: remove it")
+            if read_config(run)[0] != recipe:
+                raise ValueError(f"{run} was begun with other settings: remove it")
             resume_run(run, device, minutes, quiet=quiet)
         else:
             shutil.rmtree(run, ignore_errors=True)  # an empty folder, of a process that was killed
             train_run(corpus, recipe, run, device, minutes, prepared=prepared, quiet=quiet)
         about = read_config(run)[1]
-        if about["stopped"] in ("SIGINT", "SIGTERM"): raise KeyboardInterrupt(about["stopped"])
+        if about["stopped"] in ("SIGINT", "SIGTERM"):
+            raise KeyboardInterrupt(about["stopped"])
         return measure_row(run, corpus, device) if about["steps"] == recipe.train.max_steps else None
     return train_row
 
-# %% ../nbs/95_cli.ipynb #2947c679
+# %% ../nbs/95_cli.ipynb #2fbace5f
 @app.command("variations")
 def variations_verb(
     data: Annotated[str, typer.Option(help="The text: builtin or multi30k.")],
     data_dir: Annotated[Path | None, typer.Option(
-        envvar="ANNOTATED_TRANSFORMER_DATA", help="A folder that holds multi30k/; without it the text is downloaded.")] = None,
-    rows: Annotated[str, typer.Option(help="all, key (eight of them), or names with commas between: \"base,A h=1\".")] = "all",
+        envvar="ANNOTATED_TRANSFORMER_DATA",
+        help="A folder that holds multi30k/; without it the text is downloaded.")] = None,
+    rows: Annotated[str, typer.Option(
+        help="all, key (eight of them), or names with commas between: \"base,A h=1\".")] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each row.")] = 2,
-    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; the same command goes on.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps of the base, the same as max_steps=N.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the table; by itself runs/variations-DATA.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
+    minutes: Annotated[float | None, typer.Option(
+        help="Stop after so many minutes; the same command goes on.")] = None,
+    steps: Annotated[int | None, typer.Option(
+        help="Training steps of the base, the same as max_steps=N.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        help="The folder of the table; by itself runs/variations-DATA.")] = None,
+    device: Annotated[str | None, typer.Option(
+        help="cpu, cuda, cuda:1 or mps; by itself the best there is.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     settings: Annotated[list[str] | None, typer.Argument(
         metavar="KEY=VALUE", help="Settings of the base, and so of every row, that differ from the usual ones.")] = None,
@@ -395,18 +458,25 @@ def variations_verb(
     from annotated_transformer.config import override
     from annotated_transformer.corpus import fingerprint, load_corpus
     from annotated_transformer.variations import BASES, Plan, choose_rows, fill_table, read_table, table_lines
-    if data not in BASES: raise ValueError(f"data={data!r}: there is a base for {' and for '.join(BASES)}")
-    base = override(BASES[data], (settings or []) + ([] if steps is None else [f"max_steps={steps}"]))
+    if data not in BASES:
+        raise ValueError(f"data={data!r}: there is a base for {' and for '.join(BASES)}")
+    base = override(BASES[data],
+                    (settings or []) + ([] if steps is None else [f"max_steps={steps}"]))
     chosen, out, corpus = choose_rows(rows), out or Path("runs") / f"variations-{data}", load_corpus(data, data_dir)
-    about = {"data": data, "train_text": fingerprint(corpus.train)[:16], "valid_text": fingerprint(corpus.valid)[:16], "beam_size": 4, "alpha": 0.6}
+    about = {"data": data, "train_text": fingerprint(corpus.train)[:16],
+             "valid_text": fingerprint(corpus.valid)[:16], "beam_size": 4, "alpha": 0.6}
     def say(line: str) -> None: typer.echo(line, err=True)
-    try: done = fill_table(out, Plan(chosen, seeds, base, about), row_trainer(corpus, out / "data", device, quiet), minutes, say)
+    try:
+        done = fill_table(out, Plan(chosen, seeds, base, about),
+                          row_trainer(corpus, out / "data", device, quiet), minutes, say)
     except KeyboardInterrupt as e:
-        fail(f"interrupted; what was done is in {out}: to go on, give the same command again", 143 if "SIGTERM" in e.args else 130)
+        fail(f"interrupted; what was done is in {out}: to go on, give the same command again",
+             143 if "SIGTERM" in e.args else 130)
     typer.echo("\n".join(table_lines(read_table(out))))
-    if not done: say(f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again")
+    if not done:
+        say(f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again")
 
-# %% ../nbs/95_cli.ipynb #e8fdada9
+# %% ../nbs/95_cli.ipynb #37d7144b
 def run_demo(
     out: Path,  # the run folder; replaced
 ) -> dict:      # what report.json says
@@ -420,7 +490,8 @@ def run_demo(
     from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
     from annotated_transformer.evaluate import bleu, load, pronoun_accuracy
     from annotated_transformer.recipe import train_run
-    if out.exists() and not (out / "config.json").exists(): raise ValueError(f"{out} is no run that a demo could replace: choose another --out")
+    if out.exists() and not (out / "config.json").exists():
+        raise ValueError(f"{out} is no run that a demo could replace: choose another --out")
     new = out.with_name(out.name + ".new")
     if not out.exists(): check_new_run(out)
     shutil.rmtree(new, ignore_errors=True)
@@ -429,18 +500,23 @@ def run_demo(
     train_seconds = time.perf_counter() - began
     translator = load(new)
     plain = builtin(1000, seed=1, split="test")
-    it = builtin(800, seed=1, split="test", patterns=tuple(p for p in PATTERNS if p.startswith("it_")))
-    it = [s for s in it if s.pronoun.answer != s.pronoun.wrong]  # the two nouns differ in gender: guessing fails
+    it = builtin(800, seed=1, split="test",
+                 patterns=tuple(p for p in PATTERNS if p.startswith("it_")))
+    # the two nouns differ in gender: guessing fails
+    it = [s for s in it if s.pronoun.answer != s.pronoun.wrong]
     said, said_it = translator.translate([s.en for s in plain]), translator.translate([s.en for s in it])
     animals = [ANIMAL_TIRED, ANIMAL_WIDE]
     report = {
         "exact_match": sum(h == s.de for h, s in zip(said, plain)) / len(plain),
         "bleu": bleu(said, [s.de for s in plain]).value,
         "pronoun_accuracy": pronoun_accuracy(said_it, [s.de for s in it]),
-        "n_sentences": len(plain), "n_pronoun_sentences": len(it), "train_seconds": train_seconds,
-        "animal": {s.en: h for s, h in zip(animals, translator.translate([s.en for s in animals]))},
+        "n_sentences": len(plain), "n_pronoun_sentences": len(it),
+        "train_seconds": train_seconds,
+        "animal": {s.en: h for s, h in zip(animals,
+                                           translator.translate([s.en for s in animals]))},
     }
-    write_atomically(new / "report.json", (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(new / "report.json",
+                     (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
     write_attention(translator, [s.en for s in animals], new / "attention.html")
     shutil.rmtree(out, ignore_errors=True)
     new.rename(out)
@@ -451,10 +527,11 @@ def run_demo(
     typer.echo(f"open {out}/attention.html to see where the heads look")
     return report
 
-# %% ../nbs/95_cli.ipynb #9ee783e5
+# %% ../nbs/95_cli.ipynb #f47aad11
 @app.command("demo")
 def demo_verb(
-    out: Annotated[Path, typer.Option(help="The run folder; what stands there from an earlier demo is replaced.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(
+        help="The run folder; what stands there from an earlier demo is replaced.")] = Path("runs/demo"),
 ) -> None:
     "Train for two minutes, translate, and look inside."
     run_demo(out)

@@ -21,13 +21,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .attention import attention
 
-# %% ../nbs/40_complexity.ipynb #cf93105f
+# %% ../nbs/40_complexity.ipynb #20f477ed
 def powers(
     order: str,        # a product such as "O(n^2 d)"; "O(1)" has no letter
 ) -> dict[str, int]:   # letter → exponent
     "The exponents in an order of growth, as Table 1 writes them. ValueError for anything but a product of powers."
     found = re.fullmatch(r"O\((1|[a-z](?:\^\d+)?(?: [a-z](?:\^\d+)?)*)\)", order)
-    if not found: raise ValueError(f"order={order!r} is no product of powers: give one such as 'O(n^2 d)'")
+    if not found:
+        raise ValueError(f"order={order!r} is no product of powers: give one such as 'O(n^2 d)'")
     return {letter: int(power or 1) for letter, power in re.findall(r"([a-z])(?:\^(\d+))?", found[1])}
 
 # %% ../nbs/40_complexity.ipynb #f4a9c7d1
@@ -46,7 +47,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:    # (b, n, d)
         return self.attend_with(x, x, x, None)
 
-# %% ../nbs/40_complexity.ipynb #3be36010
+# %% ../nbs/40_complexity.ipynb #b03cd69f
 def fused_attention(
     query: Tensor,        # (b, n_q, d)
     key: Tensor,          # (b, n_k, d)
@@ -55,9 +56,10 @@ def fused_attention(
 ) -> Tensor:              # (b, n_q, d)
     "Equation 1 block by block, as PyTorch's kernel does it; on a CPU that kernel wants an axis of heads, so it gets one."
     mask = None if mask is None else mask.unsqueeze(-3)
-    return F.scaled_dot_product_attention(*(part[:, None] for part in (query, key, value)), attn_mask=mask)[:, 0]
+    q, k, v = (part[:, None] for part in (query, key, value))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
 
-# %% ../nbs/40_complexity.ipynb #7b776b0b
+# %% ../nbs/40_complexity.ipynb #ad536dae
 class RestrictedAttention(nn.Module):
     "Every position looks at the r positions around it, block by block, in time r·n·d (§4)."
     def __init__(
@@ -65,7 +67,8 @@ class RestrictedAttention(nn.Module):
         r: int,  # size of the neighbourhood, odd, 3 or more: (r − 1)/2 positions to either side, and the position itself
     ):
         super().__init__()
-        if r < 3 or r % 2 == 0: raise ValueError(f"r={r} has no middle and two sides: take an odd number from 3 on")
+        if r < 3 or r % 2 == 0:
+            raise ValueError(f"r={r} has no middle and two sides: take an odd number from 3 on")
         self.reach = r // 2
 
     def forward(
@@ -75,8 +78,9 @@ class RestrictedAttention(nn.Module):
         n, w = x.size(1), self.reach
         n_blocks = -(-n // w)
         filled = n_blocks * w - n  # positions that the last block lacks
-        blocks = F.pad(x, (0, 0, 0, filled)).unflatten(1, (n_blocks, w))                     # (b, n_blocks, w, d)
-        windows = F.pad(x, (0, 0, w, filled + w)).unfold(1, 3 * w, w).transpose(-2, -1)      # (b, n_blocks, 3w, d)
+        # blocks (b, n_blocks, w, d), windows (b, n_blocks, 3w, d)
+        blocks = F.pad(x, (0, 0, 0, filled)).unflatten(1, (n_blocks, w))
+        windows = F.pad(x, (0, 0, w, filled + w)).unfold(1, 3 * w, w).transpose(-2, -1)
         return attention(blocks, windows, windows, self.mask(n, x.device)).flatten(1, 2)[:, :n]
 
     def mask(self, n: int, device: torch.device) -> Tensor:
@@ -106,7 +110,7 @@ class Recurrent(nn.Module):
             states.append(h)
         return torch.stack(states, dim=1)
 
-# %% ../nbs/40_complexity.ipynb #17644423
+# %% ../nbs/40_complexity.ipynb #bbccf752
 class Convolution(nn.Module):
     "Each position from the k positions under a kernel, a d × d matrix for each (§4)."
     def __init__(
@@ -118,8 +122,10 @@ class Convolution(nn.Module):
     ):
         super().__init__()
         n_ahead = k // 2 if n_ahead is None else n_ahead
-        if not 0 <= n_ahead < k: raise ValueError(f"k={k} and n_ahead={n_ahead} do not fit: take 1 or more, and 0 to k − 1")
-        self.padding = (dilation * (k - 1 - n_ahead), dilation * n_ahead)  # zeros before the first and after the last position
+        if not 0 <= n_ahead < k:
+            raise ValueError(f"k={k} and n_ahead={n_ahead} do not fit: take 1 or more, and 0 to k − 1")
+        # zeros before the first and after the last position
+        self.padding = (dilation * (k - 1 - n_ahead), dilation * n_ahead)
         self.conv = nn.Conv1d(d, d, k, dilation=dilation)
 
     def forward(
@@ -146,15 +152,18 @@ class SeparableConvolution(nn.Module):
     ) -> Tensor:    # (b, n, d)
         return self.across(self.along(F.pad(x.transpose(1, 2), self.padding)).transpose(1, 2))
 
-# %% ../nbs/40_complexity.ipynb #fa57d37b
+# %% ../nbs/40_complexity.ipynb #247d01f6
 def layers_of_table_1(
     d: int,                   # width
     k: int,                   # positions under a kernel, odd
     r: int,                   # positions of a neighbourhood, odd
 ) -> dict[str, nn.Module]:    # name → layer, (b, n, d) to (b, n, d)
     "One layer of each kind that §4 compares."
-    return {"self-attention": SelfAttention(), "self-attention (restricted)": RestrictedAttention(r), "recurrent": Recurrent(d),
-            "convolutional": Convolution(d, k), "convolutional (dilated)": Convolution(d, k, dilation=k * k),
+    return {"self-attention": SelfAttention(),
+            "self-attention (restricted)": RestrictedAttention(r),
+            "recurrent": Recurrent(d),
+            "convolutional": Convolution(d, k),
+            "convolutional (dilated)": Convolution(d, k, dilation=k * k),
             "convolutional (separable)": SeparableConvolution(d, k)}
 
 # %% ../nbs/40_complexity.ipynb #8a8c149d
@@ -166,7 +175,7 @@ def operations(
     with torch.no_grad(), FlopCounterMode(display=False) as counter: layer(x)
     return counter.get_total_flops() // 2
 
-# %% ../nbs/40_complexity.ipynb #a98063a5
+# %% ../nbs/40_complexity.ipynb #afce3b55
 def longest_chain(
     out: Tensor,     # anything that autograd has recorded
     kind: str = "",  # count only operations whose name holds this; "" = all
@@ -177,23 +186,25 @@ def longest_chain(
         node = stack[-1]
         before = [other for other, _ in node.next_functions if other is not None]
         if waiting := [other for other in before if other not in lengths]: stack += waiting; continue
-        lengths[stack.pop()] = (kind in node.name()) + max((lengths[other] for other in before), default=0)
+        longest = max((lengths[other] for other in before), default=0)
+        lengths[stack.pop()] = (kind in node.name()) + longest
     return lengths[out.grad_fn]
 
-# %% ../nbs/40_complexity.ipynb #d7de6765
+# %% ../nbs/40_complexity.ipynb #3d4bb229
 def dependencies(
     layer: nn.Module,  # (b, n, d) to (b, n, d)
     n: int,            # positions
     d: int,            # width that the layer takes
 ) -> Tensor:           # (n, n) bool, [i, j] True = output i depends on input j
     "Which outputs depend on which inputs, found by gradient, in float64 on random input."
-    x = torch.randn(1, n, d, dtype=torch.float64).repeat(n, 1, 1).requires_grad_()  # a copy for each output
+    # a copy for each output
+    x = torch.randn(1, n, d, dtype=torch.float64).repeat(n, 1, 1).requires_grad_()
     i = torch.arange(n)
-    out = copy.deepcopy(layer).double()(x)[i, i]                                    # (n, d): output i of copy i
+    out = copy.deepcopy(layer).double()(x)[i, i]  # (n, d): output i of copy i
     grad, = torch.autograd.grad(out, x, torch.randn_like(out))
     return (grad != 0).any(dim=-1)
 
-# %% ../nbs/40_complexity.ipynb #0d062361
+# %% ../nbs/40_complexity.ipynb #195aeca2
 def max_path(
     make_layer: Callable[[int], nn.Module],  # number of the layer, from 0 → the layer, (b, n, d) to (b, n, d)
     n: int,                                  # positions
@@ -206,9 +217,10 @@ def max_path(
         stack.append(make_layer(i))
         found = dependencies(stack, n, d)
         if (found if wanted is None else found | ~wanted).all(): return i + 1
-    raise ValueError(f"{n} layers do not connect n={n} positions: give layers that pass on to both sides, or say what is wanted")
+    raise ValueError(f"{n} layers do not connect n={n} positions: "
+                     "give layers that pass on to both sides, or say what is wanted")
 
-# %% ../nbs/40_complexity.ipynb #5be3d2b3
+# %% ../nbs/40_complexity.ipynb #da3c4be8
 def activation_bytes(
     layer: nn.Module,  # (b, n, d) to (b, n, d)
     x: Tensor,         # (b, n, d)
@@ -216,7 +228,8 @@ def activation_bytes(
     "What a layer adds to memory in training: its output, and all that it keeps for the backward pass; not its input or its parameters."
     kept = {}
     def keep(t: Tensor) -> Tensor:
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage()  # held, so that no address is used twice
+        # held, so that no address is used twice
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage()
         return t
     x = x.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t): keep(layer(x))
@@ -242,13 +255,14 @@ def cpu_seconds(
             best[name] = min(best[name], (time.process_time() - began) / n_calls[name])
     return best
 
-# %% ../nbs/40_complexity.ipynb #7b458136
+# %% ../nbs/40_complexity.ipynb #7833cf41
 def fit_exponent(
     sizes: Sequence[float],  # at least two different ones, positive
     costs: Sequence[float],  # one for each, positive
 ) -> float:
     "The p of cost ∝ size^p that fits best: the least-squares slope on logarithmic axes. ValueError without two different sizes."
-    if len(set(sizes)) < 2: raise ValueError(f"sizes={list(sizes)} fix no slope: give two different ones or more")
+    if len(set(sizes)) < 2:
+        raise ValueError(f"sizes={list(sizes)} fix no slope: give two different ones or more")
     x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (sizes, costs))
     x = x - x.mean()
     return float((x * y).sum() / (x * x).sum())

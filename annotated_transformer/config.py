@@ -11,12 +11,13 @@ import difflib
 import math
 from dataclasses import asdict, dataclass, fields, replace
 
-# %% ../nbs/00_config.ipynb #13036286
+# %% ../nbs/00_config.ipynb #15143dca
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     "Refuse a setting that is none of the allowed words."
-    if value not in allowed: raise ValueError(f"{name}={value!r} is none of {', '.join(allowed)}")
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is none of {', '.join(allowed)}")
 
-# %% ../nbs/00_config.ipynb #64a2f548
+# %% ../nbs/00_config.ipynb #b0ae5e27
 def within(
     config,                  # a dataclass
     *names: str,             # of its fields; a field that is None is left alone
@@ -27,7 +28,8 @@ def within(
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value < high:
-            raise ValueError(f"{name}={value} must be at least {low}" + (f" and below {high}" if high < math.inf else ""))
+            above = f" and below {high}" if high < math.inf else ""
+            raise ValueError(f"{name}={value} must be at least {low}{above}")
 
 # %% ../nbs/00_config.ipynb #8fad1908
 KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text",
@@ -45,7 +47,7 @@ def check_types(
         if not fits or isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{field.name}={value!r} must be {KINDS[field.type]}")
 
-# %% ../nbs/00_config.ipynb #88865907
+# %% ../nbs/00_config.ipynb #8449aa82
 @dataclass(frozen=True)
 class ModelConfig:
     "The sizes of one Transformer, named as in Table 3."
@@ -63,13 +65,15 @@ class ModelConfig:
         check_types(self)
         within(self, "d_model", "d_ff", "n_heads", "d_k", "d_v", "n_positions", low=1, high=2**31)
         within(self, "n_layers", low=1, high=1001)
-        if self.d_model % 2: raise ValueError(f"d_model={self.d_model} must be even: a position is pairs of sine and cosine")
+        if self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} must be even: a position is pairs of sine and cosine")
         if (self.d_k is None or self.d_v is None) and self.d_model % self.n_heads:
-            raise ValueError(f"d_model={self.d_model} does not split into n_heads={self.n_heads} equal heads: take a multiple of {self.n_heads}")
+            raise ValueError(f"d_model={self.d_model} does not split into n_heads={self.n_heads} equal heads: "
+                             f"take a multiple of {self.n_heads}")
         one_of("position", self.position, ("sinusoidal", "learned"))
         one_of("norm", self.norm, ("post", "pre"))
 
-# %% ../nbs/00_config.ipynb #214c7d24
+# %% ../nbs/00_config.ipynb #45e31167
 @dataclass(frozen=True)
 class TrainConfig:
     "How one model is trained (§5)."
@@ -99,13 +103,15 @@ class TrainConfig:
 
     def __post_init__(self):
         check_types(self)
-        within(self, "n_pieces", "batch_tokens", "max_len", "max_steps", "warmup_steps", "valid_every", "save_every",
-               "keep_last", "patience", "accumulate", low=1)
+        within(self, "n_pieces", "batch_tokens", "max_len", "max_steps", "warmup_steps",
+               "valid_every", "save_every", "keep_last", "patience", "accumulate", low=1)
         within(self, "average_last", low=0, high=self.keep_last + 1)
-        within(self, "dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2", low=0, high=1)
+        within(self, "dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2",
+               low=0, high=1)
         within(self, "seed", low=0, high=2**63)
         for name in ("peak_lr", "adam_eps", "clip_norm"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0: raise ValueError(f"{name}={getattr(self, name)} must be greater than 0")
+            value = getattr(self, name)
+            if value is not None and value <= 0: raise ValueError(f"{name}={value} must be greater than 0")
         one_of("schedule", self.schedule, ("paper", "linear"))
         one_of("precision", self.precision, ("auto", "fp32", "bf16"))
 
@@ -116,32 +122,40 @@ class Recipe:
     model: ModelConfig
     train: TrainConfig
 
-# %% ../nbs/00_config.ipynb #f21ebd3a
+# %% ../nbs/00_config.ipynb #eabd46f3
 RECIPES = {
-    "tiny":  Recipe(ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
-                    TrainConfig(n_pieces=2000, batch_tokens=1000, max_steps=1200, schedule="linear", peak_lr=2e-3, warmup_steps=200,
-                                dropout=0.0, precision="fp32", valid_every=300, save_every=600, average_last=0)),
-    "small": Recipe(ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-                    TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=3500, schedule="linear", warmup_steps=500, valid_every=250,
-                                save_every=500, average_last=0)),
-    "base":  Recipe(ModelConfig(), TrainConfig()),
-    "big":   Recipe(ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
-                    TrainConfig(max_steps=300_000, dropout=0.3, save_every=600, keep_last=20, average_last=20)),
-    "multi30k-tiny": Recipe(ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
-                            TrainConfig(n_pieces=8000, batch_tokens=4096, max_steps=16_000, schedule="linear", warmup_steps=2000,
-                                        dropout=0.3, valid_every=400, save_every=200, keep_last=10, average_last=10)),
-    "multi30k-small": Recipe(ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-                             TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=12_000, schedule="linear", warmup_steps=500,
-                                         dropout=0.2, save_every=200, keep_last=10, average_last=10)),
+    "tiny": Recipe(
+        ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
+        TrainConfig(n_pieces=2000, batch_tokens=1000, max_steps=1200, schedule="linear", peak_lr=2e-3,
+                    warmup_steps=200, dropout=0.0, precision="fp32", valid_every=300, save_every=600,
+                    average_last=0)),
+    "small": Recipe(
+        ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
+        TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=3500, schedule="linear",
+                    warmup_steps=500, valid_every=250, save_every=500, average_last=0)),
+    "base": Recipe(ModelConfig(), TrainConfig()),
+    "big": Recipe(
+        ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
+        TrainConfig(max_steps=300_000, dropout=0.3, save_every=600, keep_last=20, average_last=20)),
+    "multi30k-tiny": Recipe(
+        ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
+        TrainConfig(n_pieces=8000, batch_tokens=4096, max_steps=16_000, schedule="linear",
+                    warmup_steps=2000, dropout=0.3, valid_every=400, save_every=200,
+                    keep_last=10, average_last=10)),
+    "multi30k-small": Recipe(
+        ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
+        TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=12_000, schedule="linear",
+                    warmup_steps=500, dropout=0.2, save_every=200, keep_last=10, average_last=10)),
 }
 RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
 
-# %% ../nbs/00_config.ipynb #6ca52c96
+# %% ../nbs/00_config.ipynb #20fbf0e5
 def get_recipe(
     name: str,  # one of `RECIPES`
 ) -> Recipe:
     "The recipe of that name."
-    if name not in RECIPES: raise ValueError(f"no recipe is called {name!r}: take one of {', '.join(RECIPES)}")
+    if name not in RECIPES:
+        raise ValueError(f"no recipe is called {name!r}: take one of {', '.join(RECIPES)}")
     return RECIPES[name]
 
 # %% ../nbs/00_config.ipynb #9e997eff
@@ -158,7 +172,7 @@ def parse_setting(
         return kind(text)
     except (KeyError, ValueError): raise ValueError(f"{key}={text} is not {KINDS[kind]}") from None
 
-# %% ../nbs/00_config.ipynb #d6a47639
+# %% ../nbs/00_config.ipynb #90855330
 def override(
     recipe: Recipe,
     settings: list[str],  # each "key=value", keys of either dataclass; the last one of a name counts
@@ -166,13 +180,15 @@ def override(
     "The recipe with some settings replaced; an unknown key or a value that does not fit is refused."
     parts = {"model": recipe.model, "train": recipe.train}
     changes = {"model": {}, "train": {}}
-    known = {field.name: (part, field.type) for part, config in parts.items() for field in fields(config)}
+    known = {field.name: (part, field.type)
+             for part, config in parts.items() for field in fields(config)}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals: raise ValueError(f"{setting!r} is not of the form key=value")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise ValueError(f"no setting is called {key!r}: " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"))
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            raise ValueError(f"no setting is called {key!r}: {hint}")
         part, kind = known[key]
         changes[part][key] = parse_setting(key, text, kind)
     return Recipe(*(replace(parts[part], **changes[part]) for part in parts))

@@ -26,7 +26,7 @@ import pooch
 
 from .grammar import builtin
 
-# %% ../nbs/51a_corpus.ipynb #4c2ec011
+# %% ../nbs/51a_corpus.ipynb #0aefa96c
 def text_lines(
     lines: Iterable[bytes],  # as a file opened in binary gives them
     where: str = "",         # what an error names before the line's number
@@ -36,10 +36,12 @@ def text_lines(
     for i, line in enumerate(lines, start=first):
         if i == 1: line = line.removeprefix(codecs.BOM_UTF8)
         try: text = line.removesuffix(b"\n").removesuffix(b"\r").decode()
-        except UnicodeDecodeError as e: raise ValueError(f"{where}line {i}: byte {e.start + 1} is not UTF-8: save the text as UTF-8") from None
+        except UnicodeDecodeError as e:
+            raise ValueError(f"{where}line {i}: byte {e.start + 1} is not "
+                             "UTF-8: save the text as UTF-8") from None
         yield text
 
-# %% ../nbs/51a_corpus.ipynb #30a0222b
+# %% ../nbs/51a_corpus.ipynb #62841706
 def stream_lines(
     path: str | Path,  # UTF-8, plain or .gz
 ) -> Iterator[str]:
@@ -51,8 +53,10 @@ def stream_lines(
                 has_text = has_text or line != ""
                 yield line
     except FileNotFoundError: raise ValueError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as e: raise ValueError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    if not has_text: raise ValueError(f"{path} is empty: it needs one sentence per line")
+    except (OSError, EOFError, zlib.error) as e:
+        raise ValueError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    if not has_text:
+        raise ValueError(f"{path} is empty: it needs one sentence per line")
 
 # %% ../nbs/51a_corpus.ipynb #d9bad3c9
 def read_lines(
@@ -61,7 +65,7 @@ def read_lines(
     "All lines of a file; ValueError as in `stream_lines`."
     return list(stream_lines(path))
 
-# %% ../nbs/51a_corpus.ipynb #ce59aebc
+# %% ../nbs/51a_corpus.ipynb #a9ff4d61
 def stream_pairs(
     src_path: str | Path,
     tgt_path: str | Path,  # as many lines
@@ -74,10 +78,12 @@ def stream_pairs(
             n_pairs += 1
             yield s, t
     if n_src != n_tgt:
-        raise ValueError(f"{src_path} has {n_src} lines but {tgt_path} has {n_tgt}: line i of one must translate line i of the other")
-    if not n_pairs: raise ValueError(f"{src_path} and {tgt_path} have no line with text in both")
+        raise ValueError(f"{src_path} has {n_src} lines but {tgt_path} has {n_tgt}: "
+                         "line i of one must translate line i of the other")
+    if not n_pairs:
+        raise ValueError(f"{src_path} and {tgt_path} have no line with text in both")
 
-# %% ../nbs/51a_corpus.ipynb #febd0b7f
+# %% ../nbs/51a_corpus.ipynb #43da96ca
 class TextPairs:
     "Pairs that stay on disk: their files are read anew each time, so memory does not grow with the text."
     def __init__(
@@ -89,9 +95,10 @@ class TextPairs:
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         pairs = chain.from_iterable(stream_pairs(*files) for files in self.parts)
-        return pairs if self.keep is None else (pair for pair in pairs if self.keep(pair[0]))
+        return (pairs if self.keep is None
+                else (pair for pair in pairs if self.keep(pair[0])))
 
-# %% ../nbs/51a_corpus.ipynb #0d08a80a
+# %% ../nbs/51a_corpus.ipynb #bbf41d8d
 def fingerprint(
     pairs: Iterable[tuple[str, str]],  # a list, or TextPairs
 ) -> str:                              # 64 hexadecimal digits
@@ -99,7 +106,8 @@ def fingerprint(
     total = hashlib.sha256()
     if isinstance(pairs, TextPairs) and pairs.keep is None:
         for path in chain.from_iterable(pairs.parts):
-            with open(path, "rb") as file: total.update(hashlib.file_digest(file, "sha256").digest())
+            with open(path, "rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
     else:
         for pair in pairs: total.update(json.dumps(pair).encode())
     return total.hexdigest()
@@ -126,30 +134,43 @@ class Download(NamedTuple):
     @property
     def name(self) -> str: return self.urls[0].rpartition("/")[2]
 
-# %% ../nbs/51a_corpus.ipynb #0ea4ad11
+# %% ../nbs/51a_corpus.ipynb #18593768
 MULTI30K_URLS = ("https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw",
                  "https://github.com/multi30k/dataset/raw/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw")
-MULTI30K = tuple(Download(tuple(f"{url}/{name}" for url in MULTI30K_URLS), n_bytes, sha256) for name, n_bytes, sha256 in (
-    ("train.en.gz", 568_929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-    ("train.de.gz", 637_044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-    ("val.en.gz", 21_650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-    ("val.de.gz", 24_681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-    ("test_2016_flickr.en.gz", 21_077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
-    ("test_2016_flickr.de.gz", 22_890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8")))
+MULTI30K = tuple(Download(tuple(f"{url}/{name}" for url in MULTI30K_URLS), n_bytes,
+                          sha256)
+                 for name, n_bytes, sha256 in (
+    ("train.en.gz", 568_929,
+     "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+    ("train.de.gz", 637_044,
+     "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+    ("val.en.gz", 21_650,
+     "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+    ("val.de.gz", 24_681,
+     "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+    ("test_2016_flickr.en.gz", 21_077,
+     "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
+    ("test_2016_flickr.de.gz", 22_890,
+     "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8")))
 
-# %% ../nbs/51a_corpus.ipynb #a8c11fc5
-WMT14 = tuple(Download((f"https://{place}", f"http://{place}"), n_bytes, sha256, (f"{text}.en", f"{text}.de"))
+# %% ../nbs/51a_corpus.ipynb #eebaf5d5
+WMT14 = tuple(Download((f"https://{place}", f"http://{place}"), n_bytes, sha256,
+                       (f"{text}.en", f"{text}.de"))
               for place, n_bytes, sha256, text in (
     ("www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379,
-     "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7", "training/europarl-v7.de-en"),
+     "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+     "training/europarl-v7.de-en"),
     ("www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367,
-     "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5", "commoncrawl.de-en"),
+     "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+     "commoncrawl.de-en"),
     ("www.statmt.org/wmt14/training-parallel-nc-v9.tgz", 80_418_416,
-     "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485", "training/news-commentary-v9.de-en"),
+     "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+     "training/news-commentary-v9.de-en"),
     ("data.statmt.org/wmt19/translation-task/dev.tgz", 38_654_961,
-     "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7", "dev/newstest2013")))
+     "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
+     "dev/newstest2013")))
 
-# %% ../nbs/51a_corpus.ipynb #b8a41a3d
+# %% ../nbs/51a_corpus.ipynb #02f724d0
 def download(
     urls: Iterable[str],  # tried in this order
     file: Download,
@@ -159,8 +180,12 @@ def download(
     from requests import RequestException  # here, since only a download needs it
     failures = []
     for url in urls:
-        try: return Path(pooch.retrieve(url, f"sha256:{file.sha256}", file.name, into, progressbar=file.n_bytes > 10_000_000))
-        except RequestException as e: failures.append(f"{url} ({type(e).__name__ if e.response is None else e.response.status_code})")
+        try:
+            return Path(pooch.retrieve(url, f"sha256:{file.sha256}", file.name, into,
+                                       progressbar=file.n_bytes > 10_000_000))
+        except RequestException as e:
+            why = type(e).__name__ if e.response is None else e.response.status_code
+            failures.append(f"{url} ({why})")
         except ValueError as e: failures.append(f"{url} ({str(e).partition(':')[0]})")
     raise ValueError(f"cannot download {file.name}: {', '.join(failures)}")
 
@@ -183,7 +208,7 @@ def unpack(
     missing = [name for name in members if not (folder / name).is_file()]
     if missing: raise ValueError(f"{archive} does not hold {', '.join(missing)}")
 
-# %% ../nbs/51a_corpus.ipynb #e99d46b2
+# %% ../nbs/51a_corpus.ipynb #44543498
 class Store:
     "Where the files of a corpus come from: a folder of your own, or downloads."
     def __init__(
@@ -194,13 +219,16 @@ class Store:
         mirror: str | None,           # address of a folder that holds the files too; None: ANNOTATED_TRANSFORMER_MIRROR, if set
     ):
         data_dir = data_dir or os.environ.get("ANNOTATED_TRANSFORMER_DATA")
-        self.source = {"data": name, "data_dir": str(Path(data_dir).absolute()) if data_dir else None}  # for `Corpus`
+        # for `Corpus`
+        self.source = {"data": name,
+                       "data_dir": str(Path(data_dir).absolute()) if data_dir else None}
         self.own = Path(data_dir).absolute() / name if data_dir else None
         self.cache = Path(pooch.os_cache("annotated_transformer")) / name
         self.mirror = mirror or os.environ.get("ANNOTATED_TRANSFORMER_MIRROR")
         self.advice = f"put {', '.join(file.name for file in files)} into " + (
             f"{self.own}, or name no folder to have them downloaded" if self.own else
-            f"a folder {name} and name the folder above it with --data-dir or ANNOTATED_TRANSFORMER_DATA")
+            f"a folder {name} and name the folder above it with --data-dir or "
+            "ANNOTATED_TRANSFORMER_DATA")
 
     def fetch(self, file: Download) -> Path:
         "A file with the right checksum; ValueError says what to put where."
@@ -211,13 +239,15 @@ class Store:
         path = self.own / file.name
         if not path.is_file(): raise ValueError(f"{path}: no such file: {self.advice}")
         if (found := pooch.file_hash(path)) == file.sha256: return path
-        raise ValueError(f"{path} is not the file expected: its sha256 is {found}, not {file.sha256}")
+        raise ValueError(f"{path} is not the file expected: its sha256 is "
+                         f"{found}, not {file.sha256}")
 
     def texts(self, archive: Download) -> tuple[Path, ...]:
         "The source and the target text of an archive, unpacked if they are not yet."
         unpacked = self.cache / archive.sha256[:16]
         for folder in (self.own, unpacked):
-            if folder and all((folder / name).is_file() for name in archive.members): break
+            if folder and all((folder / name).is_file() for name in archive.members):
+                break
         else: unpack(self.fetch(archive), archive.members, unpacked)
         return tuple(folder / name for name in archive.members)
 
@@ -233,19 +263,24 @@ def multi30k(
     splits = [list(stream_pairs(*two)) for two in zip(paths[::2], paths[1::2])]
     return Corpus("multi30k", "en", "de", *splits, store.source)
 
-# %% ../nbs/51a_corpus.ipynb #ea753b23
+# %% ../nbs/51a_corpus.ipynb #f2e783de
 class Newstest2014:
     "The test set of WMT 2014, which sacreBLEU fetches, checks and keeps; nothing happens before its pairs are gone through."
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        from sacrebleu.utils import SACREBLEU_DIR, get_files  # here, since only a test needs it
+        # here, since only a test needs it
+        from sacrebleu.utils import SACREBLEU_DIR, get_files
         try: src, tgt = get_files("wmt14/full", "en-de")[:2]
         except (OSError, SystemExit) as e:
-            reason = e if isinstance(e, OSError) else "another checksum"  # for which it exits
-            raise ValueError(f"sacreBLEU cannot get wmt14/full ({reason}): delete {SACREBLEU_DIR}/wmt14/full if a download broke off; without "
-                             "network, copy that folder from where `sacrebleu -t wmt14/full -l en-de --echo src` was run") from None
+            # for which it exits
+            reason = e if isinstance(e, OSError) else "another checksum"
+            raise ValueError(f"sacreBLEU cannot get wmt14/full ({reason}): delete "
+                             f"{SACREBLEU_DIR}/wmt14/full if a "
+                             "download broke off; without "
+                             "network, copy that folder from where `sacrebleu -t "
+                             "wmt14/full -l en-de --echo src` was run") from None
         return iter(TextPairs([(src, tgt)]))
 
-# %% ../nbs/51a_corpus.ipynb #0b67a599
+# %% ../nbs/51a_corpus.ipynb #66a39cdb
 def wmt14(
     data_dir: str | Path | None = None,   # as for Store, and the next
     mirror: str | None = None,
@@ -254,9 +289,10 @@ def wmt14(
     "The paper's English–German (§5.1): about 4.5 million pairs to train, newstest2013 to validate, newstest2014 to test."
     store = Store("wmt14", files, data_dir, mirror)
     *train, valid = map(store.texts, files)
-    return Corpus("wmt14", "en", "de", TextPairs(train), TextPairs([valid]), Newstest2014(), store.source)
+    return Corpus("wmt14", "en", "de", TextPairs(train), TextPairs([valid]),
+                  Newstest2014(), store.source)
 
-# %% ../nbs/51a_corpus.ipynb #c006a585
+# %% ../nbs/51a_corpus.ipynb #2aaf083f
 def load_corpus(
     name: str,                           # "builtin", "multi30k" or "wmt14"
     data_dir: str | Path | None = None,  # as for Store, and the next
@@ -270,12 +306,17 @@ def load_corpus(
     "A corpus by its name."
     if name == "multi30k": return multi30k(data_dir, mirror)
     if name == "wmt14": return wmt14(data_dir, mirror)
-    if name != "builtin": raise ValueError(f"data={name!r} is unknown: take builtin, multi30k or wmt14, or give two files of your own")
+    if name != "builtin":
+        raise ValueError(f"data={name!r} is unknown: take builtin, multi30k or wmt14, "
+                         "or give two files of your own")
     sizes = {"train": n_train, "valid": n_valid, "test": n_test}
-    splits = [[(s.en, s.de) for s in builtin(n, seed, split)] for split, n in sizes.items()]
-    return Corpus(name, "en", "de", *splits, {"data": name, "n_train": n_train, "n_valid": n_valid, "n_test": n_test, "seed": seed})
+    splits = [[(s.en, s.de) for s in builtin(n, seed, split)]
+              for split, n in sizes.items()]
+    return Corpus(name, "en", "de", *splits,
+                  {"data": name, "n_train": n_train, "n_valid": n_valid,
+                   "n_test": n_test, "seed": seed})
 
-# %% ../nbs/51a_corpus.ipynb #ca2a5d16
+# %% ../nbs/51a_corpus.ipynb #9161102a
 def set_aside(
     src: Path,
     tgt: Path,
@@ -283,13 +324,19 @@ def set_aside(
     "Split aligned files by the hash of the source; ValueError if all sentences are the same."
     n, (last, _) = deque(enumerate(stream_pairs(src, tgt), start=1), maxlen=1).pop()
     limit = min(0.05, 1000 / n) * 2 ** 32
-    def split(aside): return TextPairs([(src, tgt)], lambda s: not aside(s)), TextPairs([(src, tgt)], aside)
+    def split(aside):
+        files = [(src, tgt)]
+        return TextPairs(files, lambda s: not aside(s)), TextPairs(files, aside)
     train, valid = split(lambda s: zlib.crc32(s.encode()) < limit)
-    if not (any(train) and any(valid)): train, valid = split(lambda s: s == last)  # a very small file: its last sentence
-    if not any(train): raise ValueError(f"{src} has {n} pairs of one and the same sentence: too few to train and to validate on")
+    if not (any(train) and any(valid)):
+        # a very small file: its last sentence
+        train, valid = split(lambda s: s == last)
+    if not any(train):
+        raise ValueError(f"{src} has {n} pairs of one and the same sentence: too few "
+                         "to train and to validate on")
     return train, valid
 
-# %% ../nbs/51a_corpus.ipynb #94b88b77
+# %% ../nbs/51a_corpus.ipynb #94dbb1c3
 def own_corpus(
     src: str | Path,
     tgt: str | Path,
@@ -298,21 +345,31 @@ def own_corpus(
 ) -> Corpus:                              # without a test set
     "Two aligned files of your own, or four, gone through once to see that they are in order."
     given = {"src": src, "tgt": tgt, "valid_src": valid_src, "valid_tgt": valid_tgt}
-    source = {name: None if path is None else str(Path(path).absolute()) for name, path in given.items()}
+    source = {name: None if path is None else str(Path(path).absolute())
+              for name, path in given.items()}
     src, tgt, *valid = source.values()
-    if None in valid: return Corpus("own", "src", "tgt", *set_aside(Path(src), Path(tgt)), [], source)
+    if None in valid:
+        return Corpus("own", "src", "tgt", *set_aside(Path(src), Path(tgt)), [], source)
     splits = TextPairs([(src, tgt)]), TextPairs([valid])
-    for pairs in splits: deque(pairs, maxlen=0)  # a mistake in the files is better named now than in the middle of training
+    for pairs in splits:
+        # a mistake in the files is better named now than in the middle of training
+        deque(pairs, maxlen=0)
     return Corpus("own", "src", "tgt", *splits, [], source)
 
-# %% ../nbs/51a_corpus.ipynb #eeb99aa6
+# %% ../nbs/51a_corpus.ipynb #04687200
 def corpus_from(
     source: dict,  # `Corpus.source` of the one wanted
 ) -> Corpus:
     "The corpus that a source describes; ValueError if it describes none."
-    named, own = {"data", "data_dir", "n_train", "n_valid", "n_test", "seed"}, {"src", "tgt", "valid_src", "valid_tgt"}
-    kinds = dict.fromkeys(("n_train", "n_valid", "n_test", "seed"), int) | dict.fromkeys(("data_dir", "valid_src", "valid_tgt"), str | None)
-    if any(not isinstance(value, kinds.get(name, str)) for name, value in source.items()): named = own = set()
-    if "data" in source and source.keys() <= named: return load_corpus(source["data"], **{k: v for k, v in source.items() if k != "data"})
+    named = {"data", "data_dir", "n_train", "n_valid", "n_test", "seed"}
+    own = {"src", "tgt", "valid_src", "valid_tgt"}
+    kinds = (dict.fromkeys(("n_train", "n_valid", "n_test", "seed"), int)
+             | dict.fromkeys(("data_dir", "valid_src", "valid_tgt"), str | None))
+    if any(not isinstance(value, kinds.get(name, str))
+           for name, value in source.items()):
+        named = own = set()
+    if "data" in source and source.keys() <= named:
+        return load_corpus(source["data"],
+                           **{k: v for k, v in source.items() if k != "data"})
     if {"src", "tgt"} <= source.keys() <= own: return own_corpus(**source)
     raise ValueError(f"source={source} names no text: it needs data, or src and tgt")

@@ -17,9 +17,10 @@ from .checkpoint import Run, load_run, naming, new_folder, read_json
 from .config import ModelConfig
 from .vocab import Vocab
 
-# %% ../nbs/91_ct2.ipynb #a547b9d9
+# %% ../nbs/91_ct2.ipynb #f12f7751
 ENCODER_LAYER = {
-    "self_attention/linear/0/weight": ["self_attn.w_q.weight", "self_attn.w_k.weight", "self_attn.w_v.weight"],
+    "self_attention/linear/0/weight": ["self_attn.w_q.weight", "self_attn.w_k.weight",
+                                       "self_attn.w_v.weight"],
     "self_attention/linear/1/weight": ["self_attn.w_o.weight"],
     "self_attention/layer_norm/gamma": ["residuals.0.norm.weight"],
     "self_attention/layer_norm/beta": ["residuals.0.norm.bias"],
@@ -50,7 +51,7 @@ OUTSIDE = {  # one matrix in three places (§3.4): the engine stores it once, to
 }
 FINAL_NORM = {"layer_norm/gamma": ["norm.weight"], "layer_norm/beta": ["norm.bias"]}  # of a pre-norm stack
 
-# %% ../nbs/91_ct2.ipynb #7944de5d
+# %% ../nbs/91_ct2.ipynb #8d2f3b36
 def weight_table(
     config: ModelConfig,
 ) -> dict[str, list[str]]:  # the engine's name of a weight: ours, to be stacked
@@ -58,8 +59,11 @@ def weight_table(
     table = dict(OUTSIDE)
     for side, layer in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
         for i in range(config.n_layers):
-            table |= {f"{side}/layer/{i}/{name}": [f"{side}.layers.{i}.{one}" for one in ours] for name, ours in layer.items()}
-        if config.norm == "pre": table |= {f"{side}/{name}": [f"{side}.{one}" for one in ours] for name, ours in FINAL_NORM.items()}
+            table |= {f"{side}/layer/{i}/{name}": [f"{side}.layers.{i}.{one}" for one in ours]
+                      for name, ours in layer.items()}
+        if config.norm == "pre":
+            table |= {f"{side}/{name}": [f"{side}.{one}" for one in ours]
+                      for name, ours in FINAL_NORM.items()}
     return table
 
 # %% ../nbs/91_ct2.ipynb #18faded6
@@ -85,7 +89,7 @@ def put(
     for step in steps: spec = spec[int(step)] if step.isdigit() else getattr(spec, step)
     setattr(spec, name, value.detach().float().numpy(force=True).copy())
 
-# %% ../nbs/91_ct2.ipynb #b00826cc
+# %% ../nbs/91_ct2.ipynb #ce86ab6a
 def add_vocabulary(
     spec,  # a TransformerSpec; changed
     vocab: Vocab,
@@ -94,34 +98,43 @@ def add_vocabulary(
     pieces = vocab.words(range(len(vocab)))
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    special = {"unk_token": vocab.pieces.unk_id(), "bos_token": vocab.bos_id, "eos_token": vocab.eos_id, "decoder_start_token": vocab.bos_id}
+    special = {"unk_token": vocab.pieces.unk_id(), "bos_token": vocab.bos_id,
+               "eos_token": vocab.eos_id, "decoder_start_token": vocab.bos_id}
     for name, i in special.items(): setattr(spec.config, name, pieces[i])
     spec.config.add_source_eos = True
 
-# %% ../nbs/91_ct2.ipynb #6f62f7a7
+# %% ../nbs/91_ct2.ipynb #d352097f
 def engine_spec(
     run: Run,
 ):  # a ctranslate2.specs.TransformerSpec
     "A run in the engine's terms; ValueError for a model that it cannot hold."
-    try: from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec
-    except ImportError: raise ValueError("ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'") from None
+    try:
+        from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec
+    except ImportError:
+        raise ValueError("ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'") from None
     config, weights, table = run.recipe.model, run.model.state_dict(), weight_table(run.recipe.model)
     width = config.d_model // config.n_heads
     d_k, d_v = config.d_k or width, config.d_v or width
-    if d_k != d_v: raise ValueError(f"CTranslate2 wants keys as wide as values: d_k={d_k} and d_v={d_v} cannot be exported")
+    if d_k != d_v:
+        raise ValueError(f"CTranslate2 wants keys as wide as values: d_k={d_k} and d_v={d_v} cannot be exported")
     unknown = weights.keys() - {one for ours in table.values() for one in ours} - {"position.table"}
-    if unknown: raise ValueError(f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known for weights that the paper's model has not")
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known "
+                         "for weights that the paper's model has not")
     sizes = dict(pre_norm=config.norm == "pre", head_dim=d_k)
-    spec = TransformerSpec(*(kind(config.n_layers, config.n_heads, **sizes) for kind in (TransformerEncoderSpec, TransformerDecoderSpec)))
-    for path, ours in table.items(): put(spec, path, torch.cat([weights[one] for one in ours]))
-    for side in ("encoder", "decoder"): put(spec, f"{side}/position_encodings/encodings", position_table(run.model, config))
+    spec = TransformerSpec(*(kind(config.n_layers, config.n_heads, **sizes)
+                             for kind in (TransformerEncoderSpec, TransformerDecoderSpec)))
+    for path, ours in table.items():
+        put(spec, path, torch.cat([weights[one] for one in ours]))
+    for side in ("encoder", "decoder"):
+        put(spec, f"{side}/position_encodings/encodings", position_table(run.model, config))
     add_vocabulary(spec, run.vocab)
     return spec
 
 # %% ../nbs/91_ct2.ipynb #1d302d76
 QUANTIZATIONS = ("float32", "float16", "int8")
 
-# %% ../nbs/91_ct2.ipynb #a065cbd6
+# %% ../nbs/91_ct2.ipynb #20effdba
 def export_ct2(
     run: Path,                      # a run folder
     out: Path,                      # the folder to make
@@ -129,11 +142,14 @@ def export_ct2(
 ) -> Path:                          # the folder
     "Hand a run over to CTranslate2; ValueError for a run or a place that will not do, and then nothing is written."
     out = Path(os.path.realpath(out))
-    if quantization not in QUANTIZATIONS: raise ValueError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
+    if quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
     if out.is_file() or out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} holds something already: choose another place, or remove it first")
-    if (Path(run) / "config.json").exists() and read_json(Path(run) / "config.json").get("kind") == "marian":
-        raise ValueError(f"{run} was imported from Marian: CTranslate2 takes the folder that it came from, by ct2-transformers-converter")
+    config = Path(run) / "config.json"
+    if config.exists() and read_json(config).get("kind") == "marian":
+        raise ValueError(f"{run} was imported from Marian: CTranslate2 takes the folder that it "
+                         "came from, by ct2-transformers-converter")
     found = load_run(run)
     spec = engine_spec(found)
     spec.validate()

@@ -39,7 +39,7 @@ class Hypothesis(NamedTuple):
     score: float     # what the search ranks by: `log_prob`, divided by the length penalty if there is one
     log_prob: float  # natural logarithm of its probability, that of the end symbol included
 
-# %% ../nbs/61a_decode.ipynb #a0fb18d1
+# %% ../nbs/61a_decode.ipynb #69855776
 def as_hypotheses(
     words: Tensor,      # (b, n, longest) int64, end symbols behind
     scores: Tensor,     # (b, n), −∞ where there is no hypothesis
@@ -47,8 +47,11 @@ def as_hypotheses(
     eos_id: int,        # the end symbol
 ) -> list[list[Hypothesis]]:  # of each sentence those that there are; the first always counts
     "From tensors to plain lists, once for all words."
-    def ids(row: list[int]) -> list[int]: return row[:row.index(eos_id)] if eos_id in row else row
-    return [[Hypothesis(ids(row), score, log_prob) for i, (row, score, log_prob) in enumerate(zip(*those)) if i == 0 or score > -torch.inf]
+    def ids(row: list[int]) -> list[int]:
+        return row[:row.index(eos_id)] if eos_id in row else row
+    return [[Hypothesis(ids(row), score, log_prob)
+             for i, (row, score, log_prob) in enumerate(zip(*those))
+             if i == 0 or score > -torch.inf]
             for those in zip(words.tolist(), scores.tolist(), log_probs.tolist())]
 
 # %% ../nbs/61a_decode.ipynb #e44704f5
@@ -58,7 +61,7 @@ def staying(
     "Who stays when the others leave: as soon as an eighth of the batch is done."
     return None if 8 * int(done.sum()) < len(done) else (~done).nonzero()[:, 0]
 
-# %% ../nbs/61a_decode.ipynb #f09de186
+# %% ../nbs/61a_decode.ipynb #edc1a2b7
 @torch.no_grad()
 def follow(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
@@ -70,19 +73,21 @@ def follow(
 ) -> list[list[Hypothesis]]:                            # one a sentence
     "One hypothesis a sentence, word by word, until the end symbol or the length limit."
     said, log_probs = [], torch.zeros(len(max_lens), device=max_lens.device)
-    rows, last, done = torch.arange(len(max_lens), device=max_lens.device), torch.full_like(max_lens, bos_id), max_lens <= 0
+    rows = torch.arange(len(max_lens), device=max_lens.device)
+    last, done = torch.full_like(max_lens, bos_id), max_lens <= 0
     while not done.all():
         if (stay := staying(done)) is not None:
             state, rows, last, done = keep_rows(state, stay), rows[stay], last[stay], done[stay]
         next_log_probs, state = step(last[:, None], state)
         log_prob, last = choose(next_log_probs[:, 0])
         log_probs[rows] += log_prob.masked_fill(done, 0)
-        said.append(torch.full_like(max_lens, eos_id).index_copy(0, rows, last.masked_fill(done, eos_id)))
+        words = last.masked_fill(done, eos_id)
+        said.append(torch.full_like(max_lens, eos_id).index_copy(0, rows, words))
         done = done | (last == eos_id) | (max_lens[rows] <= len(said))
     words = torch.stack([*said, torch.full_like(max_lens, eos_id)], dim=1)
     return as_hypotheses(words[:, None], log_probs[:, None], log_probs[:, None], eos_id)
 
-# %% ../nbs/61a_decode.ipynb #a5fcfcac
+# %% ../nbs/61a_decode.ipynb #bf5c1532
 def greedy_search(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
     state: Any,                                         # what `step` needs, before the first word
@@ -91,7 +96,8 @@ def greedy_search(
     max_lens: Tensor,                                   # (b,) int64, most words per sentence, the end symbol not counted
 ) -> list[list[Hypothesis]]:                            # one a sentence; its score is its log-probability
     "The likeliest word, again and again (§3: auto-regressive)."
-    return follow(step, state, bos_id, eos_id, max_lens, lambda log_probs: log_probs.max(dim=-1))
+    return follow(step, state, bos_id, eos_id, max_lens,
+                  lambda log_probs: log_probs.max(dim=-1))
 
 # %% ../nbs/61a_decode.ipynb #7a109e8e
 def length_penalty(
@@ -101,7 +107,7 @@ def length_penalty(
     "((5 + |Y|) / 6)^α (§6.1; Wu et al. 2016, equation 14)."
     return ((5 + n) / 6) ** alpha
 
-# %% ../nbs/61a_decode.ipynb #a71006b3
+# %% ../nbs/61a_decode.ipynb #c603dd69
 def beam_search_one(
     next_log_probs: Callable[[list[int]], list[float]],      # the words so far to the log-probability of every word
     eos_id: int,                                             # the end symbol
@@ -114,15 +120,21 @@ def beam_search_one(
     live, finished, n = [(0.0, [])], [], 0                   # live: log-probability and words
     while live and n < max_len:
         n += 1                                               # every hypothesis now says its n-th word
-        said = [(log_prob + more, [*ids, word]) for log_prob, ids in live for word, more in enumerate(next_log_probs(ids))]
+        said = [(log_prob + more, [*ids, word]) for log_prob, ids in live
+                for word, more in enumerate(next_log_probs(ids))]
         said.sort(key=lambda hypothesis: hypothesis[0], reverse=True)
         others = [(log_prob, ids) for log_prob, ids in said if ids[-1] != eos_id]
-        best = said[:beam_size] if len(others) > beam_size else said  # where nothing is dropped, every end counts
-        finished += [Hypothesis(ids[:-1], log_prob / penalty(n), log_prob) for log_prob, ids in best if ids[-1] == eos_id]
+        # where nothing is dropped, every end counts
+        best = said[:beam_size] if len(others) > beam_size else said
+        finished += [Hypothesis(ids[:-1], log_prob / penalty(n), log_prob)
+                     for log_prob, ids in best if ids[-1] == eos_id]
         live = others[:beam_size]
-        if n == max_len: finished += [Hypothesis(ids, log_prob / penalty(n), log_prob) for log_prob, ids in live]  # cut off
+        if n == max_len:
+            finished += [Hypothesis(ids, log_prob / penalty(n), log_prob)
+                         for log_prob, ids in live]  # cut off
         finished = sorted(finished, key=lambda found: found.score, reverse=True)[:n_best]
-        can_reach = live[0][0] / penalty(max_len) if live else -torch.inf  # if all that is still to come were certain
+        # if all that is still to come were certain
+        can_reach = live[0][0] / penalty(max_len) if live else -torch.inf
         if len(finished) == n_best and finished[-1].score >= can_reach: break
     return finished or [Hypothesis([], 0.0, 0.0)]
 
@@ -156,7 +168,7 @@ class Search(NamedTuple):
     best_log_probs: Tensor  # (b, n_best)
     best_words: Tensor      # (b, n_best, longest) int64
 
-# %% ../nbs/61a_decode.ipynb #2b2629e9
+# %% ../nbs/61a_decode.ipynb #60e67e75
 def begin(
     max_lens: Tensor,  # (b,) int64
     n_best: int,
@@ -167,9 +179,10 @@ def begin(
     words = limits.new_full((b, 1, int(limits.max()) if b else 0), eos_id)
     best = torch.full((b, n_best), -torch.inf, device=limits.device)
     best[:, 0].masked_fill_(limits == 0, 0)
-    return Search(torch.arange(b, device=limits.device), limits, limits == 0, best.new_zeros(b, 1), words, best, best, words.expand(-1, n_best, -1))
+    return Search(torch.arange(b, device=limits.device), limits, limits == 0,
+                  best.new_zeros(b, 1), words, best, best, words.expand(-1, n_best, -1))
 
-# %% ../nbs/61a_decode.ipynb #e115d0ff
+# %% ../nbs/61a_decode.ipynb #dd935735
 def finish(
     search: Search,
     log_probs: Tensor,          # (b, beam) of hypotheses that are finished now; −∞ for others
@@ -178,18 +191,21 @@ def finish(
 ) -> Search:
     "Put finished hypotheses to those that are kept, and keep the best."
     scores = torch.cat([search.best_scores, log_probs / penalty], dim=1)
-    log_probs, words = torch.cat([search.best_log_probs, log_probs], dim=1), torch.cat([search.best_words, words], dim=1)
+    log_probs = torch.cat([search.best_log_probs, log_probs], dim=1)
+    words = torch.cat([search.best_words, words], dim=1)
     scores, which = scores.topk(search.best_scores.size(1), dim=1)
     words = words.gather(1, which[..., None].expand(-1, -1, words.size(2)))
-    return search._replace(best_scores=scores, best_log_probs=log_probs.gather(1, which), best_words=words)
+    return search._replace(best_scores=scores,
+                           best_log_probs=log_probs.gather(1, which), best_words=words)
 
-# %% ../nbs/61a_decode.ipynb #459a774f
+# %% ../nbs/61a_decode.ipynb #eae559ba
 def best_ends(
     ends: Tensor,    # (b, beam) log-probabilities of the open hypotheses, ended now
     others: Tensor,  # (b, beam_size) those of the best that do not end
 ) -> Tensor:         # (b, beam) bool
     "An end counts if it is among its step's `beam_size` best."
-    n_better = (others[:, None] > ends[..., None]).sum(dim=-1) + (ends[:, None] > ends[..., None]).sum(dim=-1)
+    n_better = (others[:, None] > ends[..., None]).sum(dim=-1)
+    n_better += (ends[:, None] > ends[..., None]).sum(dim=-1)
     return n_better < others.size(1)
 
 # %% ../nbs/61a_decode.ipynb #b6a1082c
@@ -200,7 +216,7 @@ def any_end(
     "Every end counts: the search finds all that its open hypotheses can say."
     return torch.ones_like(ends, dtype=torch.bool)
 
-# %% ../nbs/61a_decode.ipynb #4a61c87f
+# %% ../nbs/61a_decode.ipynb #c2f25afe
 def advance(
     search: Search,
     log_probs: Tensor,   # (b, beam, n_vocab) of the n-th word; changed in place
@@ -215,18 +231,22 @@ def advance(
     log_probs[..., eos_id] = -torch.inf
     n_others = log_probs.size(1) * (log_probs.size(2) - 1)
     scores, parents, last = best_words(log_probs, search.scores, min(beam_size, n_others))
-    if n_others > beam_size: ends = ends.masked_fill(~may_end(ends, scores), -torch.inf)  # where nothing is dropped, every end counts
-    search = finish(search, ends.masked_fill(search.done[:, None], -torch.inf), search.words, penalty(n))
+    if n_others > beam_size:  # where nothing is dropped, every end counts
+        ends = ends.masked_fill(~may_end(ends, scores), -torch.inf)
+    search = finish(search, ends.masked_fill(search.done[:, None], -torch.inf),
+                    search.words, penalty(n))
     words = search.words.gather(1, parents[..., None].expand(-1, -1, search.words.size(2)))
     words[..., n - 1] = last
     search = search._replace(scores=scores, words=words)
     cut_off = (search.limits == n) & ~search.done
-    if cut_off.any(): search = finish(search, scores.masked_fill(~cut_off[:, None], -torch.inf), words, penalty(n))
+    if cut_off.any():
+        search = finish(search, scores.masked_fill(~cut_off[:, None], -torch.inf),
+                        words, penalty(n))
     can_reach = scores[:, 0] / penalty(search.limits)
     done = search.done | cut_off | (search.best_scores[:, -1] >= can_reach)
     return search._replace(done=done), parents, last
 
-# %% ../nbs/61a_decode.ipynb #233770ea
+# %% ../nbs/61a_decode.ipynb #dcae4b6f
 @torch.no_grad()
 def beam_search(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, beam), state) to (log_probs (b, beam, n_vocab), state)
@@ -240,36 +260,43 @@ def beam_search(
     may_end: Callable = best_ends,                      # which ends count, `best_ends` or `any_end`
 ) -> list[list[Hypothesis]]:                            # of each sentence, best first
     "Keep the best few hypotheses open until none can win any more (§6.1)."
-    if not 1 <= n_best <= beam_size: raise ValueError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
+    if not 1 <= n_best <= beam_size:
+        raise ValueError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
     found: list[list[Hypothesis]] = [[] for _ in max_lens]
-    search, last, n = begin(max_lens, n_best, eos_id), max_lens.new_full((len(max_lens), 1), bos_id), 0
+    search, last, n = begin(max_lens, n_best, eos_id), torch.full_like(max_lens[:, None], bos_id), 0
     while len(search.rows):
         if (stay := staying(search.done)) is not None:
             gone = Search(*(t[search.done] for t in search))
             best = as_hypotheses(gone.best_words, gone.best_scores, gone.best_log_probs, eos_id)
             for row, those in zip(gone.rows.tolist(), best): found[row] = those
-            search, state, last = Search(*(t[stay] for t in search)), keep_rows(state, stay), last[stay]
+            search, last = Search(*(t[stay] for t in search)), last[stay]
+            state = keep_rows(state, stay)
             continue
         log_probs, state = step(last, state)
         n += 1
-        search, parents, last = advance(search, log_probs, n, eos_id, beam_size, penalty, may_end)
+        search, parents, last = advance(search, log_probs, n, eos_id, beam_size,
+                                        penalty, may_end)
         state = reorder(state, parents)
     return found
 
-# %% ../nbs/61a_decode.ipynb #723d895e
+# %% ../nbs/61a_decode.ipynb #be270df0
 def search_with(
     beam_size: int = 4,   # hypotheses kept open; 1 = greedy search
     alpha: float = 0.6,   # of the length penalty, 0 or more
     n_best: int = 1,      # hypotheses wanted of each sentence, at most `beam_size`
 ) -> Callable:            # called with step, state, bos_id, eos_id, max_lens
     "The search with these settings (§6.1: 4 and 0.6)."
-    if not 1 <= beam_size <= 256: raise ValueError(f"beam_size={beam_size}: take 1 to 256 hypotheses")
-    if not 1 <= n_best <= beam_size: raise ValueError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
-    if not 0 <= alpha <= 10: raise ValueError(f"alpha={alpha}: take 0 to 10, the paper has 0.6")
+    if not 1 <= beam_size <= 256:
+        raise ValueError(f"beam_size={beam_size}: take 1 to 256 hypotheses")
+    if not 1 <= n_best <= beam_size:
+        raise ValueError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
+    if not 0 <= alpha <= 10:
+        raise ValueError(f"alpha={alpha}: take 0 to 10, the paper has 0.6")
     if beam_size == 1: return greedy_search
-    return partial(beam_search, beam_size=beam_size, n_best=n_best, penalty=partial(length_penalty, alpha=alpha))
+    return partial(beam_search, beam_size=beam_size, n_best=n_best,
+                   penalty=partial(length_penalty, alpha=alpha))
 
-# %% ../nbs/61a_decode.ipynb #1793d1da
+# %% ../nbs/61a_decode.ipynb #a4fe92fe
 def draw(
     log_probs: Tensor,           # (b, n_vocab)
     temperature: float,          # above 0
@@ -278,11 +305,12 @@ def draw(
 ) -> tuple[Tensor, Tensor]:      # (b,) log-probabilities of the words drawn, as the model gave them; (b,) the words
     "Draw a word from the likeliest ones that together have probability `top_p`."
     probs, words = (log_probs / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
-    probs = probs.masked_fill(probs.cumsum(dim=-1) - probs >= top_p, 0)  # the likeliest has nothing before it and always stays
+    before = probs.cumsum(dim=-1) - probs  # 0 for the likeliest, which always stays
+    probs = probs.masked_fill(before >= top_p, 0)
     word = words.gather(-1, torch.multinomial(probs, 1, generator=rng))
     return log_probs.gather(-1, word)[:, 0], word[:, 0]
 
-# %% ../nbs/61a_decode.ipynb #8108a85e
+# %% ../nbs/61a_decode.ipynb #fae3b7cb
 def sample(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
     state: Any,                                         # what `step` needs, before the first word
@@ -294,7 +322,10 @@ def sample(
     seed: int = 0,
 ) -> list[list[Hypothesis]]:                            # one a sentence
     "Sentences drawn at random, as likely as the model says (not in the paper; top-p: Holtzman et al. 2020)."
-    if not temperature > 0: raise ValueError(f"temperature={temperature} must be above 0; greedy_search is what 0 would be")
-    if not 0 < top_p <= 1: raise ValueError(f"top_p={top_p} is a probability: take more than 0 and at most 1")
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature} must be above 0; greedy_search is what 0 would be")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} is a probability: take more than 0 and at most 1")
     rng = torch.Generator(max_lens.device).manual_seed(seed)
-    return follow(step, state, bos_id, eos_id, max_lens, lambda log_probs: draw(log_probs, temperature, top_p, rng))
+    return follow(step, state, bos_id, eos_id, max_lens,
+                  lambda log_probs: draw(log_probs, temperature, top_p, rng))

@@ -33,25 +33,30 @@ def launched() -> bool:
     "Did torchrun, or something that sets the same variables, start this process as one of several?"
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
-# %% ../nbs/52a_distributed.ipynb #45ce37a2
+# %% ../nbs/52a_distributed.ipynb #2432ae78
 def pick_device(
     name: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = the best there is
 ) -> torch.device:            # "cuda" becomes the GPU of this process's own number under torchrun
     "Where to compute; ValueError if that cannot be."
     mps = torch.backends.mps.is_available() and not launched()
-    if name is None: name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     if name == "cuda" and launched(): name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
         if device.type == "meta": raise RuntimeError("it holds shapes and no numbers")
-    except (RuntimeError, AssertionError) as e: raise ValueError(f"device {name!r} cannot be used here: {str(e).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError) as e:
+        raise ValueError(f"device {name!r} cannot be used "
+                         f"here: {str(e).splitlines()[0]}") from None
     return device
 
-# %% ../nbs/52a_distributed.ipynb #2c2e5cf4
-PATIENCE = timedelta(hours=4)  # longer than any wait between processes that all live, while rank 0 prepares the text too
+# %% ../nbs/52a_distributed.ipynb #a5000222
+# longer than any wait between processes that all live, while rank 0
+# prepares the text too
+PATIENCE = timedelta(hours=4)
 
-# %% ../nbs/52a_distributed.ipynb #16fb31ad
+# %% ../nbs/52a_distributed.ipynb #e579d39b
 @contextmanager
 def process_group(
     device: torch.device,  # of this process
@@ -61,14 +66,20 @@ def process_group(
         yield
         return
     backend = {"cuda": "nccl", "cpu": "gloo"}.get(device.type)
-    if backend is None: raise ValueError(f"device {str(device)!r} cannot talk to other processes: take cuda or cpu")
+    if backend is None:
+        raise ValueError(f"device {str(device)!r} cannot talk to other "
+                         "processes: take cuda or cpu")
     own = device if device.type == "cuda" else None
     if own: torch.cuda.set_device(own)
     store, number, n = next(rendezvous("env://", timeout=PATIENCE))
-    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)  # it outlives a restart, with dead addresses in it
-    dist.init_process_group(backend, store=store, rank=number, world_size=n, timeout=PATIENCE, device_id=own)
+    # it outlives a restart, with dead addresses in it
+    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}",
+                             store)
+    dist.init_process_group(backend, store=store, rank=number, world_size=n,
+                            timeout=PATIENCE, device_id=own)
     yield
-    dist.destroy_process_group()  # not after an error: the others may be waiting elsewhere, and torchrun ends them
+    # not after an error: the others may be waiting elsewhere, and torchrun ends them
+    dist.destroy_process_group()
 
 # %% ../nbs/52a_distributed.ipynb #58b376cd
 def sum_over_ranks(
@@ -80,13 +91,14 @@ def sum_over_ranks(
     dist.all_reduce(total)
     return total
 
-# %% ../nbs/52a_distributed.ipynb #e15cd912
+# %% ../nbs/52a_distributed.ipynb #44e4f3d4
 def any_rank(
     flag: bool,            # what this process thinks
     device: torch.device,  # of this process
 ) -> bool:                 # the same on every rank
     "Does any of the processes say yes?"
-    return flag if n_ranks() == 1 else bool(sum_over_ranks(torch.tensor(float(flag), device=device)) > 0)
+    return (flag if n_ranks() == 1
+            else bool(sum_over_ranks(torch.tensor(float(flag), device=device)) > 0))
 
 # %% ../nbs/52a_distributed.ipynb #37e1a814
 def first_answer(
@@ -114,36 +126,42 @@ def sum_bucket(
     "What to do with a bucket of gradients: add up, where DDP by itself would average."
     return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
 
-# %% ../nbs/52a_distributed.ipynb #3b38e604
+# %% ../nbs/52a_distributed.ipynb #ce8dd1d5
 def data_parallel(
     objective: nn.Module,  # batch to summed loss, on the device
     device: torch.device,  # of this process
 ) -> nn.Module:            # called in its place
     "The module whose gradients are summed over all ranks during `backward`; the module itself when alone."
     if n_ranks() == 1: return objective
-    wrapped = DistributedDataParallel(objective, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True)
-    wrapped.broadcast_buffers = False  # set here, since the argument of this name is deprecated
+    wrapped = DistributedDataParallel(objective,
+                                      device_ids=[device] if device.type == "cuda" else None,
+                                      gradient_as_bucket_view=True)
+    # set here, since the argument of this name is deprecated
+    wrapped.broadcast_buffers = False
     wrapped.register_comm_hook(None, sum_bucket)
     return wrapped
 
-# %% ../nbs/52a_distributed.ipynb #23448fec
+# %% ../nbs/52a_distributed.ipynb #110dc60e
 def reduce_now(
     objective: nn.Module,  # from `data_parallel` or `shard`
     last: bool,            # is this the step's last micro-batch?
 ) -> AbstractContextManager:
     "Around forward and backward: gradients meet those of other ranks only in the last micro-batch of a step."
-    if isinstance(objective, DistributedDataParallel) and not last: return objective.no_sync()
-    if hasattr(objective, "set_requires_gradient_sync"): objective.set_requires_gradient_sync(last)  # FSDP, below
+    if isinstance(objective, DistributedDataParallel) and not last:
+        return objective.no_sync()
+    if hasattr(objective, "set_requires_gradient_sync"):
+        objective.set_requires_gradient_sync(last)  # FSDP, below
     return nullcontext()
 
-# %% ../nbs/52a_distributed.ipynb #52bb7aa8
+# %% ../nbs/52a_distributed.ipynb #8aafedab
 def shard(
     objective: nn.Module,         # batch to summed loss, on the device, with the same weights on all ranks; changed in place
     layers: Iterable[nn.Module],  # parts of it that are made whole and let go one after the other
 ) -> nn.Module:                   # the same module
     "Keep a slice of every tensor on each rank, for models that do not fit (FSDP2; Rajbhandari et al. 2020); nothing when alone."
     if n_ranks() == 1: return objective
-    from torch.distributed.device_mesh import init_device_mesh  # here, since this takes half as long as importing torch
+    # here, since this takes half as long as importing torch
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     mesh = init_device_mesh(next(objective.parameters()).device.type, (n_ranks(),))
     for module in (*layers, objective):
@@ -159,7 +177,7 @@ def whole(
     "The full tensor; all ranks must ask."
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
-# %% ../nbs/52a_distributed.ipynb #4f74608d
+# %% ../nbs/52a_distributed.ipynb #45cc8c23
 def placed_like(
     full: Tensor,  # an ordinary tensor, the same on all ranks
     like: Tensor,  # of the same shape; sliced over ranks, or ordinary
@@ -167,4 +185,6 @@ def placed_like(
     "The reverse of `whole`."
     if not hasattr(like, "full_tensor"): return full
     from torch.distributed.tensor import distribute_tensor
-    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)  # None: each rank cuts its own copy
+    # None: each rank cuts its own copy
+    return distribute_tensor(full, like.device_mesh, like.placements,
+                             src_data_rank=None)

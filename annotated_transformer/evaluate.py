@@ -52,7 +52,7 @@ class Translation(NamedTuple):
     text: str
     score: float  # of the hypothesis (61a), the higher the better; of a line in parts, the sum over its parts
 
-# %% ../nbs/61b_evaluate.ipynb #b319d84f
+# %% ../nbs/61b_evaluate.ipynb #cda78bbc
 class Translator:
     "A trained model and its vocabulary, ready to translate."
     def __init__(
@@ -64,11 +64,13 @@ class Translator:
         search: Callable = beam_search,  # called with step, state, bos_id, eos_id, max_lens (61a); its settings bound by `partial`
         more: int = 50,                  # pieces that a translation may have beyond its source's, at least 0 (§6.1)
     ):
-        if max_pieces < 4: raise ValueError(f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces")
-        if not 1 <= batch_tokens < 2**31: raise ValueError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
+        if max_pieces < 4:
+            raise ValueError(f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces")
+        if not 1 <= batch_tokens < 2**31:
+            raise ValueError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
         if more < 0: raise ValueError(f"more={more} must be at least 0")
-        self.model, self.vocab, self.batch_tokens, self.max_pieces = model.eval(), vocab, batch_tokens, max_pieces
-        self.search, self.more = search, more
+        self.model, self.vocab, self.search, self.more = model.eval(), vocab, search, more
+        self.batch_tokens, self.max_pieces = batch_tokens, max_pieces
 
     def split(
         self,
@@ -88,7 +90,8 @@ class Translator:
         src = pad_ids(rows, self.vocab.pad_id).to(next(self.model.parameters()).device)
         max_lens = (src != self.vocab.pad_id).sum(dim=1) - 1 + self.more  # neither side's end symbol counts
         with torch.inference_mode():  # less bookkeeping than under no_grad; none of its tensors leaves
-            return self.search(self.model.step, self.model.start(src), self.vocab.bos_id, self.vocab.eos_id, max_lens)
+            return self.search(self.model.step, self.model.start(src),
+                               self.vocab.bos_id, self.vocab.eos_id, max_lens)
 
     def n_best(
         self,
@@ -100,9 +103,11 @@ class Translator:
         found: list[list[Hypothesis]] = [[]] * len(parts)
         budget = max(self.batch_tokens, lengths.max(initial=0))
         for rows in batch_rows(lengths, budget, np.random.default_rng(0)) if parts else []:
-            for row, those in zip(rows, self.search_ids([parts[row][1] + [self.vocab.eos_id] for row in rows])): found[row] = those
+            batch = [parts[row][1] + [self.vocab.eos_id] for row in rows]
+            for row, those in zip(rows, self.search_ids(batch)): found[row] = those
         out: list[list[Translation]] = [[] for _ in lines]
-        for (i, source), those in zip(parts, found): out[i] = joined(out[i], source, those, self.vocab)
+        for (i, source), those in zip(parts, found):
+            out[i] = joined(out[i], source, those, self.vocab)
         return [those or [Translation("", 0.0)] for those in out]
 
     def translate(
@@ -112,7 +117,7 @@ class Translator:
         "The best translation of each line; a line without text gives an empty one."
         return [best.text for best, *_ in self.n_best(lines)]
 
-# %% ../nbs/61b_evaluate.ipynb #ca2b7492
+# %% ../nbs/61b_evaluate.ipynb #0c8d05bf
 def joined(
     so_far: list[Translation],  # of the parts before; none before the first
     source: list[int],          # ids of this part
@@ -121,12 +126,14 @@ def joined(
 ) -> list[Translation]:
     "A line's translations with those of one more part at their ends, rank by rank."
     texts = [vocab.decode(found.ids).replace("\r", " ").replace("\n", " ") for found in those]
-    if not so_far: return [Translation(text, found.score) for text, found in zip(texts, those)]
+    if not so_far:
+        return [Translation(text, found.score) for text, found in zip(texts, those)]
     between = " " if vocab.words(source[:1])[0].startswith(SPACE) else ""
-    return [Translation(before.text + (between if before.text else "") + text, before.score + found.score)
+    return [Translation(before.text + (between if before.text else "") + text,
+                        before.score + found.score)
             for before, text, found in zip(so_far, texts, those)]
 
-# %% ../nbs/61b_evaluate.ipynb #8427e77e
+# %% ../nbs/61b_evaluate.ipynb #bd70885e
 def load(
     run: Path,                       # a run folder
     device: str | None = None,       # "cpu", "cuda", "cuda:1", "mps"; None = cpu
@@ -138,10 +145,11 @@ def load(
     model, vocab, recipe, _ = load_run(run)
     model = ready_to_translate(model.to(pick_device(device or "cpu")), precision)
     longest = recipe.train.max_len
-    if recipe.model.position == "learned": longest = min(longest, recipe.model.n_positions - 50)
+    if recipe.model.position == "learned":
+        longest = min(longest, recipe.model.n_positions - 50)
     return Translator(model, vocab, batch_tokens, longest, search)
 
-# %% ../nbs/61b_evaluate.ipynb #cb3b6032
+# %% ../nbs/61b_evaluate.ipynb #f5408749
 def line_groups(
     stream: BinaryIO,   # a file opened in binary, a pipe, a terminal
     n_most: int = 256,  # most lines in a group
@@ -152,10 +160,11 @@ def line_groups(
         rest += chunk
         if b"\n" not in chunk: continue
         *lines, rest = rest.split(b"\n")
-        for i in range(0, len(lines), n_most): yield [bytes(line) for line in lines[i:i + n_most]]
+        for i in range(0, len(lines), n_most):
+            yield [bytes(line) for line in lines[i:i + n_most]]
     if rest: yield [bytes(rest)]
 
-# %% ../nbs/61b_evaluate.ipynb #3e1a5e69
+# %% ../nbs/61b_evaluate.ipynb #fc896e8a
 def translate_stream(
     translator: Translator,
     groups: Iterable[list[bytes]],  # lines in UTF-8, as `line_groups` gives them
@@ -168,7 +177,8 @@ def translate_stream(
             for i, text in enumerate(text_lines(group, first=n_before + 1), start=n_before + 1):
                 some.append(text)
                 if (n_parts := len(translator.split(text))) > 1:
-                    print(f"line {i} is longer than {translator.max_pieces} pieces: translated in {n_parts} parts", file=sys.stderr)
+                    print(f"line {i} is longer than {translator.max_pieces} pieces: "
+                          f"translated in {n_parts} parts", file=sys.stderr)
         except ValueError as e: wrong = e
         yield from translator.n_best(some)
         if wrong: raise wrong
@@ -187,14 +197,15 @@ class Score(NamedTuple):
         span = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
         return f"{self.name} = {self.value:.2f}{span}  {self.signature}"
 
-# %% ../nbs/61b_evaluate.ipynb #60ea87b3
+# %% ../nbs/61b_evaluate.ipynb #b91729e8
 def check_matched(
     hypotheses: list[str],
     references: list[str],
     what: str = "hypotheses",  # what is matched with the references, for the message
 ) -> None:
     "ValueError unless there are as many of one as of the other, and at least one."
-    if len(hypotheses) != len(references): raise ValueError(f"{len(hypotheses)} {what} do not go with {len(references)} references")
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} {what} do not go with {len(references)} references")
     if not references: raise ValueError("there is no sentence to score")
 
 # %% ../nbs/61b_evaluate.ipynb #b685302d
@@ -207,7 +218,7 @@ def score_from(
     low, high = float(result.mean - result.ci), float(result.mean + result.ci)
     return Score(name, result.score, max(0.0, low), min(100.0, high), str(signature))
 
-# %% ../nbs/61b_evaluate.ipynb #719e0ca3
+# %% ../nbs/61b_evaluate.ipynb #95814bed
 def score_with(
     metric: BLEU | CHRF,
     hypotheses: list[str],
@@ -219,8 +230,10 @@ def score_with(
     check_matched(hypotheses, references)
     score = metric.corpus_score(hypotheses, [references])
     name = name or score.name
-    if not n_bootstrap: return Score(name, score.score, None, None, str(metric.get_signature()))
-    signatures, results = PairedTest([("", hypotheses)], {"": metric}, [references], "bs", n_bootstrap)()
+    if not n_bootstrap:
+        return Score(name, score.score, None, None, str(metric.get_signature()))
+    bootstrap = PairedTest([("", hypotheses)], {"": metric}, [references], "bs", n_bootstrap)
+    signatures, results = bootstrap()
     return score_from(results[score.name][0], name, signatures[score.name])
 
 # %% ../nbs/61b_evaluate.ipynb #f493c964
@@ -241,20 +254,21 @@ def chrf(
     "Corpus chrF, with sacreBLEU's settings (Popović 2015; Post 2018)."
     return score_with(CHRF(), hypotheses, references, n_bootstrap)
 
-# %% ../nbs/61b_evaluate.ipynb #000a7eff
+# %% ../nbs/61b_evaluate.ipynb #9a87747b
 def validation_bleu(
     model: Transformer,  # is left in the mode it was in
     vocab: Vocab,
     valid: Pairs,        # held-out text as ids
 ) -> dict[str, float]:   # {"valid_bleu": in [0, 100]}
     "BLEU of greedy translations of held-out text."
-    sources, references = ([vocab.decode(side[i]) for i in range(len(side))] for side in (valid.src, valid.tgt))
+    sources, references = ([vocab.decode(side[i]) for i in range(len(side))]
+                           for side in (valid.src, valid.tgt))
     was_training = model.training
     hypotheses = Translator(model, vocab, search=greedy_search).translate(sources)
     model.train(was_training)
     return {"valid_bleu": bleu(hypotheses, references).value}
 
-# %% ../nbs/61b_evaluate.ipynb #80fa4f35
+# %% ../nbs/61b_evaluate.ipynb #a074466c
 class Comparison(NamedTuple):
     "A system beside the first one."
     system: str
@@ -263,10 +277,11 @@ class Comparison(NamedTuple):
     p_value: float | None  # how likely a difference like this is between equals; None for the first itself
 
     def __str__(self) -> str:
-        beside = "" if self.p_value is None else f"  p = {self.p_value:.4f}, {self.n_differ} sentences differ"
+        if self.p_value is None: return f"{self.system}: {self.score}"
+        beside = f"  p = {self.p_value:.4f}, {self.n_differ} sentences differ"
         return f"{self.system}: {self.score}{beside}"
 
-# %% ../nbs/61b_evaluate.ipynb #18c724c7
+# %% ../nbs/61b_evaluate.ipynb #aeea14f4
 def compare(
     systems: dict[str, list[str]],      # translations by name of system; the others are compared with the first
     references: list[str],
@@ -274,27 +289,33 @@ def compare(
     test: str = "ar",                   # "ar" = approximate randomisation; "bs" = bootstrap, which sees one side only
 ) -> list[Comparison]:                  # in the same order
     "Paired tests of significance by sacreBLEU (Riezler and Maxwell 2005; Koehn 2004), with p ≥ 2^(1 − sentences that differ)."
-    if test not in ("ar", "bs"): raise ValueError(f"test={test!r} must be 'ar', approximate randomisation, or 'bs', bootstrap")
-    if len(systems) < 2: raise ValueError(f"{len(systems)} system is nothing to compare: give two at least")
+    if test not in ("ar", "bs"):
+        raise ValueError(f"test={test!r} must be 'ar', approximate randomisation, or 'bs', bootstrap")
+    if len(systems) < 2:
+        raise ValueError(f"{len(systems)} system is nothing to compare: give two at least")
     for said in systems.values(): check_matched(said, references)
-    signatures, results = PairedTest(list(systems.items()), {"": metric or BLEU()}, [references], test, n_ar_confidence=1000)()
+    paired = PairedTest(list(systems.items()), {"": metric or BLEU()}, [references], test,
+                        n_ar_confidence=1000)
+    signatures, results = paired()
     ((name, signature),) = signatures.items()
     first, found = next(iter(systems.values())), []
     for (system, said), result in zip(systems.items(), results[name]):
         n_differ = sum(a != b for a, b in zip(first, said))
-        floor = 1.0 if result.score == results[name][0].score else 2.0 ** (1 - n_differ)  # no difference at all: every swap is as large
+        # no difference at all: every swap is as large
+        floor = 1.0 if result.score == results[name][0].score else 2.0 ** (1 - n_differ)
         p_value = result.p_value and max(result.p_value, floor)
         found.append(Comparison(system, score_from(result, name, signature), n_differ, p_value))
     return found
 
-# %% ../nbs/61b_evaluate.ipynb #008125d4
+# %% ../nbs/61b_evaluate.ipynb #6358ea97
 def moses_words(
     lines: list[str],
     language: str,  # "de", "en", …: which abbreviations keep their full stop
 ) -> list[str]:     # with a space between words
     "Lines split into words as the Moses scripts split them; ValueError if sacremoses is not installed."
     try: from sacremoses import MosesTokenizer
-    except ImportError: raise ValueError("splitting words as Moses does needs sacremoses: pip install sacremoses") from None
+    except ImportError:
+        raise ValueError("splitting words as Moses does needs sacremoses: pip install sacremoses") from None
     split = MosesTokenizer(lang=language).tokenize
     return [split(line, return_str=True, escape=False) for line in lines]
 
@@ -305,18 +326,19 @@ def split_hyphens(
     "Words cut at their hyphens, as by the authors' `s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g` (tensor2tensor's get_ende_bleu.sh)."
     return re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode()  # bytes, as Perl reads them
 
-# %% ../nbs/61b_evaluate.ipynb #5ad8a192
+# %% ../nbs/61b_evaluate.ipynb #c7a8f613
 def plain_lower(
     lines: list[str],
     language: str,  # whose quotation marks and numbers are made uniform
 ) -> list[str]:
     "Lower case, with Moses' normalised punctuation (as Multi30k's text was published); ValueError as `moses_words`."
     try: from sacremoses import MosesPunctNormalizer
-    except ImportError: raise ValueError("punctuation as Moses normalises it needs sacremoses: pip install sacremoses") from None
+    except ImportError:
+        raise ValueError("punctuation as Moses normalises it needs sacremoses: pip install sacremoses") from None
     normal = MosesPunctNormalizer(lang=language).normalize
     return [normal(line).lower() for line in lines]
 
-# %% ../nbs/61b_evaluate.ipynb #80c543c1
+# %% ../nbs/61b_evaluate.ipynb #93be9a11
 def flavours(
     hypotheses: list[str],  # plain text, not split
     references: list[str],  # as many
@@ -328,12 +350,15 @@ def flavours(
         "13a": ({}, list),
         "13a, lower case": ({"lowercase": True}, list),
         "Moses": ({"tokenize": "none"}, words),
-        "Moses, lower case": ({"tokenize": "none", "lowercase": True}, lambda lines: words(plain_lower(lines, language))),
-        "Moses, hyphens split": ({"tokenize": "none"}, lambda lines: [split_hyphens(line) for line in words(lines)]),
+        "Moses, lower case": ({"tokenize": "none", "lowercase": True},
+                              lambda lines: words(plain_lower(lines, language))),
+        "Moses, hyphens split": ({"tokenize": "none"},
+                                 lambda lines: [split_hyphens(line) for line in words(lines)]),
     }
-    return [score_with(BLEU(**how, force=True), prepare(hypotheses), prepare(references), name=name) for name, (how, prepare) in kinds.items()]
+    return [score_with(BLEU(**how, force=True), prepare(hypotheses), prepare(references), name=name)
+            for name, (how, prepare) in kinds.items()]
 
-# %% ../nbs/61b_evaluate.ipynb #bc8062cb
+# %% ../nbs/61b_evaluate.ipynb #1bf2f7e6
 class Perplexity(NamedTuple):
     "How unsure a model is of the references."
     per_piece: float  # exp(nats / n_pieces)
@@ -343,9 +368,10 @@ class Perplexity(NamedTuple):
     n_words: int      # between white space, and an end for each
 
     def __str__(self) -> str:
-        return f"perplexity = {self.per_piece:.3f} per piece ({self.n_pieces}), {self.per_word:.3f} per word ({self.n_words})"
+        return (f"perplexity = {self.per_piece:.3f} per piece ({self.n_pieces}), "
+                f"{self.per_word:.3f} per word ({self.n_words})")
 
-# %% ../nbs/61b_evaluate.ipynb #93b13815
+# %% ../nbs/61b_evaluate.ipynb #f10fe32d
 @torch.no_grad()
 def perplexity(
     translator: Translator,
@@ -354,34 +380,42 @@ def perplexity(
 ) -> Perplexity:
     "The perplexity of reference translations, each word predicted from the source and the right words before it (Table 3)."
     check_matched(sources, references, "sources")
-    if not isinstance(translator.vocab, Vocab): raise ValueError("perplexity is for runs that were trained here: this one cannot cut references")
+    if not isinstance(translator.vocab, Vocab):
+        raise ValueError("perplexity is for runs that were trained here: this one cannot cut references")
     model, vocab, nats = translator.model, translator.vocab, 0.0
     data, device = encode_pairs(zip(sources, references), vocab), next(model.parameters()).device
     lengths = data.lengths()
-    if lengths.max() > 4096: raise ValueError(f"a line of {lengths.max() - 1} pieces is too long: perplexity looks at it as a whole, split it")
-    for rows in batch_rows(lengths, max(translator.batch_tokens, int(lengths.max())), np.random.default_rng(0)):
+    if lengths.max() > 4096:
+        raise ValueError(f"a line of {lengths.max() - 1} pieces is too long: "
+                         "perplexity looks at it as a whole, split it")
+    for rows in batch_rows(lengths, max(translator.batch_tokens, int(lengths.max())),
+                           np.random.default_rng(0)):
         batch = collate(*data.take(rows), vocab).to(device)
         real = batch.tgt_out != vocab.pad_id
-        for hidden, right in zip(model(batch.src, batch.tgt_in)[real].split(512), batch.tgt_out[real].split(512)):  # never all logits at once
-            nats += F.cross_entropy(model.embedding.logits(hidden).float(), right, reduction="sum").item()
-    n_pieces, n_words = int(lengths[:, 1].sum()), sum(len(line.split()) for line in references) + len(references)
+        for hidden, right in zip(model(batch.src, batch.tgt_in)[real].split(512),
+                                 batch.tgt_out[real].split(512)):  # never all logits at once
+            nats += F.cross_entropy(model.embedding.logits(hidden).float(), right,
+                                    reduction="sum").item()
+    n_pieces = int(lengths[:, 1].sum())
+    n_words = sum(len(line.split()) for line in references) + len(references)
     per_piece, per_word = (math.exp(min(nats / n, 700)) for n in (n_pieces, n_words))  # e^710 is no float
     return Perplexity(per_piece, per_word, nats, n_pieces, n_words)
 
 # %% ../nbs/61b_evaluate.ipynb #36ae2ec8
 SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}  # FLOP/s in single precision (a footnote of §6.1)
 
-# %% ../nbs/61b_evaluate.ipynb #29324474
+# %% ../nbs/61b_evaluate.ipynb #8852fa77
 def training_cost(
     days: float,
     n_gpus: int,
     gpu: str,  # a name in `SUSTAINED`
 ) -> float:    # floating-point operations
     "What the hardware could have computed in that time: Table 2's measure of training cost (§6.1)."
-    if gpu not in SUSTAINED: raise ValueError(f"gpu={gpu!r} is none of those the paper estimates: {', '.join(SUSTAINED)}")
+    if gpu not in SUSTAINED:
+        raise ValueError(f"gpu={gpu!r} is none of those the paper estimates: {', '.join(SUSTAINED)}")
     return days * 86_400 * n_gpus * SUSTAINED[gpu]
 
-# %% ../nbs/61b_evaluate.ipynb #2cf19d15
+# %% ../nbs/61b_evaluate.ipynb #626618e8
 def read_aligned(
     *paths: Path,      # text files, plain or .gz
 ) -> list[list[str]]:  # the lines of each
@@ -389,7 +423,8 @@ def read_aligned(
     texts = [read_lines(path) for path in paths]
     for path, lines in zip(paths, texts):
         if len(lines) != len(texts[0]):
-            raise ValueError(f"{paths[0]} has {len(texts[0])} lines, {path} has {len(lines)}: line by line they must belong together")
+            raise ValueError(f"{paths[0]} has {len(texts[0])} lines, {path} has {len(lines)}: "
+                             "line by line they must belong together")
     return texts
 
 # %% ../nbs/61b_evaluate.ipynb #e8547866
@@ -400,7 +435,7 @@ def pronouns(text: str) -> list[str]:
     "The German pronouns of the third person in a sentence, in order."
     return [word for word in re.findall(r"\w+", text.lower()) if word in PRONOUNS]
 
-# %% ../nbs/61b_evaluate.ipynb #d49f1e42
+# %% ../nbs/61b_evaluate.ipynb #317ac42d
 def pronoun_accuracy(
     hypotheses: list[str],
     references: list[str],  # as many
@@ -408,5 +443,7 @@ def pronoun_accuracy(
     "Among sentences whose reference says er, sie or es: the share that says the same ones, in the same order."
     check_matched(hypotheses, references)
     asked = [(h, r) for h, r in zip(hypotheses, references) if pronouns(r)]
-    if not asked: raise ValueError(f"none of {len(references)} references has one of the pronouns {', '.join(PRONOUNS)}")
+    if not asked:
+        raise ValueError(f"none of {len(references)} references has one of the pronouns "
+                         f"{', '.join(PRONOUNS)}")
     return sum(pronouns(h) == pronouns(r) for h, r in asked) / len(asked)

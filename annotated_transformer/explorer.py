@@ -25,7 +25,7 @@ class AttentionExample(NamedTuple):
 # %% ../nbs/80a_explorer.ipynb #67954aa0
 SIDES = {"encoder": ("src", "src"), "decoder": ("tgt", "tgt"), "cross": ("tgt", "src")}  # whose words look, whose are looked at
 
-# %% ../nbs/80a_explorer.ipynb #9b9225b7
+# %% ../nbs/80a_explorer.ipynb #dbbedcfb
 def example_data(
     example: AttentionExample,
     name: str,  # what messages call it
@@ -33,14 +33,17 @@ def example_data(
     "An example as the page's script reads it; ValueError for maps that do not fit the words."
     words, maps = {"src": list(example.src_words), "tgt": list(example.tgt_words)}, {}
     for kind, weights in example.maps.items():
-        if kind not in SIDES: raise ValueError(f"{name} has maps of the kind {kind!r}: known are {', '.join(SIDES)}")
+        if kind not in SIDES:
+            raise ValueError(f"{name} has maps of the kind {kind!r}: known are {', '.join(SIDES)}")
         weights = torch.as_tensor(weights).detach().cpu().double()
         n_q, n_k = (len(words[side]) for side in SIDES[kind])
         if weights.dim() != 4 or weights.shape[2:] != (n_q, n_k):
             raise ValueError(f"{name} has {kind} maps of shape {tuple(weights.shape)}: its words want (n_layers, n_heads, {n_q}, {n_k})")
-        if not ((weights >= 0) & (weights <= 1.001)).all(): raise ValueError(f"{name} has {kind} weights that are not between 0 and 1")
+        if not ((weights >= 0) & (weights <= 1.001)).all():
+            raise ValueError(f"{name} has {kind} weights that are not between 0 and 1")
         maps[kind] = weights.round(decimals=3).tolist()
-    if not maps: raise ValueError(f"{name} has no maps: give at least one of {', '.join(SIDES)}")
+    if not maps:
+        raise ValueError(f"{name} has no maps: give at least one of {', '.join(SIDES)}")
     return words | {"maps": maps}
 
 # %% ../nbs/80a_explorer.ipynb #7c2dcd61
@@ -371,13 +374,14 @@ Keys: Tab goes from part to part, arrows move within, Return picks.</figcaption>
 </main>
 """
 
-# %% ../nbs/80a_explorer.ipynb #e368169e
+# %% ../nbs/80a_explorer.ipynb #e217b8a5
 def attention_page(
     examples: Sequence[AttentionExample],   # at least one
     title: str = "Where the heads look",
 ) -> str:                                   # the text of one HTML file
     "A page to explore the maps, complete in itself: no network, light or dark, mouse, keyboard or finger."
-    if not examples: raise ValueError("examples is empty: a page needs at least one sentence")
+    if not examples:
+        raise ValueError("examples is empty: a page needs at least one sentence")
     data = json.dumps([example_data(example, f"examples[{i}]") for i, example in enumerate(examples)], separators=(",", ":"))
     data = data.replace("<", "\\u003c")
     return f"""<!doctype html>

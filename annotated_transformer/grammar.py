@@ -24,42 +24,64 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-# %% ../nbs/51_grammar.ipynb #28176045
+# %% ../nbs/51_grammar.ipynb #e84d7a30
 NOUNS = """
-kin: mother - f Mutter Mutter -; father - m Vater Vaters -; sister sisters f Schwester Schwester Schwestern
-kin: brother brothers m Bruder Bruders Brüder; aunt - f Tante Tante -; uncle - m Onkel Onkels -
-adult: man men m Mann Mannes Männer; woman women f Frau Frau Frauen; teacher teachers m Lehrer Lehrers Lehrer
-adult: lady ladies f Dame Dame Damen; doctor doctors m Arzt Arztes Ärzte; farmer farmers m Bauer Bauern Bauern
-child: child children n Kind Kindes Kinder; boy boys m Junge Jungen Jungen; girl girls n Mädchen Mädchens Mädchen
-animal: animal animals n Tier Tieres Tiere; horse horses n Pferd Pferdes Pferde; pig pigs n Schwein Schweines Schweine
-animal: dog dogs m Hund Hundes Hunde; bird birds m Vogel Vogels Vögel; bear bears m Bär Bären Bären; cow cows f Kuh Kuh Kühe
-animal: cat cats f Katze Katze Katzen; mouse mice f Maus Maus Mäuse; goat goats f Ziege Ziege Ziegen
-animal: donkey donkeys m Esel Esels Esel; rabbit rabbits n Kaninchen Kaninchens Kaninchen
-thing: book books n Buch Buches Bücher; newspaper newspapers f Zeitung Zeitung Zeitungen; picture pictures n Bild Bildes Bilder
-thing: lamp lamps f Lampe Lampe Lampen; cup cups f Tasse Tasse Tassen; chair chairs m Stuhl Stuhles Stühle
-thing: key keys m Schlüssel Schlüssels Schlüssel; ball balls m Ball Balles Bälle; hat hats m Hut Hutes Hüte
-thing: shirt shirts n Hemd Hemdes Hemden; flower flowers f Blume Blume Blumen; bicycle bicycles n Fahrrad Fahrrades Fahrräder
-container: box - f Kiste Kiste -; suitcase - m Koffer Koffers -; bag - f Tasche Tasche -; basket - m Korb Korbes -
+kin: mother - f Mutter Mutter -; father - m Vater Vaters -
+kin: sister sisters f Schwester Schwester Schwestern
+kin: brother brothers m Bruder Bruders Brüder; aunt - f Tante Tante -
+kin: uncle - m Onkel Onkels -
+adult: man men m Mann Mannes Männer; woman women f Frau Frau Frauen
+adult: teacher teachers m Lehrer Lehrers Lehrer
+adult: lady ladies f Dame Dame Damen; doctor doctors m Arzt Arztes Ärzte
+adult: farmer farmers m Bauer Bauern Bauern
+child: child children n Kind Kindes Kinder; boy boys m Junge Jungen Jungen
+child: girl girls n Mädchen Mädchens Mädchen
+animal: animal animals n Tier Tieres Tiere; horse horses n Pferd Pferdes Pferde
+animal: pig pigs n Schwein Schweines Schweine
+animal: dog dogs m Hund Hundes Hunde; bird birds m Vogel Vogels Vögel
+animal: bear bears m Bär Bären Bären; cow cows f Kuh Kuh Kühe
+animal: cat cats f Katze Katze Katzen; mouse mice f Maus Maus Mäuse
+animal: goat goats f Ziege Ziege Ziegen
+animal: donkey donkeys m Esel Esels Esel
+animal: rabbit rabbits n Kaninchen Kaninchens Kaninchen
+thing: book books n Buch Buches Bücher; newspaper newspapers f Zeitung Zeitung Zeitungen
+thing: picture pictures n Bild Bildes Bilder
+thing: lamp lamps f Lampe Lampe Lampen; cup cups f Tasse Tasse Tassen
+thing: chair chairs m Stuhl Stuhles Stühle
+thing: key keys m Schlüssel Schlüssels Schlüssel; ball balls m Ball Balles Bälle
+thing: hat hats m Hut Hutes Hüte
+thing: shirt shirts n Hemd Hemdes Hemden; flower flowers f Blume Blume Blumen
+thing: bicycle bicycles n Fahrrad Fahrrades Fahrräder
+container: box - f Kiste Kiste -; suitcase - m Koffer Koffers -; bag - f Tasche Tasche -
+container: basket - m Korb Korbes -
 container: car - n Auto Autos -
 post: letter letters m Brief Briefes Briefe; parcel - n Paket Paketes -
 opening: window windows n Fenster Fensters Fenster; door - f Tür Tür -
-food: apple apples m Apfel Apfels Äpfel; pear pears f Birne Birne Birnen; egg eggs n Ei Eies Eier
+food: apple apples m Apfel Apfels Äpfel; pear pears f Birne Birne Birnen
+food: egg eggs n Ei Eies Eier
 food: cake cakes m Kuchen Kuchens Kuchen
 dish: bread - n Brot Brotes -; soup - f Suppe Suppe -; meat - n Fleisch Fleisches -
-room: garden - m Garten Gartens -; kitchen - f Küche Küche -; house - n Haus Hauses -; room - n Zimmer Zimmers -
+room: garden - m Garten Gartens -; kitchen - f Küche Küche -; house - n Haus Hauses -
+room: room - n Zimmer Zimmers -
 room: school - f Schule Schule -; village - n Dorf Dorfes -; forest - m Wald Waldes -
-shelter: stable - m Stall Stalles -; barn - f Scheune Scheune -; cave - f Höhle Höhle -; tent - n Zelt Zeltes -
-ground: street - f Straße Straße -; river - m Fluss Flusses -; bridge - f Brücke Brücke -; stream - m Bach Baches -
-ground: lake - m See Sees -; field - n Feld Feldes -; meadow - f Wiese Wiese -; valley - n Tal Tales -
-barrier: fence - m Zaun Zaunes -; wall - f Mauer Mauer -; hedge - f Hecke Hecke -; gate - n Tor Tores -
-height: hill - m Hügel Hügels -; ladder - f Leiter Leiter -; roof - n Dach Daches -; tower - m Turm Turmes -
+shelter: stable - m Stall Stalles -; barn - f Scheune Scheune -; cave - f Höhle Höhle -
+shelter: tent - n Zelt Zeltes -
+ground: street - f Straße Straße -; river - m Fluss Flusses -
+ground: bridge - f Brücke Brücke -; stream - m Bach Baches -
+ground: lake - m See Sees -; field - n Feld Feldes -; meadow - f Wiese Wiese -
+ground: valley - n Tal Tales -
+barrier: fence - m Zaun Zaunes -; wall - f Mauer Mauer -; hedge - f Hecke Hecke -
+barrier: gate - n Tor Tores -
+height: hill - m Hügel Hügels -; ladder - f Leiter Leiter -; roof - n Dach Daches -
+height: tower - m Turm Turmes -
 spot: tree - m Baum Baumes -; church - f Kirche Kirche -
 vehicle: train - m Zug Zuges -; ship - n Schiff Schiffes -
-cause: rain - m Regen Regens -; storm - m Sturm Sturms -; heat - f Hitze Hitze -; noise - m Lärm Lärms -
+cause: rain - m Regen Regens -; storm - m Sturm Sturms -; heat - f Hitze Hitze -
+cause: noise - m Lärm Lärms -
 cause: snow - m Schnee Schnees -
 """
 
-# %% ../nbs/51_grammar.ipynb #7f756b13
+# %% ../nbs/51_grammar.ipynb #f1aa6f00
 NOM, ACC, DAT, GEN = range(4)
 
 class Noun(NamedTuple):
@@ -76,31 +98,45 @@ class Noun(NamedTuple):
         plural: bool,
     ) -> str:
         "The German noun in its case."
-        if plural: return self.de_plural + "n" * (case == DAT and self.de_plural[-1] not in "ns")
+        if plural:
+            return self.de_plural + "n" * (case == DAT and self.de_plural[-1] not in "ns")
         weak = self.gender == "m" and self.genitive.endswith("n")
         return self.genitive if case == GEN or weak and case != NOM else self.de
 
 NOUN = {word.split()[0]: Noun(kind, *word.split()) for line in NOUNS.strip().split("\n")
         for kind, row in [line.split(": ")] for word in row.split("; ")}
 
-# %% ../nbs/51_grammar.ipynb #41756469
-ADJECTIVES = dict(pair.split() for pair in """old alt, young jung, happy glücklich, sad traurig, friendly freundlich, tired müde,
-sick krank, hungry hungrig, small klein, big groß, black schwarz, red rot, blue blau, new neu, beautiful schön, heavy schwer,
-cheap billig, expensive teuer, dirty schmutzig, fresh frisch, terrible schrecklich, weak schwach, lazy faul, nervous nervös, wide breit,
-deep tief, long lang, narrow schmal, steep steil, high hoch, muddy schlammig, full voll, sour sauer, hard hart, salty salzig,
-sweet süß""".replace("\n", " ").split(", "))
-ATTRIBUTES = dict(kin="old young happy", adult="old young happy sad friendly tired sick", child="small happy sad friendly tired sick",
-    animal="old young big small black hungry", thing="old new small red blue beautiful heavy", newspaper="old new",
-    flower="small red blue beautiful", container="old new small red heavy", opening="old new small", food="fresh small big",
-    letter="small beautiful", parcel="small heavy", vehicle="old new", cause="terrible", room="big small beautiful old",
+# %% ../nbs/51_grammar.ipynb #658fac01
+ADJECTIVES = dict(pair.split() for pair in """old alt, young jung, happy glücklich,
+sad traurig, friendly freundlich, tired müde, sick krank, hungry hungrig, small klein,
+big groß, black schwarz, red rot, blue blau, new neu, beautiful schön, heavy schwer,
+cheap billig, expensive teuer, dirty schmutzig, fresh frisch, terrible schrecklich,
+weak schwach, lazy faul, nervous nervös, wide breit, deep tief, long lang,
+narrow schmal, steep steil, high hoch, muddy schlammig, full voll, sour sauer,
+hard hart, salty salzig, sweet süß""".replace("\n", " ").split(", "))
+ATTRIBUTES = dict(kin="old young happy",
+    adult="old young happy sad friendly tired sick",
+    child="small happy sad friendly tired sick",
+    animal="old young big small black hungry",
+    thing="old new small red blue beautiful heavy", newspaper="old new",
+    flower="small red blue beautiful", container="old new small red heavy",
+    opening="old new small", food="fresh small big",
+    letter="small beautiful", parcel="small heavy", vehicle="old new", cause="terrible",
+    room="big small beautiful old",
     shelter="old", ground="beautiful", barrier="old", spot="old beautiful")
-PREDICATES = dict(kin="old young happy sad friendly tired sick hungry nervous", child="happy sad friendly tired sick hungry nervous",
-    animal="old young tired sick hungry lazy weak nervous", thing="old new cheap expensive heavy beautiful dirty",
-    newspaper="old new cheap expensive dirty", flower="beautiful cheap expensive", food="fresh cheap expensive",
-    container="old new cheap expensive heavy dirty", letter="beautiful dirty", parcel="heavy dirty", vehicle="old new full dirty")
+PREDICATES = dict(kin="old young happy sad friendly tired sick hungry nervous",
+    child="happy sad friendly tired sick hungry nervous",
+    animal="old young tired sick hungry lazy weak nervous",
+    thing="old new cheap expensive heavy beautiful dirty",
+    newspaper="old new cheap expensive dirty", flower="beautiful cheap expensive",
+    food="fresh cheap expensive",
+    container="old new cheap expensive heavy dirty", letter="beautiful dirty",
+    parcel="heavy dirty", vehicle="old new full dirty")
 PREDICATES["adult"] = PREDICATES["kin"]
-OPPOSITES = dict(old="young new", young="old", new="old", happy="sad", sad="happy", big="small")
-COMPARATIVES = dict(older="älter", younger="jünger", bigger="größer", smaller="kleiner", heavier="schwerer")
+OPPOSITES = dict(old="young new", young="old", new="old", happy="sad", sad="happy",
+                 big="small")
+COMPARATIVES = dict(older="älter", younger="jünger", bigger="größer", smaller="kleiner",
+                    heavier="schwerer")
 
 # %% ../nbs/51_grammar.ipynb #ef31fff2
 VERBS = """
@@ -150,7 +186,7 @@ try tries tried tried | versuchen versucht versuchte versucht | zu
 forget forgets forgot forgotten | vergessen vergisst vergaß vergessen | zu
 """
 
-# %% ../nbs/51_grammar.ipynb #433d6567
+# %% ../nbs/51_grammar.ipynb #74bf3b02
 class Verb(NamedTuple):
     base: str
     third: str           # she sees
@@ -171,7 +207,8 @@ def read_verb(
     "The forms of a verb."
     en, de, goes_with = (part.split() for part in line.split("|"))
     prefix, _, stem = de[0].rpartition("-")
-    return Verb(*en[:4], "".join(en[4:]), prefix, stem, *de[1:4], "is" if de[4:] else "has", goes_with)
+    return Verb(*en[:4], "".join(en[4:]), prefix, stem, *de[1:4],
+                "is" if de[4:] else "has", goes_with)
 
 VERB = {verb.base: verb for verb in map(read_verb, VERBS.strip().split("\n"))}
 
@@ -182,7 +219,7 @@ def verbs(
     "All verbs with this mark."
     return [verb for verb in VERB.values() if mark in verb.goes_with]
 
-# %% ../nbs/51_grammar.ipynb #e22d36a4
+# %% ../nbs/51_grammar.ipynb #a18d52c7
 def declension(
     endings: str,    # 16 of them, "-" for none
     stem: str = "",
@@ -197,18 +234,23 @@ WEAK   = declension("e e e en  en e e en  en en en en  en en en en")
 MIXED  = declension("er e es en  en e es en  en en en en  en en en en")
 BARE   = declension("er e es e  en e es e  en en en en  en en en er")
 DETERMINERS = {  # English singular and plural; German article; German endings of an adjective after it
-    "the": ("(DT the)", "(DT the)", declension(DER), WEAK), "a": ("(DT a)", "", declension(MEIN, "ein"), BARE),
-    "not a": ("(DT a)", "", declension(MEIN, "kein"), MIXED), "my": ("(PRP$ my)", "(PRP$ my)", declension(MEIN, "mein"), MIXED),
-    "this": ("(DT this)", "(DT these)", declension(DIESER, "dies"), WEAK), "every": ("(DT every)", "", declension(DIESER, "jed"), WEAK),
+    "the": ("(DT the)", "(DT the)", declension(DER), WEAK),
+    "a": ("(DT a)", "", declension(MEIN, "ein"), BARE),
+    "not a": ("(DT a)", "", declension(MEIN, "kein"), MIXED),
+    "my": ("(PRP$ my)", "(PRP$ my)", declension(MEIN, "mein"), MIXED),
+    "this": ("(DT this)", "(DT these)", declension(DIESER, "dies"), WEAK),
+    "every": ("(DT every)", "", declension(DIESER, "jed"), WEAK),
     "which": ("(WDT which)", "(WDT which)", declension(DIESER, "welch"), WEAK),
     "how many": ("", "(WHADJP (WRB how) (JJ many))", ["wie viele"] * 16, BARE)}
 
-# %% ../nbs/51_grammar.ipynb #05239247
+# %% ../nbs/51_grammar.ipynb #c35ee8e1
 ONES = "- - two three four five six seven eight nine ten eleven twelve".split()
 EINS = "- - zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
 TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
 ZEHN = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
-NUMBERS = [n for n in (*range(2, 13), *range(20, 100)) if n < 13 or n % 10 != 1 for _ in range(3 if n < 13 or n % 10 == 0 else 1)]
+# small and round numbers three times as often
+NUMBERS = [n for n in (*range(2, 13), *range(20, 100)) if n < 13 or n % 10 != 1
+           for _ in range(3 if n < 13 or n % 10 == 0 else 1)]
 
 def number(
     n: int,  # 2 to 12, or 20 to 99 without 21, 31, …
@@ -216,9 +258,10 @@ def number(
     "A number in English and in German."
     if n < 13: return ONES[n], EINS[n]
     tens, ones = divmod(n, 10)
-    return (f"{TENS[tens]}-{ONES[ones]}", f"{EINS[ones]}und{ZEHN[tens]}") if ones else (TENS[tens], ZEHN[tens])
+    return ((f"{TENS[tens]}-{ONES[ones]}", f"{EINS[ones]}und{ZEHN[tens]}") if ones
+            else (TENS[tens], ZEHN[tens]))
 
-# %% ../nbs/51_grammar.ipynb #416303f8
+# %% ../nbs/51_grammar.ipynb #2815c56a
 class NP(NamedTuple):
     en: str              # tree
     de: tuple[str, ...]  # nominative, accusative, dative, genitive
@@ -241,22 +284,30 @@ def np(
 ) -> NP:
     "A noun phrase in both languages."
     noun, g = NOUN[word], 3 if plural else "mfn".index(NOUN[word].gender)
-    if isinstance(det, int): en_det, article, endings = f"(CD {number(det)[0]})", [number(det)[1]] * 16, BARE
+    if isinstance(det, int):
+        en_det, article, endings = f"(CD {number(det)[0]})", [number(det)[1]] * 16, BARE
     else: en_det, article, endings = DETERMINERS[det][plural], *DETERMINERS[det][2:]
     if det == "a" and plural: article = [""] * 16
     en_noun = noun.plural if plural else noun.en
     if en_det == "(DT a)" and (adj or en_noun)[0] in "aeiou": en_det = "(DT an)"
     stem = ADJECTIVES[adj].removesuffix("e") if adj else ""
-    de = tuple(" ".join(filter(None, (article[i + g], adj and stem + endings[i + g], noun.form(i // 4, plural)))) for i in (0, 4, 8, 12))
-    en = " ".join(filter(None, (en_det, adj and f"(JJ {adj})", f"({'NNS' if plural else 'NN'} {en_noun})")))
+    de = tuple(" ".join(filter(None,
+                               (article[i + g], adj and stem + endings[i + g],
+                                noun.form(i // 4, plural))))
+               for i in (0, 4, 8, 12))
+    en = " ".join(filter(None,
+                         (en_det, adj and f"(JJ {adj})",
+                          f"({'NNS' if plural else 'NN'} {en_noun})")))
     return NP(f"({label} {en})", de, "pl" if plural else "3s", g, en_noun, word, adj)
 
-# %% ../nbs/51_grammar.ipynb #f39aadc5
+# %% ../nbs/51_grammar.ipynb #017d83ce
 Part = tuple[str, str]  # an English tree and its German text
 NONE: Part = ("", "")
 AUXILIARY = {en: dict(zip(("1s", "2s", "3s", "pl"), de.split())) for en, de in dict(
-    has="habe hast hat haben", will="werde wirst wird werden", can="kann kannst kann können", must="muss musst muss müssen",
-    should="sollte solltest sollte sollten", want="will willst will wollen", was="war warst war waren").items()}
+    has="habe hast hat haben", will="werde wirst wird werden",
+    can="kann kannst kann können", must="muss musst muss müssen",
+    should="sollte solltest sollte sollten", want="will willst will wollen",
+    was="war warst war waren").items()}
 AUXILIARY["is"] = {"1s": "bin", "2s": "bist", "3s": "ist", "pl": "sind"}
 
 class Clause(NamedTuple):
@@ -269,35 +320,41 @@ class Clause(NamedTuple):
     last: str    # German: participle, infinitive or adjective
 
     @property
-    def predicate(self) -> str: return f"(VP {self.aux} {self.rest})" if self.aux else self.rest
+    def predicate(self) -> str:
+        return f"(VP {self.aux} {self.rest})" if self.aux else self.rest
 
     @property
     def en(self) -> str: return f"{self.subject.en} {self.predicate}"
 
-# %% ../nbs/51_grammar.ipynb #5d820161
+# %% ../nbs/51_grammar.ipynb #75bf5e54
 def verb_second(
     c: Clause,
     first: str = "",  # what stands before the verb instead of the subject; " " is nothing: a question
 ) -> str:
     "A German main clause."
-    order = [first, c.finite, c.subject.de[NOM]] if first else [c.subject.de[NOM], c.finite]
+    order = ([first, c.finite, c.subject.de[NOM]] if first
+             else [c.subject.de[NOM], c.finite])
     return " ".join([*order, c.middle, c.last or c.prefix])
 
 def verb_last(
     c: Clause,
 ) -> str:
     "A German subordinate clause."
-    return " ".join([c.subject.de[NOM], c.middle, f"{c.last} {c.finite}" if c.last else c.prefix + c.finite])
+    return " ".join([c.subject.de[NOM], c.middle,
+                     f"{c.last} {c.finite}" if c.last else c.prefix + c.finite])
 
-# %% ../nbs/51_grammar.ipynb #90ab94da
+# %% ../nbs/51_grammar.ipynb #1ba6d76a
 def finite(
     verb: Verb,
     tense: str,   # present, past, perfect or a modal verb
     person: str,
 ) -> str:
     "The German verb form that agrees with the subject."
-    if tense == "present": return {"3s": verb.de_third, "1s": verb.stem[:-1], "pl": verb.stem}[person]
-    if tense == "past": return verb.de_past + ("" if person != "pl" else "n" if verb.de_past.endswith("e") else "en")
+    if tense == "present":
+        return {"3s": verb.de_third, "1s": verb.stem[:-1], "pl": verb.stem}[person]
+    if tense == "past":
+        return verb.de_past + ("" if person != "pl" else "n"
+                               if verb.de_past.endswith("e") else "en")
     return AUXILIARY[verb.perfect if tense == "perfect" else tense][person]
 
 def clause(
@@ -312,19 +369,28 @@ def clause(
     ask: bool = False,       # a question will be made of it
 ) -> Clause:
     "A verb with all that belongs to it, in both languages."
-    third, do = subject.person == "3s", (negated or ask) and tense in ("present", "past", "want")
+    third = subject.person == "3s"
+    do = (negated or ask) and tense in ("present", "past", "want")
     tail = f"{verb.particle and f'(PRT (RP {verb.particle}))'} {obj[0]} {place[0]} {time[0]}"
     aux, rest = "", f"(VP (VB {verb.base}) {tail})"
-    if tense == "want": rest = f"(VP {'(VBZ wants)' if third and not do else '(VB want)' if do else '(VBP want)'} (S (VP (TO to) {rest})))"
-    if do: aux = "(VBD did)" if tense == "past" else "(VBZ does)" if third else "(VBP do)"
-    elif tense == "present": rest = f"(VP {f'(VBZ {verb.third})' if third else f'(VBP {verb.base})'} {tail})"
+    if tense == "want":
+        wants = "(VB want)" if do else "(VBZ wants)" if third else "(VBP want)"
+        rest = f"(VP {wants} (S (VP (TO to) {rest})))"
+    if do:
+        aux = "(VBD did)" if tense == "past" else "(VBZ does)" if third else "(VBP do)"
+    elif tense == "present":
+        rest = f"(VP {f'(VBZ {verb.third})' if third else f'(VBP {verb.base})'} {tail})"
     elif tense == "past": rest = f"(VP (VBD {verb.past}) {tail})"
-    elif tense == "perfect": aux, rest = "(VBZ has)" if third else "(VBP have)", f"(VP (VBN {verb.en_part}) {tail})"
+    elif tense == "perfect":
+        aux, rest = "(VBZ has)" if third else "(VBP have)", f"(VP (VBN {verb.en_part}) {tail})"
     elif tense != "want": aux = f"(MD {tense})"
     if negated: aux = aux.replace("can", "ca") + " (RB n't)"
-    middle = " ".join((time[1], obj[1], "nicht" if negated and "kein" not in obj[1] else "", place[1]))
-    last = {"present": "", "past": "", "perfect": verb.de_part}.get(tense, verb.prefix + verb.stem)
-    return Clause(subject, aux, rest, finite(verb, tense, subject.person), middle, verb.prefix, last)
+    middle = " ".join((time[1], obj[1],
+                       "nicht" if negated and "kein" not in obj[1] else "", place[1]))
+    last = {"present": "", "past": "",
+            "perfect": verb.de_part}.get(tense, verb.prefix + verb.stem)
+    return Clause(subject, aux, rest, finite(verb, tense, subject.person), middle,
+                  verb.prefix, last)
 
 def be(
     subject: NP,
@@ -334,8 +400,10 @@ def be(
     negated: bool = False,
 ) -> Clause:
     "A clause that says what somebody is."
-    form = {"is1s": "(VBP am)", "is3s": "(VBZ is)", "was1s": "(VBD was)", "was3s": "(VBD was)", "is": "(VBP are)", "was": "(VBD were)"}
-    return Clause(subject, form.get(tense + subject.person) or form[tense], f"{'(RB not)' * negated} {adj[0]}",
+    form = {"is1s": "(VBP am)", "is3s": "(VBZ is)", "was1s": "(VBD was)",
+            "was3s": "(VBD was)", "is": "(VBP are)", "was": "(VBD were)"}
+    return Clause(subject, form.get(tense + subject.person) or form[tense],
+                  f"{'(RB not)' * negated} {adj[0]}",
                   AUXILIARY[tense][subject.person], "nicht" * negated, "", adj[1])
 
 # %% ../nbs/51_grammar.ipynb #4e7f80d7
@@ -369,7 +437,7 @@ class Sentence(NamedTuple):
     pattern: str             # a key of PATTERNS
     pronoun: Pronoun | None  # None: there is no "it"
 
-# %% ../nbs/51_grammar.ipynb #cbfafe8a
+# %% ../nbs/51_grammar.ipynb #1515f96e
 CONTRACTIONS = {"in dem": "im", "zu dem": "zum", "zu der": "zur", "in das": "ins"}
 LONG = re.compile(rf"\b({'|'.join(CONTRACTIONS)})\b")
 
@@ -380,20 +448,29 @@ def finish(
     nouns: tuple[NP, NP] | None = None,  # what "it" stands for, and the other noun
 ) -> Sentence:
     "Spaces, capitals and contractions (in dem → im); then find the pronouns."
-    tree = LEAF.sub(lambda m: f" {m[1][0].upper()}{m[1][1:]})", " ".join(tree.split()).replace(" )", ")"), count=1)
-    de = LONG.sub(lambda m: CONTRACTIONS[m[1]], re.sub(r" (?=[.,?])", "", " ".join(de.split())))
+    tree = LEAF.sub(lambda m: f" {m[1][0].upper()}{m[1][1:]})",
+                    " ".join(tree.split()).replace(" )", ")"), count=1)
+    de = LONG.sub(lambda m: CONTRACTIONS[m[1]],
+                  re.sub(r" (?=[.,?])", "", " ".join(de.split())))
     de, en = de[0].upper() + de[1:], join_tokens(leaves(tree))
     if nouns is None: return Sentence(en, de, tree, pattern, None)
-    words, answers = [w.strip(".,?") for w in en.lower().split()], [("er", "sie", "es")[noun.gender] for noun in nouns]
+    words = [w.strip(".,?") for w in en.lower().split()]
+    answers = [("er", "sie", "es")[noun.gender] for noun in nouns]
     places = [words.index(w) for w in ("it", nouns[0].noun, nouns[1].noun)]
-    return Sentence(en, de, tree, pattern, Pronoun(*places, *answers, len(de.split()) - 1 - de.split()[::-1].index(answers[0])))
+    return Sentence(en, de, tree, pattern,
+                    Pronoun(*places, *answers,
+                            len(de.split()) - 1 - de.split()[::-1].index(answers[0])))
 
-# %% ../nbs/51_grammar.ipynb #e12c6b6d
+# %% ../nbs/51_grammar.ipynb #b6de88f0
 PEOPLE, THE = "kin adult child", "the/my/this"
-USUAL = dict(kin="my/my/the", food="the/a/a/this", thing="the/the/a/a/this/my", container="the/the/a/this/my", animal="the/the/a/this/my")
-UNUSUAL = {("kin", "a"): "my", ("kin", "not a"): "my", ("kin", "this"): "my", ("kin", "every"): "my", ("adult", "my"): "the"}
-PRONOUNS = [NP(f"(NP (PRP {en}))", (nom, acc, dat, ""), person, -1, obj) for en, obj, nom, acc, dat, person in map(str.split, (
-    "I me ich mich mir 1s", "you you du dich dir 2s", "he him er ihn ihm 3s", "she her sie sie ihr 3s", "we us wir uns uns pl",
+USUAL = dict(kin="my/my/the", food="the/a/a/this", thing="the/the/a/a/this/my",
+             container="the/the/a/this/my", animal="the/the/a/this/my")
+UNUSUAL = {("kin", "a"): "my", ("kin", "not a"): "my", ("kin", "this"): "my",
+           ("kin", "every"): "my", ("adult", "my"): "the"}
+PRONOUNS = [NP(f"(NP (PRP {en}))", (nom, acc, dat, ""), person, -1, obj)
+            for en, obj, nom, acc, dat, person in map(str.split, (
+    "I me ich mich mir 1s", "you you du dich dir 2s", "he him er ihn ihm 3s",
+    "she her sie sie ihr 3s", "we us wir uns uns pl",
     "they them sie sie ihnen pl"))]
 
 @cache
@@ -401,7 +478,8 @@ def pool(
     kinds: str,  # kinds of nouns, and single ones as "=book"
 ) -> list[str]:
     "All nouns of these kinds."
-    return [word for word, noun in NOUN.items() if noun.kind in kinds.split() or f"={word}" in kinds.split()]
+    return [word for word, noun in NOUN.items()
+            if noun.kind in kinds.split() or f"={word}" in kinds.split()]
 
 def some(
     rng: random.Random,
@@ -414,11 +492,13 @@ def some(
 ) -> NP:
     "A random noun phrase."
     noun = NOUN[rng.choice(pool(kinds if isinstance(kinds, str) else " ".join(kinds)))]
-    if unlike in (noun.en, noun.plural): return some(rng, kinds, dets, plural, unlike, label, adjectives)
+    if unlike in (noun.en, noun.plural):
+        return some(rng, kinds, dets, plural, unlike, label, adjectives)
     many = noun.plural != "-" and rng.random() < plural
     det = rng.choice((dets or USUAL.get(noun.kind, "the")).split("/"))
     det = UNUSUAL.get((noun.kind, det), "the" if many and det == "every" else det)
-    fitting = (ATTRIBUTES.get(noun.en) or ATTRIBUTES.get(noun.kind, "")).split() if rng.random() < adjectives else []
+    fitting = ((ATTRIBUTES.get(noun.en) or ATTRIBUTES.get(noun.kind, "")).split()
+               if rng.random() < adjectives else [])
     return np(noun.en, det, rng.choice(fitting) if fitting else "", many, label)
 
 def who(
@@ -426,18 +506,29 @@ def who(
     persons: str = "1s 3s pl",  # of the pronouns allowed
 ) -> NP:
     "A random subject: people, now and then a pronoun."
-    if rng.random() < 0.25: return rng.choice([p for p in PRONOUNS if p.person in persons for _ in range(3 if p.person in ("1s", "2s") else 1)])
-    return some(rng, PEOPLE, "a", 0) if rng.random() < 0.15 else some(rng, PEOPLE, "the/the/my/this/every")
+    if rng.random() < 0.25:
+        return rng.choice([p for p in PRONOUNS if p.person in persons
+                           for _ in range(3 if p.person in ("1s", "2s") else 1)])
+    return (some(rng, PEOPLE, "a", 0) if rng.random() < 0.15
+            else some(rng, PEOPLE, "the/the/my/this/every"))
 
-# %% ../nbs/51_grammar.ipynb #ea77f05a
-PLACES = {"in": ("in", "room shelter"), "behind": ("hinter", "barrier =house =church =school =barn"), "under": ("unter", "=tree =bridge"),
-          "beside": ("neben", "=church =house =tent =gate =tree"), "on": ("auf", "=hill =roof =bridge =street")}
-GOALS = {"into": ("in", ACC, "room shelter"), "to": ("zu", DAT, "ground barrier spot adult"), "onto": ("auf", ACC, "=hill =roof =bridge")}
+# %% ../nbs/51_grammar.ipynb #4795847e
+PLACES = {"in": ("in", "room shelter"),
+          "behind": ("hinter", "barrier =house =church =school =barn"),
+          "under": ("unter", "=tree =bridge"),
+          "beside": ("neben", "=church =house =tent =gate =tree"),
+          "on": ("auf", "=hill =roof =bridge =street")}
+GOALS = {"into": ("in", ACC, "room shelter"),
+         "to": ("zu", DAT, "ground barrier spot adult"),
+         "onto": ("auf", ACC, "=hill =roof =bridge")}
 TIMES = {"present": [("(ADVP (RB today))", "heute"), ("(ADVP (RB now))", "jetzt"),
-                     ("(PP (IN in) (NP (DT the) (NN evening)))", "am Abend"), ("(NP (DT every) (NN day))", "jeden Tag")],
-         "past": [("(NP (NN yesterday))", "gestern"), ("(NP (JJ last) (NN week))", "letzte Woche"),
+                     ("(PP (IN in) (NP (DT the) (NN evening)))", "am Abend"),
+                     ("(NP (DT every) (NN day))", "jeden Tag")],
+         "past": [("(NP (NN yesterday))", "gestern"),
+                  ("(NP (JJ last) (NN week))", "letzte Woche"),
                   ("(PP (IN on) (NP (NNP Monday)))", "am Montag")],
-         "will": [("(NP (NN tomorrow))", "morgen"), ("(ADVP (RB soon))", "bald"), ("(NP (JJ next) (NN week))", "nächste Woche")]}
+         "will": [("(NP (NN tomorrow))", "morgen"), ("(ADVP (RB soon))", "bald"),
+                  ("(NP (JJ next) (NN week))", "nächste Woche")]}
 
 def acc(noun: NP) -> Part:
     "A noun phrase as direct object."
@@ -458,15 +549,18 @@ def towards(rng: random.Random) -> Part:
 def predicates(of: NP) -> list[str]:
     "The adjectives that can be said of it, whatever stands before the noun."
     fitting = PREDICATES.get(of.word) or PREDICATES[of.kind]
-    return [adj for adj in fitting.split() if of.adj not in (adj, *OPPOSITES.get(adj, "").split())]
+    return [adj for adj in fitting.split()
+            if of.adj not in (adj, *OPPOSITES.get(adj, "").split())]
 
 def quality(rng: random.Random, adjectives: list[str]) -> Part:
     "An adjective after the verb, which German leaves bare."
     adj, very = rng.choice(adjectives), rng.random() < 0.35
     return f"(ADJP {'(RB very)' * very} (JJ {adj}))", f"{'sehr ' * very}{ADJECTIVES[adj]}"
 
-# %% ../nbs/51_grammar.ipynb #f2f5d650
-UNCHOSEN = {"love": (), "lose": ("past", "perfect"), "arrive": ("present", "past", "perfect")}  # in these tenses only
+# %% ../nbs/51_grammar.ipynb #e2c601a3
+# in these tenses only
+UNCHOSEN = {"love": (), "lose": ("past", "perfect"),
+            "arrive": ("present", "past", "perfect")}
 
 def tenses(verb: Verb) -> list[str]:
     "Present and past, but not for `read`, whose English past looks like the present."
@@ -483,9 +577,11 @@ def do_something(
     subject, kind = subject or who(rng), rng.random()
     verb = rng.choice(verbs("acc" if kind < 0.6 else "where" if kind < 0.85 else "alone"))
     now = tense or rng.choice(tenses(verb))
-    if now not in UNCHOSEN.get(verb.base, [now, *tenses(verb)]) or now == "past" and now not in tenses(verb):
+    if (now not in UNCHOSEN.get(verb.base, [now, *tenses(verb)])
+            or now == "past" and now not in tenses(verb)):
         return do_something(rng, tense, subject, dets, **options)
-    if kind < 0.6: options["obj"] = acc(some(rng, verb.goes_with, dets, unlike=subject.noun))
+    if kind < 0.6:
+        options["obj"] = acc(some(rng, verb.goes_with, dets, unlike=subject.noun))
     elif kind < 0.85: options["place"] = at(rng)
     return clause(subject, verb, now, **options)
 
@@ -496,28 +592,36 @@ def statement(c: Clause, first: Part = NONE, last: Part = NONE) -> tuple[str, st
 def question(c: Clause, first: Part = NONE) -> tuple[str, str]:
     "A question, with or without a question word in front."
     tree = f"(SQ {c.aux} {c.subject.en} {c.rest}"
-    return (f"(SBARQ {first[0]} {tree}) (. ?))" if first[0] else f"{tree} (. ?))"), f"{verb_second(c, first[1] or ' ')} ?"
+    return (f"(SBARQ {first[0]} {tree}) (. ?))" if first[0] else f"{tree} (. ?))",
+            f"{verb_second(c, first[1] or ' ')} ?")
 
-# %% ../nbs/51_grammar.ipynb #6e93f108
+# %% ../nbs/51_grammar.ipynb #dbcb6030
 def transitive(rng):
     "An accusative, and time before the object."
     verb, subject = rng.choice(verbs("acc")), who(rng)
     tense = rng.choice(tenses(verb))
-    time = rng.choice(TIMES[tense]) if rng.random() < 0.3 and tense in UNCHOSEN.get(verb.base, [tense]) else NONE
-    return statement(clause(subject, verb, tense, acc(some(rng, verb.goes_with, unlike=subject.noun)), time=time))
+    time = (rng.choice(TIMES[tense])
+            if rng.random() < 0.3 and tense in UNCHOSEN.get(verb.base, [tense])
+            else NONE)
+    return statement(clause(subject, verb, tense,
+                            acc(some(rng, verb.goes_with, unlike=subject.noun)),
+                            time=time))
 
 def place(rng):
     "In, behind, under, beside, on: the dative."
     subject = some(rng, "animal", THE) if rng.random() < 0.3 else who(rng)
-    verb = VERB[rng.choice("sleep play wait stay".split())] if subject.kind == "animal" else rng.choice(verbs("where"))
-    return statement(clause(subject, verb, rng.choice(("present", "past")), place=at(rng)))
+    verb = (VERB[rng.choice("sleep play wait stay".split())] if subject.kind == "animal"
+            else rng.choice(verbs("where")))
+    return statement(clause(subject, verb, rng.choice(("present", "past")),
+                            place=at(rng)))
 
 def motion(rng):
-    "Into, onto: the accusative."
+    "Into, onto: the accusative. To: zu and the dative."
     subject = some(rng, "animal child", THE) if rng.random() < 0.5 else who(rng)
     goal = towards(rng)
     if f" {subject.noun})" in goal[0]: return motion(rng)  # not to oneself
-    return statement(clause(subject, rng.choice(verbs("whither")), rng.choice(("present", "past", "perfect")), place=goal))
+    return statement(clause(subject, rng.choice(verbs("whither")),
+                            rng.choice(("present", "past", "perfect")), place=goal))
 
 def fronted(rng):
     "Time comes first, the verb stays second."
@@ -526,9 +630,12 @@ def fronted(rng):
 
 def often(rng):
     "Always, often, never; nie stands where nicht would, behind the, this and my."
-    (en, de), subject = rng.choice((("always", "immer"), ("often", "oft"), ("never", "nie"))), some(rng, PEOPLE, THE)
+    en, de = rng.choice((("always", "immer"), ("often", "oft"), ("never", "nie")))
+    subject = some(rng, PEOPLE, THE)
     c = do_something(rng, "present", subject, time=("", de))
-    if de == "nie": c = c._replace(middle=re.sub(r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)", r"\1 nie", c.middle))
+    if de == "nie":
+        c = c._replace(middle=re.sub(r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)",
+                                     r"\1 nie", c.middle))
     return statement(c._replace(subject=subject._replace(en=f"{subject.en} (ADVP (RB {en}))")))
 
 def modal(rng):
@@ -543,70 +650,96 @@ def perfect(rng):
 def separable(rng):
     "The verb comes apart."
     verb = rng.choice([v for v in VERB.values() if v.prefix])
-    subject = some(rng, "vehicle", "the/a/this") if verb.base == "arrive" and rng.random() < 0.5 else who(rng)
+    subject = (some(rng, "vehicle", "the/a/this")
+               if verb.base == "arrive" and rng.random() < 0.5 else who(rng))
     tense, alone = rng.choice(("present", "past")), "alone" in verb.goes_with
     obj = NONE if alone else acc(some(rng, verb.goes_with, unlike=subject.noun))
-    return statement(clause(subject, verb, tense, obj, time=rng.choice(TIMES[tense]) if alone or rng.random() < 0.4 else NONE))
+    return statement(clause(subject, verb, tense, obj,
+                            time=rng.choice(TIMES[tense]) if alone or rng.random() < 0.4 else NONE))
 
-# %% ../nbs/51_grammar.ipynb #2e797a14
+# %% ../nbs/51_grammar.ipynb #5a2e2b01
 def dative(rng):
     "Helfen, danken, folgen."
     verb, subject, negated = rng.choice(verbs("dat")), who(rng), rng.random() < 0.2
-    helped = some(rng, verb.goes_with, THE if negated else "the/a/my/this", unlike=subject.noun)
-    return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")), (helped.en, helped.de[DAT]),
+    helped = some(rng, verb.goes_with, THE if negated else "the/a/my/this",
+                  unlike=subject.noun)
+    return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")),
+                            (helped.en, helped.de[DAT]),
                             negated=negated and "every" not in subject.en))
 
 def giving(rng):
     "Dative before accusative."
     verb, subject = rng.choice(verbs("dat+acc")), who(rng)
-    taker, gift = some(rng, PEOPLE, THE, unlike=subject.noun), some(rng, verb.goes_with, "the/a/this")
+    taker = some(rng, PEOPLE, THE, unlike=subject.noun)
+    gift = some(rng, verb.goes_with, "the/a/this")
     return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")),
-                            (f"{taker.en} {gift.en}", f"{taker.de[DAT]} {gift.de[ACC]}")))
+                            (f"{taker.en} {gift.en}",
+                             f"{taker.de[DAT]} {gift.de[ACC]}")))
 
 def pronoun_object(rng):
     "Him is ihn or ihm, as the verb wants."
     verb = rng.choice([VERB[v] for v in ("see", "love", "call", "invite")] + verbs("dat"))
-    subject = some(rng, PEOPLE) if rng.random() < 0.4 else rng.choice([p for p in PRONOUNS if p.person != "2s"])
+    subject = (some(rng, PEOPLE) if rng.random() < 0.4
+               else rng.choice([p for p in PRONOUNS if p.person != "2s"]))
     us = ("me", "us")
-    obj = rng.choice([p for p in PRONOUNS if p is not subject and not (p.noun in us and subject.noun in us)])
+    obj = rng.choice([p for p in PRONOUNS
+                      if p is not subject and not (p.noun in us and subject.noun in us)])
     case = DAT if "dat" in verb.goes_with else ACC
-    return statement(clause(subject, verb, rng.choice(("present", "past")), (f"(NP (PRP {obj.noun}))", obj.de[case])))
+    return statement(clause(subject, verb, rng.choice(("present", "past")),
+                            (f"(NP (PRP {obj.noun}))", obj.de[case])))
 
 def genitive(rng):
     "The teacher's dog: der Hund des Lehrers."
     owner = some(rng, PEOPLE, THE, plural=0)
     owned = some(rng, rng.choice(("thing", "container", "animal")), "the")
-    both = owned._replace(en=f"(NP {owner.en[:-1]} (POS 's)) {owned.en.removeprefix('(NP (DT the) ')}",
+    both = owned._replace(en=f"(NP {owner.en[:-1]} (POS 's)) "
+                             f"{owned.en.removeprefix('(NP (DT the) ')}",
                           de=tuple(f"{case} {owner.de[GEN]}" for case in owned.de))
-    if rng.random() < 0.5: return statement(be(both, quality(rng, predicates(owned)), rng.choice(("is", "was"))))
+    if rng.random() < 0.5:
+        return statement(be(both, quality(rng, predicates(owned)),
+                            rng.choice(("is", "was"))))
     subject = who(rng)
     if owner.noun == subject.noun: return genitive(rng)
-    return statement(clause(subject, VERB[rng.choice(("see", "find", "sell"))], rng.choice(("present", "past")), acc(both)))
+    return statement(clause(subject, VERB[rng.choice(("see", "find", "sell"))],
+                            rng.choice(("present", "past")), acc(both)))
 
 def because_of(rng):
     "Wegen and the genitive, before the place."
     cause, where = some(rng, "cause", "the"), at(rng)
-    return statement(clause(who(rng), VERB[rng.choice(("stay", "wait", "sleep", "work"))], rng.choice(("present", "past")),
-                            time=("", f"wegen {cause.de[GEN]}"), place=(f"{where[0]} (PP (RB because) (IN of) {cause.en})", where[1])))
+    return statement(clause(who(rng),
+                            VERB[rng.choice(("stay", "wait", "sleep", "work"))],
+                            rng.choice(("present", "past")),
+                            time=("", f"wegen {cause.de[GEN]}"),
+                            place=(f"{where[0]} (PP (RB because) (IN of) {cause.en})",
+                                   where[1])))
 
-# %% ../nbs/51_grammar.ipynb #6217f472
+# %% ../nbs/51_grammar.ipynb #3650b1be
 def predicate(rng):
     "An adjective after is has no ending."
-    kind = rng.choice(("kin", "adult", "child", "animal", "animal", "thing", "thing", "container", "vehicle", "food"))
+    kind = rng.choice(("kin", "adult", "child", "animal", "animal", "thing", "thing",
+                       "container", "vehicle", "food"))
     subject = some(rng, kind, THE) if rng.random() < 0.75 else rng.choice(PRONOUNS)
-    return statement(be(subject, quality(rng, predicates(subject)), rng.choice(("is", "was")), negated=rng.random() < 0.25))
+    return statement(be(subject, quality(rng, predicates(subject)),
+                        rng.choice(("is", "was")), negated=rng.random() < 0.25))
 
 def comparison(rng):
     "Als and the nominative."
     kind = rng.choice((PEOPLE, "animal", "thing container"))
     left = some(rng, kind, THE)
     right = some(rng, kind, THE, unlike=left.noun)
-    adj = rng.choice(("older", "bigger", "smaller", "heavier" if "thing" in kind else "younger"))
-    elder, junior = (left, right) if adj == "older" else (right, left) if adj == "younger" else (None, None)
-    if elder and (elder.kind == "child" != junior.kind or elder.word in ("sister", "brother") and junior.word in ("mother", "father")) \
-            or left.adj in dict(older="young new", younger="old", bigger="small", smaller="big").get(adj, "").split():
-        return comparison(rng)  # no father younger than his boys, no big dog smaller than a small one
-    return statement(be(left, (f"(ADJP (JJR {adj}) (PP (IN than) {right.en}))", f"{COMPARATIVES[adj]} als {right.de[NOM]}"),
+    adj = rng.choice(("older", "bigger", "smaller",
+                      "heavier" if "thing" in kind else "younger"))
+    elder, junior = ((left, right) if adj == "older" else (right, left) if adj == "younger"
+                     else (None, None))
+    against = dict(older="young new", younger="old", bigger="small", smaller="big")
+    if (left.adj in against.get(adj, "").split() or elder
+            and (elder.kind == "child" != junior.kind or elder.word in ("sister", "brother")
+                 and junior.word in ("mother", "father"))):
+        # no father younger than his boys, no big dog smaller than a small one
+        return comparison(rng)
+    return statement(be(left,
+                        (f"(ADJP (JJR {adj}) (PP (IN than) {right.en}))",
+                         f"{COMPARATIVES[adj]} als {right.de[NOM]}"),
                         rng.choice(("is", "was"))))
 
 def numeral(rng):
@@ -614,100 +747,147 @@ def numeral(rng):
     verb, subject = VERB[rng.choice(("see", "buy", "sell", "find"))], who(rng)
     noun = some(rng, verb.goes_with, "a", 1, subject.noun)
     if noun.gender < 3 or noun.kind == "kin": return numeral(rng)
-    return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")), acc(np(noun.word, rng.choice(NUMBERS), noun.adj, True))))
+    return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")),
+                            acc(np(noun.word, rng.choice(NUMBERS), noun.adj, True))))
 
 def there_are(rng):
     "German puts the place first."
     where, noun = at(rng, "in behind beside"), some(rng, "animal thing letter", "a", 1)
     noun = np(noun.word, rng.choice(NUMBERS), noun.adj, True)
-    return f"(S (NP (EX there)) (VP (VBP are) {noun.en} {where[0]}) (. .))", f"{where[1]} sind {noun.de[NOM]} ."
+    return (f"(S (NP (EX there)) (VP (VBP are) {noun.en} {where[0]}) (. .))",
+            f"{where[1]} sind {noun.de[NOM]} .")
 
 def negation(rng):
     "Nicht; kein where English has a, or nothing."
-    subject = some(rng, PEOPLE, THE) if rng.random() < 0.8 else rng.choice([p for p in PRONOUNS if p.person != "2s"])
-    return statement(do_something(rng, rng.choice(("present", "perfect", "can")), subject, rng.choice((THE, "not a")), negated=True))
+    subject = (some(rng, PEOPLE, THE) if rng.random() < 0.8
+               else rng.choice([p for p in PRONOUNS if p.person != "2s"]))
+    return statement(do_something(rng, rng.choice(("present", "perfect", "can")),
+                                  subject, rng.choice((THE, "not a")), negated=True))
 
-# %% ../nbs/51_grammar.ipynb #ec7bf045
+# %% ../nbs/51_grammar.ipynb #6865dad3
 def yes_no(rng):
     "The German verb comes first."
     if rng.random() < 0.2:
         subject = some(rng, "kin adult child animal thing", THE)
         return question(be(subject, quality(rng, predicates(subject))))
     tense = rng.choice(("present", "perfect", "can", "must"))
-    subject = some(rng, PEOPLE, THE) if rng.random() < 0.7 else who(rng, "2s 1s 3s pl" if tense in AUXILIARY else "3s pl")
+    subject = (some(rng, PEOPLE, THE) if rng.random() < 0.7
+               else who(rng, "2s 1s 3s pl" if tense in AUXILIARY else "3s pl"))
     return question(do_something(rng, tense, subject, ask=True))
 
 def wh(rng):
     "Who, whom, what, which, how many, where, when, why."
-    word, tense = rng.choice("who whom what which how_many where when why".split()).replace("_", " "), rng.choice(("present", "perfect", "can"))
+    words = "who whom what which how_many where when why".split()
+    word = rng.choice(words).replace("_", " ")
+    tense = rng.choice(("present", "perfect", "can"))
     if word == "who":
         c = do_something(rng, tense, NP("(WHNP (WP who))", ("wer",), "3s", -1))
         return f"(SBARQ {c.subject.en} (SQ {c.predicate}) (. ?))", f"{verb_second(c)} ?"
     subject = some(rng, PEOPLE, THE) if rng.random() < 0.7 else who(rng, "3s pl")
-    if word == "when" and tense == "perfect": tense = "past"  # English cannot ask "When has she …?"
+    if word == "when" and tense == "perfect":
+        tense = "past"  # English cannot ask "When has she …?"
     if word in ("when", "why"):
-        return question(do_something(rng, tense, subject, ask=True), (f"(WHADVP (WRB {word}))", dict(when="wann", why="warum")[word]))
-    if word == "where": return question(clause(subject, rng.choice(verbs("where")), tense, ask=True), ("(WHADVP (WRB where))", "wo"))
-    verb = rng.choice([VERB["see"], VERB["call"], VERB["invite"], *verbs("dat")] if word == "whom" else
-                      [VERB[v] for v in "buy sell find read write open repair close bring".split()])
+        return question(do_something(rng, tense, subject, ask=True),
+                        (f"(WHADVP (WRB {word}))",
+                         dict(when="wann", why="warum")[word]))
+    if word == "where":
+        return question(clause(subject, rng.choice(verbs("where")), tense, ask=True),
+                        ("(WHADVP (WRB where))", "wo"))
+    verb = rng.choice([VERB["see"], VERB["call"], VERB["invite"], *verbs("dat")]
+                      if word == "whom" else
+                      [VERB[v]
+                       for v in "buy sell find read write open repair close bring".split()])
     c = clause(subject, verb, tense, ask=True)
-    if word == "whom": return question(c, ("(WHNP (WP whom))", "wem" if "dat" in verb.goes_with else "wen"))
+    if word == "whom":
+        return question(c,
+                        ("(WHNP (WP whom))",
+                         "wem" if "dat" in verb.goes_with else "wen"))
     if word == "what": return question(c, ("(WHNP (WP what))", "was"))
     asked = some(rng, verb.goes_with, word, word == "how many", subject.noun, "WHNP")
     return question(c, acc(asked)) if word == "which" or asked.gender == 3 else wh(rng)
 
-# %% ../nbs/51_grammar.ipynb #fb9c4790
+# %% ../nbs/51_grammar.ipynb #8185cae0
 def that(rng):
     "Dass: the verb goes last."
     inner = do_something(rng, rng.choice(("present", "perfect", "can")))
-    outer = clause(some(rng, PEOPLE, "the/my", unlike=inner.subject.noun), rng.choice(verbs("that")), place=(f"(SBAR (IN that) (S {inner.en}))", ""))
+    outer = clause(some(rng, PEOPLE, "the/my", unlike=inner.subject.noun),
+                   rng.choice(verbs("that")),
+                   place=(f"(SBAR (IN that) (S {inner.en}))", ""))
     return statement(outer, last=("", f", dass {verb_last(inner)}"))
 
 def if_then(rng):
     "Verb last, then verb first: the whole clause is what stands before it."
     left = do_something(rng, "present", some(rng, PEOPLE, "the/my"))
-    right = do_something(rng, rng.choice(("present", "can", "will")), some(rng, PEOPLE, "the/my", unlike=left.subject.noun))
-    return statement(right, (f"(SBAR (IN if) (S {left.en})) (, ,)", f"wenn {verb_last(left)} ,"))
+    right = do_something(rng, rng.choice(("present", "can", "will")),
+                         some(rng, PEOPLE, "the/my", unlike=left.subject.noun))
+    return statement(right,
+                     (f"(SBAR (IN if) (S {left.en})) (, ,)",
+                      f"wenn {verb_last(left)} ,"))
 
 def because(rng):
     "Weil and obwohl."
-    inner, (en, de) = do_something(rng, rng.choice(("present", "perfect"))), rng.choice((("because", "weil"), ("although", "obwohl")))
+    inner = do_something(rng, rng.choice(("present", "perfect")))
+    en, de = rng.choice((("because", "weil"), ("although", "obwohl")))
     subject = some(rng, PEOPLE, "the/my", unlike=inner.subject.noun)
-    adj = quality(rng, [a for a in predicates(subject) if a in ("happy", "sad", "tired", "nervous")])
-    return statement(be(subject, (f"{adj[0]} (SBAR (IN {en}) (S {inner.en}))", adj[1])), last=("", f", {de} {verb_last(inner)}"))
+    adj = quality(rng,
+                  [a for a in predicates(subject)
+                   if a in ("happy", "sad", "tired", "nervous")])
+    return statement(be(subject, (f"{adj[0]} (SBAR (IN {en}) (S {inner.en}))", adj[1])),
+                     last=("", f", {de} {verb_last(inner)}"))
 
 def relative(rng):
     "Who is der, die, das as the gender wants, and the verb goes last."
     head = some(rng, "adult child", "the/this", adjectives=0.2)
-    inner = do_something(rng, rng.choice(("present", "perfect")), NP("(WHNP (WP who))", (DER.split()[head.gender],), head.person, -1, head.noun))
-    subject = head._replace(en=f"(NP {head.en} (SBAR {inner.subject.en} (S {inner.predicate})))", de=(f"{head.de[NOM]}, {verb_last(inner)} ,",))
+    inner = do_something(rng, rng.choice(("present", "perfect")),
+                         NP("(WHNP (WP who))", (DER.split()[head.gender],), head.person,
+                            -1, head.noun))
+    subject = head._replace(en=f"(NP {head.en} (SBAR "
+                               f"{inner.subject.en} (S {inner.predicate})))",
+                               de=(f"{head.de[NOM]}, {verb_last(inner)} ,",))
     return statement(be(subject, quality(rng, predicates(head))))
 
 def relative_object(rng):
     "That is den, die, das: gender from the noun before it, case from the verb after it."
     verb = VERB[rng.choice(("buy", "sell", "find", "lose", "see"))]
-    head = some(rng, [k for k in verb.goes_with if k in ("thing", "container", "food", "post")], "the/this")
-    inner = clause(some(rng, PEOPLE, "the/my") if rng.random() < 0.7 else who(rng), verb, rng.choice(("past", "perfect")))
+    head = some(rng,
+                [k for k in verb.goes_with
+                 if k in ("thing", "container", "food", "post")],
+                "the/this")
+    inner = clause(some(rng, PEOPLE, "the/my") if rng.random() < 0.7 else who(rng),
+                   verb, rng.choice(("past", "perfect")))
     subject = head._replace(en=f"(NP {head.en} (SBAR (WHNP (WDT that)) (S {inner.en})))",
-                            de=(f"{head.de[NOM]}, {DER.split()[4 + head.gender]} {verb_last(inner)} ,",))
+                            de=(f"{head.de[NOM]}, {DER.split()[4 + head.gender]} "
+                                f"{verb_last(inner)} ,",))
     return statement(be(subject, quality(rng, predicates(head))))
 
 def to_do(rng):
     "Zu öffnen, but aufzuheben."
-    subject, verb = who(rng), rng.choice([v for v in verbs("acc") if v.base not in ("see", "find", *UNCHOSEN)])
-    inner = clause(subject, verb, "can", acc(some(rng, verb.goes_with, unlike=subject.noun)))
-    outer = clause(subject, rng.choice(verbs("zu")), place=(f"(S (VP (TO to) {inner.rest}))", ""))
-    return statement(outer, last=("", f", {inner.middle} {verb.prefix + 'zu' if verb.prefix else 'zu '}{verb.stem}"))
+    subject, verb = who(rng), rng.choice([v for v in verbs("acc")
+                                          if v.base not in ("see", "find", *UNCHOSEN)])
+    inner = clause(subject, verb, "can",
+                   acc(some(rng, verb.goes_with, unlike=subject.noun)))
+    outer = clause(subject, rng.choice(verbs("zu")),
+                   place=(f"(S (VP (TO to) {inner.rest}))", ""))
+    return statement(outer,
+                     last=("",
+                           f", {inner.middle} {verb.prefix + 'zu' if verb.prefix else 'zu '}{verb.stem}"))
 
-# %% ../nbs/51_grammar.ipynb #909a48f1
-FRESSEN = read_verb("eat eats ate eaten | fressen frisst fraß gefressen | tale")  # how animals eat
-TALES = [(verb, en, de, dict((w.split()[0], w.split()[1:]) for w in text.split("; "))) for verb, en, de, text in (
-    (VERB["cross"], "", "", "street wide muddy steep; river wide deep; stream wide deep; lake wide deep; bridge long narrow steep; "
+# %% ../nbs/51_grammar.ipynb #c1509898
+# how animals eat
+FRESSEN = read_verb("eat eats ate eaten | fressen frisst fraß gefressen | tale")
+TALES = [(verb, en, de, dict((w.split()[0], w.split()[1:]) for w in text.split("; ")))
+         for verb, en, de, text in (
+    (VERB["cross"], "", "", "street wide muddy steep; river wide deep; stream wide "
+                            "deep; lake wide deep; bridge long narrow steep; "
                             "field muddy wide; meadow muddy steep; valley wide deep"),
-    (VERB["enter"], "", "", "stable small full; barn small full; cave small deep narrow; tent small full narrow; house small full"),
-    (VERB["jump"], "over", "über", "fence high; wall high wide; hedge high wide; gate high wide; stream wide deep"),
-    (VERB["climb"], "", "auf", "hill steep high; ladder steep high; roof steep high; tower high"),
-    (FRESSEN, "", "", "apple sour hard; pear sour hard; egg salty hard; cake sweet hard; bread hard salty; "
+    (VERB["enter"], "", "", "stable small full; barn small full; cave small deep "
+                            "narrow; tent small full narrow; house small full"),
+    (VERB["jump"], "over", "über",
+     "fence high; wall high wide; hedge high wide; gate high wide; stream wide deep"),
+    (VERB["climb"], "", "auf",
+     "hill steep high; ladder steep high; roof steep high; tower high"),
+    (FRESSEN, "", "", "apple sour hard; pear sour hard; egg salty hard; cake "
+                      "sweet hard; bread hard salty; "
                       "soup salty sour; meat salty hard"))]
 MOODS = ["tired", "sick", "nervous", "weak", "lazy"]  # what only an animal can be
 
@@ -724,23 +904,29 @@ def tale(
     "The doer didn't do it because it was too something: who or what?"
     verb, en, de = what
     meant, other = (doer, place) if of_doer else (place, doer)
-    reason, weil, too, zu = ("because", "weil", "too", "zu") if didnt else ("although", "obwohl", "very", "sehr")
+    reason, weil, too, zu = (("because", "weil", "too", "zu") if didnt
+                             else ("although", "obwohl", "very", "sehr"))
     sbar = f"(SBAR (IN {reason}) (S (NP (PRP it)) (VP (VBD was) (ADJP (RB {too}) (JJ {adj})))))"
     en_place = f"(PP (IN {en}) {place.en})" if en else place.en
-    parts = dict(place=(f"{en_place} {sbar}", f"{de} {place.de[ACC]}")) if de else dict(obj=acc(place), place=(sbar, ""))
+    parts = (dict(place=(f"{en_place} {sbar}", f"{de} {place.de[ACC]}")) if de
+             else dict(obj=acc(place), place=(sbar, "")))
     last = f", {weil} {('er', 'sie', 'es')[meant.gender]} {zu} {ADJECTIVES[adj]} war"
-    return *statement(clause(doer, verb, "past", negated=didnt, **parts), time, ("", last)), (meant, other)
+    done = clause(doer, verb, "past", negated=didnt, **parts)
+    return *statement(done, time, ("", last)), (meant, other)
 
-# %% ../nbs/51_grammar.ipynb #8d71a389
+# %% ../nbs/51_grammar.ipynb #43832429
 def it_because(rng, didnt=True):
     "The animal and the street."
     verb, en, de, places = rng.choice(TALES)
     word, of_doer = rng.choice(list(places)), rng.random() < 0.5
     adj = rng.choice(places[word] if not of_doer else MOODS[:3] if verb is FRESSEN else MOODS)
     doer = some(rng, "animal", "the/the/my/this", plural=0)
-    if doer.adj == adj: return it_because(rng, didnt)  # "The small dog … because it was too small": which?
+    if doer.adj == adj:
+        # "The small dog … because it was too small": which?
+        return it_because(rng, didnt)
     return tale(doer, (verb, en, de), np(word, rng.choice(("the", "this"))), adj,
-                of_doer=of_doer, didnt=didnt, time=rng.choice(TIMES["past"]) if rng.random() < 0.3 else NONE)
+                of_doer=of_doer, didnt=didnt,
+                time=rng.choice(TIMES["past"]) if rng.random() < 0.3 else NONE)
 
 def it_although(rng):
     "It did cross, all the same."
@@ -750,34 +936,45 @@ def it_fit(rng):
     "Too big, or too small?"
     thing, of_doer = some(rng, "thing =letter", THE, plural=0), rng.random() < 0.5
     if thing.adj == "small": return it_fit(rng)
-    sizes = dict(ball="big", key="big long", flower="big long", lamp="big long", shirt="big long", bicycle="big long").get(thing.word, "big wide")
-    return tale(thing, (VERB["fit"], "into", "in"), np(rng.choice(pool("container =parcel")), rng.choice(THE.split("/"))),
-                rng.choice((sizes if of_doer else "small narrow full").split()), of_doer=of_doer)
+    sizes = dict(ball="big", key="big long", flower="big long", lamp="big long",
+                 shirt="big long", bicycle="big long").get(thing.word, "big wide")
+    return tale(thing, (VERB["fit"], "into", "in"),
+                np(rng.choice(pool("container =parcel")), rng.choice(THE.split("/"))),
+                rng.choice((sizes if of_doer else "small narrow full").split()),
+                of_doer=of_doer)
 
 def it_bought(rng):
     "Beside a person, it is the thing."
-    verb, reasons = rng.choice((("buy", "cheap new beautiful"), ("sell", "old heavy dirty"), ("throw", "old dirty")))
+    verb, reasons = rng.choice((("buy", "cheap new beautiful"),
+                                ("sell", "old heavy dirty"), ("throw", "old dirty")))
     person = some(rng, PEOPLE, "the/my", plural=0)
-    thing = np(rng.choice(pool("thing container" if verb != "throw" else "thing post")), rng.choice(("the", "this", "a")))
+    thing = np(rng.choice(pool("thing container" if verb != "throw" else "thing post")),
+               rng.choice(("the", "this", "a")))
     fitting = [adj for adj in predicates(thing) if adj in reasons.split()]
     if not fitting: return it_bought(rng)
     adj, pronoun = quality(rng, fitting), ("er", "sie", "es")[thing.gender]
     sbar = f"(SBAR (IN because) (S (NP (PRP it)) (VP (VBD was) {adj[0]})))"
-    return *statement(clause(person, VERB[verb], "past", acc(thing), (sbar, "")), last=("", f", weil {pronoun} {adj[1]} war")), (thing, person)
+    done = clause(person, VERB[verb], "past", acc(thing), (sbar, ""))
+    last = ("", f", weil {pronoun} {adj[1]} war")
+    return *statement(done, last=last), (thing, person)
 
-# %% ../nbs/51_grammar.ipynb #58113b3c
+# %% ../nbs/51_grammar.ipynb #9e419551
 ANIMAL_TIRED, ANIMAL_WIDE = (
-    finish("it_because", *tale(np("animal"), TALES[0][:3], np("street"), adj, of_doer=of_doer))
+    finish("it_because",
+           *tale(np("animal"), TALES[0][:3], np("street"), adj, of_doer=of_doer))
     for adj, of_doer in (("tired", True), ("wide", False)))
 
-# %% ../nbs/51_grammar.ipynb #0fee024b
-PATTERNS: dict[str, tuple[Callable, int]] = {pattern.__name__: (pattern, weight) for weight, patterns in (
+# %% ../nbs/51_grammar.ipynb #6fac087f
+PATTERNS: dict[str, tuple[Callable, int]] = {pattern.__name__: (pattern, weight)
+                                             for weight, patterns in (
     (6, [it_because]), (3, [transitive, fronted, yes_no, it_although, it_fit]),
-    (2, [place, motion, modal, perfect, separable, dative, giving, genitive, numeral, negation, wh, there_are, that, if_then, because,
+    (2,
+     [place, motion, modal, perfect, separable, dative, giving, genitive, numeral,
+         negation, wh, there_are, that, if_then, because,
          relative, relative_object, to_do, it_bought, predicate, pronoun_object]),
     (1, [often, because_of, comparison])) for pattern in patterns}
 
-# %% ../nbs/51_grammar.ipynb #e27fdd4c
+# %% ../nbs/51_grammar.ipynb #8a15f80d
 def split_of(
     en: str,  # an English sentence
 ) -> str:
@@ -793,15 +990,20 @@ def builtin(
     patterns: tuple[str, ...] = tuple(PATTERNS),
 ) -> list[Sentence]:
     "The first n sentences of a seed that belong to this split, of 3 to 16 words."
-    if split not in ("train", "valid", "test"): raise ValueError(f"split={split!r} is unknown: take train, valid or test")
+    if split not in ("train", "valid", "test"):
+        raise ValueError(f"split={split!r} is unknown: take train, valid or test")
     if unknown := set(patterns) - set(PATTERNS):
-        raise ValueError(f"patterns={sorted(unknown)} are unknown: take some of {', '.join(PATTERNS)}")
+        raise ValueError(f"patterns={sorted(unknown)} are unknown: take "
+                         f"some of {', '.join(PATTERNS)}")
     rng, found, misses = random.Random(seed), {}, 0
     names = [name for name in patterns for _ in range(PATTERNS[name][1])]
     while len(found) < n:
         name = rng.choice(names)
         s = finish(name, *PATTERNS[name][0](rng))
-        if s.en not in found and 2 <= s.en.count(" ") < 16 and split_of(s.en) == split: found[s.en], misses = s, 0
+        if s.en not in found and 2 <= s.en.count(" ") < 16 and split_of(s.en) == split:
+            found[s.en], misses = s, 0
         else: misses += 1
-        if misses > 5_000: raise ValueError(f"n={n} is more than these patterns can say: they gave {len(found)} sentences for {split}")
+        if misses > 5_000:
+            raise ValueError(f"n={n} is more than these patterns can say: they gave "
+                             f"{len(found)} sentences for {split}")
     return list(found.values())

@@ -45,7 +45,7 @@ def words_of(
         n_words += is_mark
     return words
 
-# %% ../nbs/80b_heads.ipynb #f538e136
+# %% ../nbs/80b_heads.ipynb #e2a56058
 class Reading(NamedTuple):
     "A sentence pair as the model reads it, and the places that matter."
     src: list[int]     # ids, the end symbol last
@@ -59,14 +59,16 @@ def read_pair(
     sentence: Sentence,  # with a pronoun
 ) -> Reading:
     "Where *it* stands, and where the German pronoun is written."
-    if sentence.pronoun is None: raise ValueError(f"there is no it in {sentence.en!r}: take sentences from it_sentences")
+    if sentence.pronoun is None:
+        raise ValueError(f"there is no it in {sentence.en!r}: take sentences from it_sentences")
     src, tgt = vocab.encode(sentence.en), vocab.encode(sentence.de)
     words = words_of(vocab.words(src))
     words.append(max(words) + 1)  # the end symbol, a mark as well
-    return Reading(src + [vocab.eos_id], [vocab.bos_id] + tgt, words, [i for i, w in enumerate(words) if w == sentence.pronoun.word],
+    return Reading(src + [vocab.eos_id], [vocab.bos_id] + tgt, words,
+                   [i for i, w in enumerate(words) if w == sentence.pronoun.word],
                    words_of(vocab.words(tgt)).index(sentence.pronoun.answer_word))
 
-# %% ../nbs/80b_heads.ipynb #1fdf1182
+# %% ../nbs/80b_heads.ipynb #22210b4b
 class Follows(NamedTuple):
     "How the heads of one kind treat the two nouns; each (n_layers, h)."
     noun: Tensor   # mean weight on the noun that is meant
@@ -80,11 +82,13 @@ def on_nouns(
 ) -> Tensor:             # (3, n_layers, h): as in `Follows`, for this sentence
     "The weight on each of the two nouns, all pieces of a noun together."
     by_word = weights.new_zeros(*weights.shape[:-1], max(words) + 1)
-    by_word.index_add_(-1, torch.tensor(words, device=weights.device), weights[..., :len(words)])
+    by_word.index_add_(-1, torch.tensor(words, device=weights.device),
+                       weights[..., :len(words)])
     noun, other = sentence.pronoun.antecedent, sentence.pronoun.other
-    return torch.stack([by_word[..., noun], by_word[..., other], (by_word.argmax(-1) == noun).float()])
+    return torch.stack([by_word[..., noun], by_word[..., other],
+                        (by_word.argmax(-1) == noun).float()])
 
-# %% ../nbs/80b_heads.ipynb #8a057a7c
+# %% ../nbs/80b_heads.ipynb #57f8d1ed
 def follow(
     model: nn.Module,           # a `Transformer`
     vocab: Vocab,
@@ -96,13 +100,16 @@ def follow(
     for i in range(0, len(sentences), n_at_once):
         some = sentences[i:i + n_at_once]
         pairs = [read_pair(vocab, s) for s in some]
-        maps = attention_maps(model, *(pad_ids([getattr(p, side) for p in pairs], vocab.pad_id).to(device) for side in ("src", "tgt_in")))
+        src, tgt_in = (pad_ids([getattr(p, side) for p in pairs], vocab.pad_id).to(device)
+                       for side in ("src", "tgt_in"))
+        maps = attention_maps(model, src, tgt_in)
         for j, (pair, s) in enumerate(zip(pairs, some)):
-            found["encoder"].append(on_nouns(maps["encoder"][:, j, :, pair.it].mean(-2), pair.words, s))
+            found["encoder"].append(on_nouns(maps["encoder"][:, j, :, pair.it].mean(-2),
+                                             pair.words, s))
             found["cross"].append(on_nouns(maps["cross"][:, j, :, pair.writes], pair.words, s))
     return {kind: Follows(*torch.stack(rows).mean(0)) for kind, rows in found.items()}
 
-# %% ../nbs/80b_heads.ipynb #62e98ad9
+# %% ../nbs/80b_heads.ipynb #e1fadd58
 @contextmanager
 def without_head(
     model: nn.Module,  # a `Transformer`, not made ready by 60
@@ -112,11 +119,15 @@ def without_head(
 ) -> Iterator[None]:
     "Inside the block the head is silent: its columns of W^O are 0 (§3.2.2); afterwards they are what they were. ValueError if there is no such head."
     parts = attention_parts(model)
-    if kind not in parts: raise ValueError(f"kind={kind!r} is unknown: take {', '.join(parts)}")
-    if not 0 <= layer < len(parts[kind]): raise ValueError(f"layer={layer} is not there: take 0 to {len(parts[kind]) - 1}")
+    if kind not in parts:
+        raise ValueError(f"kind={kind!r} is unknown: take {', '.join(parts)}")
+    if not 0 <= layer < len(parts[kind]):
+        raise ValueError(f"layer={layer} is not there: take 0 to {len(parts[kind]) - 1}")
     attn = parts[kind][layer]
-    if not 0 <= head < attn.n_heads: raise ValueError(f"head={head} is not there: take 0 to {attn.n_heads - 1}")
-    if not isinstance(attn.w_o, nn.Linear): raise ValueError("this model was made ready to translate, its weights are fixed: take that of load_run")
+    if not 0 <= head < attn.n_heads:
+        raise ValueError(f"head={head} is not there: take 0 to {attn.n_heads - 1}")
+    if not isinstance(attn.w_o, nn.Linear):
+        raise ValueError("this model was made ready to translate, its weights are fixed: take that of load_run")
     d_v = attn.w_o.in_features // attn.n_heads
     columns = attn.w_o.weight.detach()[:, head * d_v:(head + 1) * d_v]
     kept = columns.clone()
@@ -125,7 +136,7 @@ def without_head(
         yield
     finally: columns.copy_(kept)
 
-# %% ../nbs/80b_heads.ipynb #7a85f336
+# %% ../nbs/80b_heads.ipynb #a867b087
 class Pronouns(NamedTuple):
     "What became of the pronouns; shares of the sentences."
     right: float  # the pronoun is the reference's
@@ -143,18 +154,22 @@ def pronouns_said(
     "Translate the sentences and look at the pronouns."
     said = translator.translate([s.en for s in sentences])
     swapped = [s.de.split() for s in sentences]
-    for words, s in zip(swapped, sentences): words[s.pronoun.answer_word] = s.pronoun.wrong
+    for words, s in zip(swapped, sentences):
+        words[s.pronoun.answer_word] = s.pronoun.wrong
     rest = [without_pronouns(h) == without_pronouns(s.de) for h, s in zip(said, sentences)]
-    return Pronouns(pronoun_accuracy(said, [s.de for s in sentences]), pronoun_accuracy(said, [" ".join(words) for words in swapped]),
+    return Pronouns(pronoun_accuracy(said, [s.de for s in sentences]),
+                    pronoun_accuracy(said, [" ".join(words) for words in swapped]),
                     sum(rest) / len(rest))
 
-# %% ../nbs/80b_heads.ipynb #98e2c43a
+# %% ../nbs/80b_heads.ipynb #6d3f594c
 def without_each(
     translator: Translator,
     sentences: list[Sentence],              # of `it_sentences`
 ) -> dict[str, list[list[Pronouns]]]:       # "encoder", "decoder", "cross": by layer, by head
     "What becomes of the pronouns when each head is silent in turn."
     def one(kind: str, layer: int, head: int) -> Pronouns:
-        with without_head(translator.model, kind, layer, head): return pronouns_said(translator, sentences)
-    return {kind: [[one(kind, i, head) for head in range(attn.n_heads)] for i, attn in enumerate(parts)]
+        with without_head(translator.model, kind, layer, head):
+            return pronouns_said(translator, sentences)
+    return {kind: [[one(kind, i, head) for head in range(attn.n_heads)]
+                   for i, attn in enumerate(parts)]
             for kind, parts in attention_parts(translator.model).items()}

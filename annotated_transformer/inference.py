@@ -20,7 +20,7 @@ def can_pack() -> bool:
     "Does this PyTorch have oneDNN's products for matrices that were laid out beforehand?"
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-# %% ../nbs/60_inference.ipynb #c945a93a
+# %% ../nbs/60_inference.ipynb #d092d82c
 class PackedLinear(nn.Module):
     "xWᵀ + b on a CPU, with W laid out for oneDNN once; without gradients."
     def __init__(
@@ -30,16 +30,19 @@ class PackedLinear(nn.Module):
     ):
         super().__init__()
         self.weight, self.bias, self.out_features = weight, bias, weight.size(0)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight.default(weight.detach().contiguous(), 64)  # 64: vectors, a hint
+        reorder = torch.ops.mkldnn._reorder_linear_weight.default
+        self.packed = reorder(weight.detach().contiguous(), 64)  # 64: vectors, a hint
 
     def forward(
         self,
         x: Tensor,  # (…, n_in), of the weight's dtype
     ) -> Tensor:    # (…, n_out)
-        if x.dtype != self.packed.dtype or x.device.type != "cpu": return F.linear(x, self.weight, self.bias)  # the model was cast or moved
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        if x.dtype != self.packed.dtype or x.device.type != "cpu":
+            return F.linear(x, self.weight, self.bias)  # the model was cast or moved
+        product = torch.ops.mkldnn._linear_pointwise.default
+        return product(x, self.packed, self.bias, "none", [], "")
 
-# %% ../nbs/60_inference.ipynb #826cd798
+# %% ../nbs/60_inference.ipynb #97b5b366
 def pack_int8(
     weight: Tensor,       # (n_out, n_in)
     bias: Tensor | None,  # (n_out,); None = 0
@@ -49,15 +52,18 @@ def pack_int8(
     factors = plain.abs().amax(dim=1).clamp(min=1e-12).double() / 127
     with warnings.catch_warnings():  # that 8-bit tensors are deprecated: see Deviations
         warnings.simplefilter("ignore")
-        rounded = torch.quantize_per_channel(plain, factors, torch.zeros(len(plain), dtype=torch.int64), 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.detach().float())
+        zeros = torch.zeros(len(plain), dtype=torch.int64)
+        rounded = torch.quantize_per_channel(plain, factors, zeros, 0, torch.qint8)
+    if bias is not None: bias = bias.detach().float()
+    return torch.ops.quantized.linear_prepack(rounded, bias)
 
-# %% ../nbs/60_inference.ipynb #24917114
+# %% ../nbs/60_inference.ipynb #1db0da5e
 @cache
 def overflows() -> bool:
     "Do this processor's 8-bit products overflow if both sides use all 8 bits?"
     packed, x = pack_int8(torch.ones(8, 64), None), torch.ones(1, 64)
-    return bool((torch.ops.quantized.linear_dynamic.default(x, packed, False) - 64).abs().max() > 1)
+    product = torch.ops.quantized.linear_dynamic.default(x, packed, False)
+    return bool((product - 64).abs().max() > 1)
 
 # %% ../nbs/60_inference.ipynb #44117d1c
 class Int8Linear(nn.Module):
@@ -99,23 +105,27 @@ class ReadyEmbedding(nn.Module):
 # %% ../nbs/60_inference.ipynb #671eb89f
 PRECISIONS = ("fp32", "bf16", "int8")
 
-# %% ../nbs/60_inference.ipynb #20395b84
+# %% ../nbs/60_inference.ipynb #88af8a4e
 def ready_to_translate(
     model: nn.Module,         # a trained `Transformer`; changed in place
     precision: str = "fp32",  # of the products: "fp32", "bf16" (all of the model) or "int8" (CPU only)
 ) -> nn.Module:               # the same, in eval mode; it can learn no more
     "Exchange the linear maps for ones that are faster for few vectors, where there are any; ValueError if the device has not got them."
-    if precision not in PRECISIONS: raise ValueError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
     device = model.embedding.weight.device.type
-    if precision == "int8" and device != "cpu": raise ValueError(f"precision=int8 is for the CPU: take bf16 on {device}")
-    for kept in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"): os.environ.setdefault(kept, "64")
+    if precision == "int8" and device != "cpu":
+        raise ValueError(f"precision=int8 is for the CPU: take bf16 on {device}")
+    for kept in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(kept, "64")
     if precision == "bf16": model.bfloat16()
     model.eval().requires_grad_(False)
     if device != "cpu" or precision != "int8" and not can_pack(): return model
     exchanged = Int8Linear if precision == "int8" else PackedLinear
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear): setattr(module, name, exchanged(child.weight, child.bias))
+            if isinstance(child, nn.Linear):
+                setattr(module, name, exchanged(child.weight, child.bias))
     bias = getattr(model.embedding, "bias", None)  # Marian's embedding has one
     if bias is not None: bias = nn.Parameter(bias.flatten(), requires_grad=False)
     model.embedding = ReadyEmbedding(model.embedding, exchanged(model.embedding.weight, bias))

@@ -88,7 +88,7 @@ class MarianEmbedding(Embedding):
         "(…, d_model) to (…, n_vocab)."
         return F.linear(hidden, self.weight, self.bias[0])
 
-# %% ../nbs/90_marian.ipynb #6e80122f
+# %% ../nbs/90_marian.ipynb #0d460dd2
 class MarianTransformer(Transformer):
     "Figure 1, where the decoder starts with the padding symbol."
     def forward(
@@ -97,12 +97,13 @@ class MarianTransformer(Transformer):
         tgt_in: Tensor,  # (b, t) target ids, shifted right: the first is the start symbol
     ) -> Tensor:         # (b, t, d_model) hidden states; `embedding.logits` turns them into logits
         memory, src_mask = self.encode(src)
-        return self.decoder(self.embed(tgt_in), memory, causal_mask(tgt_in.size(1), tgt_in.device), src_mask)
+        return self.decoder(self.embed(tgt_in), memory,
+                            causal_mask(tgt_in.size(1), tgt_in.device), src_mask)
 
 # %% ../nbs/90_marian.ipynb #5a88f0b6
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "silu": nn.SiLU}  # their names
 
-# %% ../nbs/90_marian.ipynb #b65caa97
+# %% ../nbs/90_marian.ipynb #39ed2650
 @dataclass(frozen=True)
 class MarianConfig:
     "The sizes of a Marian model and the search that it asks for, named as in its files."
@@ -127,119 +128,143 @@ class MarianConfig:
 
     def __post_init__(self):
         check_types(self)
-        within(self, "vocab_size", "d_model", "max_position_embeddings", "encoder_attention_heads", "encoder_ffn_dim",
+        within(self, "vocab_size", "d_model", "max_position_embeddings",
+               "encoder_attention_heads", "encoder_ffn_dim",
                "decoder_attention_heads", "decoder_ffn_dim", low=1)
         within(self, "encoder_layers", "decoder_layers", low=1, high=1001)
         within(self, "num_beams", low=1, high=257)
-        within(self, "pad_token_id", "decoder_start_token_id", "eos_token_id", low=0, high=self.vocab_size)
+        within(self, "pad_token_id", "decoder_start_token_id", "eos_token_id", low=0,
+               high=self.vocab_size)
         within(self, "length_penalty", low=0, high=11)
         one_of("activation_function", self.activation_function, tuple(ACTIVATIONS))
 
-# %% ../nbs/90_marian.ipynb #5d79f3a1
+# %% ../nbs/90_marian.ipynb #c1d96b97
 ONLY = {  # the value that we can run; None = must not be there
-    "model_type": "marian", "share_encoder_decoder_embeddings": True, "tie_word_embeddings": True, "static_position_embeddings": True,
+    "model_type": "marian", "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True, "static_position_embeddings": True,
     "normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False,
-    "do_sample": False, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "num_beam_groups": 1, "sequence_bias": None,
+    "do_sample": False, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "num_beam_groups": 1,
+    "sequence_bias": None,
     "forced_bos_token_id": None, "suppress_tokens": None, "begin_suppress_tokens": None}
 
-# %% ../nbs/90_marian.ipynb #f6654391
+# %% ../nbs/90_marian.ipynb #998ea552
 def read_object(
     path: Path,  # a JSON file
 ) -> dict:
     "The JSON object of a file."
     try: values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e: raise ValueError(f"{path} cannot be read: {e}") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise ValueError(f"{path} cannot be read: {e}") from None
     if not isinstance(values, dict): raise ValueError(f"{path} holds no JSON object")
     return values
 
-# %% ../nbs/90_marian.ipynb #4f28b21d
+# %% ../nbs/90_marian.ipynb #2cb918fb
 def read_marian(
     folder: Path,  # a Marian checkpoint of Hugging Face
 ) -> MarianConfig:
     "What its two settings files say; ValueError for whatever our parts cannot do."
     values, search = read_object(folder / "config.json"), folder / "generation_config.json"
-    if search.exists(): values |= {key: value for key, value in read_object(search).items() if value is not None}
+    if search.exists():
+        values |= {key: value for key, value in read_object(search).items()
+                   if value is not None}
     values = {key: value for key, value in values.items() if value is not None}
-    known = {field.name: values[field.name] for field in fields(MarianConfig) if field.name in values}
+    known = {field.name: values[field.name]
+             for field in fields(MarianConfig) if field.name in values}
     def refuse_all_but(only: dict) -> None:
         for key, value in only.items():
-            if values.get(key, value) != value: raise ValueError(f"{folder}: {key}={values[key]!r} is not supported, only {value!r} is")
+            if values.get(key, value) != value:
+                raise ValueError(f"{folder}: {key}={values[key]!r} is not supported, only {value!r} is")
     refuse_all_but(ONLY)
     try: config = MarianConfig(**known, ban_pad="bad_words_ids" in values)
     except (TypeError, ValueError) as e: raise ValueError(f"{folder}: {e}") from None
-    refuse_all_but({"bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": config.eos_token_id, "decoder_vocab_size": config.vocab_size})
+    refuse_all_but({"bad_words_ids": [[config.pad_token_id]],
+                    "forced_eos_token_id": config.eos_token_id,
+                    "decoder_vocab_size": config.vocab_size})
     return config
 
-# %% ../nbs/90_marian.ipynb #6e0cfc84
+# %% ../nbs/90_marian.ipynb #aa5a57eb
 def build_marian(
     config: MarianConfig,
 ) -> MarianTransformer:
     "A model of these sizes, for translating: without dropout."
-    d, activation, residual = config.d_model, ACTIVATIONS[config.activation_function], partial(PostNorm, config.d_model)
+    d, activation = config.d_model, ACTIVATIONS[config.activation_function]
+    residual = partial(PostNorm, d)
     def encoder_layer():
         attention = MarianAttention(d, config.encoder_attention_heads)
-        return EncoderLayer(attention, FeedForward(d, config.encoder_ffn_dim, activation), residual)
+        return EncoderLayer(attention,
+                            FeedForward(d, config.encoder_ffn_dim, activation), residual)
     def decoder_layer():
         attentions = [MarianAttention(d, config.decoder_attention_heads) for _ in range(2)]
-        return DecoderLayer(*attentions, FeedForward(d, config.decoder_ffn_dim, activation), residual)
+        return DecoderLayer(*attentions,
+                            FeedForward(d, config.decoder_ffn_dim, activation), residual)
     encoder = Encoder([encoder_layer() for _ in range(config.encoder_layers)], nn.Identity())
     decoder = Decoder([decoder_layer() for _ in range(config.decoder_layers)], nn.Identity())
     embedding = MarianEmbedding(config.vocab_size, d, config.scale_embedding)
-    return MarianTransformer(encoder, decoder, embedding, SinusoidalHalves(d), 0.0, config.pad_token_id)
+    return MarianTransformer(encoder, decoder, embedding, SinusoidalHalves(d), 0.0,
+                             config.pad_token_id)
 
-# %% ../nbs/90_marian.ipynb #724fd5bf
+# %% ../nbs/90_marian.ipynb #cbdfc27d
 OUTSIDE = {"model.shared.weight": "embedding.weight", "final_logits_bias": "embedding.bias"}  # theirs: ours
 ENCODER_LAYER = {  # of each of these a weight and a bias
     "self_attn.q_proj": "self_attn.w_q", "self_attn.k_proj": "self_attn.w_k",
-    "self_attn.v_proj": "self_attn.w_v", "self_attn.out_proj": "self_attn.w_o", "self_attn_layer_norm": "residuals.0.norm",
-    "fc1": "feed_forward.w_1", "fc2": "feed_forward.w_2", "final_layer_norm": "residuals.1.norm"}
+    "self_attn.v_proj": "self_attn.w_v", "self_attn.out_proj": "self_attn.w_o",
+    "self_attn_layer_norm": "residuals.0.norm",
+    "fc1": "feed_forward.w_1", "fc2": "feed_forward.w_2",
+    "final_layer_norm": "residuals.1.norm"}
 DECODER_LAYER = ENCODER_LAYER | {  # attention over the memory comes between the two, and moves the last norm on
     "encoder_attn.q_proj": "cross_attn.w_q", "encoder_attn.k_proj": "cross_attn.w_k",
-    "encoder_attn.v_proj": "cross_attn.w_v", "encoder_attn.out_proj": "cross_attn.w_o", "encoder_attn_layer_norm": "residuals.1.norm",
+    "encoder_attn.v_proj": "cross_attn.w_v", "encoder_attn.out_proj": "cross_attn.w_o",
+    "encoder_attn_layer_norm": "residuals.1.norm",
     "final_layer_norm": "residuals.2.norm"}
 
-# %% ../nbs/90_marian.ipynb #d95f2940
+# %% ../nbs/90_marian.ipynb #739c09b5
 def name_table(
     config: MarianConfig,
 ) -> dict[str, str]:  # theirs: ours
     "Both names of every weight of the model."
     table = dict(OUTSIDE)
-    for side, n_layers, layer in (("encoder", config.encoder_layers, ENCODER_LAYER), ("decoder", config.decoder_layers, DECODER_LAYER)):
+    for side, n_layers, layer in (("encoder", config.encoder_layers, ENCODER_LAYER),
+                                  ("decoder", config.decoder_layers, DECODER_LAYER)):
         for i, (theirs, ours), kind in product(range(n_layers), layer.items(), ("weight", "bias")):
             table[f"model.{side}.layers.{i}.{theirs}.{kind}"] = f"{side}.layers.{i}.{ours}.{kind}"
     return table
 
-# %% ../nbs/90_marian.ipynb #bd2fbe4d
-COPIES = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+# %% ../nbs/90_marian.ipynb #f0eee8b0
+COPIES = ("model.shared.weight", "model.encoder.embed_tokens.weight",
+          "model.decoder.embed_tokens.weight", "lm_head.weight")
 TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
-# %% ../nbs/90_marian.ipynb #d0b8b0fe
+# %% ../nbs/90_marian.ipynb #001ac2af
 def drop_copies(
     path: Path,                  # where they were found, for the message
     weights: dict[str, Tensor],  # their names
     d_model: int,
 ) -> dict[str, Tensor]:          # without `TABLES`, and of `COPIES` the first alone
     "Leave out what is there twice and what nobody learned; ValueError if it is not what it should be."
-    copies, tables = ([weights[name] for name in some if name in weights] for some in (COPIES, TABLES))
+    copies, tables = ([weights[name] for name in some if name in weights]
+                      for some in (COPIES, TABLES))
     if not all(torch.equal(copies[0].float(), other.float()) for other in copies):
         raise ValueError(f"{path}: {', '.join(COPIES)} differ; here they are one matrix")
+    def ours(table): return in_halves(positional_encoding(len(table), d_model))
     for table in tables:  # half precision has three digits
-        if table.shape[1:] != (d_model,) or not torch.allclose(table.float(), in_halves(positional_encoding(len(table), d_model)), atol=1e-3):
+        if table.shape[1:] != (d_model,) or not torch.allclose(table.float(), ours(table), atol=1e-3):
             raise ValueError(f"{path}: {' or '.join(TABLES)} holds no sines and cosines in halves")
     rest = {name: weight for name, weight in weights.items() if name not in COPIES + TABLES}
     return rest | dict(zip(COPIES, copies[:1]))
 
-# %% ../nbs/90_marian.ipynb #ea9c5642
+# %% ../nbs/90_marian.ipynb #18b575a5
 def marian_shapes(
     config: MarianConfig,
 ) -> dict[str, tuple[int, ...]]:
     "Our names and the shapes of a model's weights, without memory for them."
     try:
         with torch.device("meta"): return shapes(build_marian(config).state_dict())
-    except RuntimeError as e: raise ValueError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
+    except RuntimeError as e:
+        raise ValueError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
 
-# %% ../nbs/90_marian.ipynb #01ad79e4
+# %% ../nbs/90_marian.ipynb #5824e011
 def read_marian_weights(
     folder: Path,  # a Marian checkpoint of Hugging Face
     config: MarianConfig,
@@ -247,29 +272,34 @@ def read_marian_weights(
     "Their weights under our names; missing, unknown, misshapen and broken ones are refused."
     path, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     if not path.exists() and pickled.exists():
-        raise ValueError(f"{pickled} is a pickle, which may run any code and is not read here. If you trust it, convert it: "
-                         f"transformers.MarianMTModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})")
+        raise ValueError(f"{pickled} is a pickle, which may run any code and is not read here. "
+                         "If you trust it, convert it: transformers.MarianMTModel"
+                         f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})")
     found = read_tensors(path)
     check_finite(path, found)
-    weights, table, wanted = drop_copies(path, found, config.d_model), name_table(config), marian_shapes(config)
-    check_shapes(path, shapes(weights), {theirs: wanted[ours] for theirs, ours in table.items()})
+    weights = drop_copies(path, found, config.d_model)
+    table, wanted = name_table(config), marian_shapes(config)
+    check_shapes(path, shapes(weights),
+                 {theirs: wanted[ours] for theirs, ours in table.items()})
     return {ours: weights[theirs].float().contiguous() for theirs, ours in table.items()}
 
-# %% ../nbs/90_marian.ipynb #b753e9e5
+# %% ../nbs/90_marian.ipynb #dc63cdf4
 def load_pieces(
     path: Path,
 ) -> spm.SentencePieceProcessor:
     "A SentencePiece model from its file; ValueError if there is none."
     pieces = spm.SentencePieceProcessor()
     try: pieces.LoadFromSerializedProto(path.read_bytes())
-    except OSError as e: raise ValueError(f"{path} cannot be read: {e.strerror}") from None
-    except RuntimeError: raise ValueError(f"{path} is not a SentencePiece model") from None
+    except OSError as e:
+        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
+    except RuntimeError:
+        raise ValueError(f"{path} is not a SentencePiece model") from None
     return pieces
 
 # %% ../nbs/90_marian.ipynb #e55bc423
 FILES = ("source.spm", "target.spm", "vocab.json")
 
-# %% ../nbs/90_marian.ipynb #3ccc6d23
+# %% ../nbs/90_marian.ipynb #51b3e570
 class MarianVocab:
     "Two SentencePiece models and one list of ids, offering what a `Translator` asks of a vocabulary."
     def __init__(
@@ -277,15 +307,19 @@ class MarianVocab:
         folder: Path,          # holds `FILES`
         config: MarianConfig,  # of the model that they belong to; ValueError if they do not
     ):
-        self.source, self.target, self.ids = load_pieces(folder / FILES[0]), load_pieces(folder / FILES[1]), read_object(folder / FILES[2])
+        self.source, self.target = (load_pieces(folder / name) for name in FILES[:2])
+        self.ids = read_object(folder / FILES[2])
         n, special = config.vocab_size, {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
         if len(self.ids) != n or {i for i in self.ids.values() if type(i) is int} != set(range(n)):
-            raise ValueError(f"{folder / FILES[2]} has {len(self.ids)} pieces; this model needs the ids from 0 to {n - 1}, each once")
+            raise ValueError(f"{folder / FILES[2]} has {len(self.ids)} pieces; "
+                             f"this model needs the ids from 0 to {n - 1}, each once")
         if not special.items() <= self.ids.items() or "<unk>" not in self.ids:
             raise ValueError(f"{folder / FILES[2]} must name <unk>, and as config.json says {special}")
         self.pieces, self.unk_id = {i: piece for piece, i in self.ids.items()}, self.ids["<unk>"]
-        self.codes = {i for piece, i in self.ids.items() if piece.startswith(">>") and piece.endswith("<<")}  # of languages
-        self.pad_id, self.bos_id, self.eos_id = config.pad_token_id, config.decoder_start_token_id, config.eos_token_id
+        self.codes = {i for piece, i in self.ids.items() if piece.startswith(">>")
+                      and piece.endswith("<<")}  # of languages
+        self.pad_id, self.eos_id = config.pad_token_id, config.eos_token_id
+        self.bos_id = config.decoder_start_token_id
 
     def __len__(self) -> int: return len(self.ids)
 
@@ -293,14 +327,17 @@ class MarianVocab:
         "Piece ids of a source sentence, without end symbol; a language code may stand before it."
         end = text.find("<<") + 2 if text.startswith(">>") and "<<" in text else 0
         try: pieces = self.source.encode(text[end:], out_type=str)
-        except RuntimeError: raise ValueError(f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8") from None
-        return [self.ids.get(piece, self.unk_id) for piece in ([text[:end]] if end else []) + pieces]
+        except RuntimeError:
+            raise ValueError(f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8") from None
+        return [self.ids.get(piece, self.unk_id)
+                for piece in ([text[:end]] if end else []) + pieces]
 
     def decode(self, ids: Iterable[int]) -> str:
         "The target sentence whose pieces these are; special symbols are passed over."
         special = (self.pad_id, self.bos_id, self.eos_id, self.unk_id)
         pieces = [self.pieces[i] for i in map(int, ids) if i not in special]
-        return self.target.decode_pieces(pieces).replace(SPACE, " ").strip()  # a piece of the source alone keeps its sign
+        # a piece of the source alone keeps its sign
+        return self.target.decode_pieces(pieces).replace(SPACE, " ").strip()
 
     def words(self, ids: Iterable[int]) -> list[str]:
         "The pieces themselves, as text; a language code is a word of its own."
@@ -317,13 +354,14 @@ class MarianTranslator(Translator):
         code = [i for i in first[:1] if i in self.vocab.codes]
         return [part for part in [first, *(code + part for part in rest)] if part]
 
-# %% ../nbs/90_marian.ipynb #d6077107
+# %% ../nbs/90_marian.ipynb #777036e6
 def marian_search(
     config: MarianConfig,
 ) -> Callable:
     "The search that the checkpoint asks for, with Hugging Face's rules."
     if config.num_beams == 1: return greedy_search
-    return partial(beam_search, beam_size=config.num_beams, penalty=lambda n: n ** config.length_penalty, may_end=best_ends)
+    return partial(beam_search, beam_size=config.num_beams,
+                   penalty=lambda n: n ** config.length_penalty, may_end=best_ends)
 
 # %% ../nbs/90_marian.ipynb #cec35c59
 def with_marian_rules(
@@ -344,24 +382,26 @@ def with_marian_rules(
         return search(ruled_step, state, bos_id, eos_id, max_lens + 1)  # the end symbol has a place of its own
     return ruled
 
-# %% ../nbs/90_marian.ipynb #6493b4d4
+# %% ../nbs/90_marian.ipynb #b9609be6
 def import_marian(
     folder: Path,  # a Marian checkpoint of Hugging Face
     run: Path,     # the run folder to make; must not exist
 ) -> None:
     "Make a run folder of a checkpoint: our names, their vocabulary; ValueError if it cannot be done."
     folder, run = Path(folder), Path(run)
-    if run.exists(): raise ValueError(f"{run} is there already: choose a new place for the run")
+    if run.exists():
+        raise ValueError(f"{run} is there already: choose a new place for the run")
     config = read_marian(folder)
     _, weights = MarianVocab(folder, config), read_marian_weights(folder, config)
     with naming(run): run.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(run) as part:
         for name in FILES: (part / name).write_bytes((folder / name).read_bytes())
         save_tensors(weights, part / "model.safetensors")
-        values = {"format": FORMAT, "kind": "marian", "marian": asdict(config), "sha256": {name: fingerprint(part / name) for name in FILES}}
+        values = {"format": FORMAT, "kind": "marian", "marian": asdict(config),
+                  "sha256": {name: fingerprint(part / name) for name in FILES}}
         write_atomically(part / "config.json", (json.dumps(values, indent=1) + "\n").encode())
 
-# %% ../nbs/90_marian.ipynb #9234f068
+# %% ../nbs/90_marian.ipynb #e50fc480
 def load_marian(
     run: Path,                       # a run folder that `import_marian` made
     device: str | None = None,       # "cpu", "cuda", "cuda:1", "mps"; None = cpu
@@ -372,9 +412,11 @@ def load_marian(
     "The translator of an imported model; ValueError if the folder or the device cannot be used."
     run = Path(run)
     values, path = read_json(run / "config.json"), run / "model.safetensors"
-    if values.get("kind") != "marian": raise ValueError(f"{run} was not imported from Marian: open it with evaluate.load")
+    if values.get("kind") != "marian":
+        raise ValueError(f"{run} was not imported from Marian: open it with evaluate.load")
     try: config = MarianConfig(**values["marian"])
-    except (KeyError, TypeError, ValueError) as e: raise ValueError(f"{run / 'config.json'}: not the settings of a Marian model: {e}") from None
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{run / 'config.json'}: not the settings of a Marian model: {e}") from None
     vocab, weights = MarianVocab(run, config), read_tensors(path)
     if values.get("sha256") != {name: fingerprint(run / name) for name in FILES}:
         raise ValueError(f"{run}: one of {', '.join(FILES)} is not the file that was imported")
@@ -384,9 +426,10 @@ def load_marian(
     set_weights(model, weights)
     rules = with_marian_rules(search or marian_search(config), config)
     model = ready_to_translate(model.to(pick_device(device or "cpu")), precision)
-    return MarianTranslator(model, vocab, batch_tokens, max(4, config.max_position_embeddings - 52), rules)
+    return MarianTranslator(model, vocab, batch_tokens,
+                            max(4, config.max_position_embeddings - 52), rules)
 
-# %% ../nbs/90_marian.ipynb #e45e85fe
+# %% ../nbs/90_marian.ipynb #626a7a3c
 def load_any(
     run: Path,                       # a run folder, trained here or imported
     device: str | None = None,       # "cpu", "cuda", "cuda:1", "mps"; None = cpu
@@ -396,5 +439,6 @@ def load_any(
 ) -> Translator:
     "The translator of a run of either kind."
     config = Path(run) / "config.json"
-    if config.exists() and read_json(config).get("kind") == "marian": return load_marian(run, device, search, batch_tokens, precision)
+    if config.exists() and read_json(config).get("kind") == "marian":
+        return load_marian(run, device, search, batch_tokens, precision)
     return load(run, device, search or beam_search, batch_tokens, precision)

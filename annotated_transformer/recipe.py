@@ -7,7 +7,7 @@ __all__ = ['precision_context', 'schedule', 'BatchLoss', 'validation_loss', 'Kee
            'read_metrics', 'trim_metrics', 'draw_curve', 'continue_run', 'finish', 'new_run', 'undone_if_wrong',
            'train_run', 'resume_run', 'prepare_run']
 
-# %% ../nbs/55_recipe.ipynb #1efd79e0
+# %% ../nbs/55_recipe.ipynb #ad710182
 import importlib.util
 import json
 import math
@@ -21,41 +21,54 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .batch import Batch, Pairs, Position, Prepared, epoch_batches, open_prepared, prepare, training_steps
-from .checkpoint import (Progress, checkpoints, create_run, keep_as, latest, load_checkpoint, prune, read_config, save_checkpoint,
-                                              save_weights, use_average, write_atomically, write_config)
+from .batch import (Batch, Pairs, Position, Prepared, epoch_batches,
+                                         open_prepared, prepare, training_steps)
+from .checkpoint import (Progress, checkpoints, create_run,
+                                              keep_as, latest, load_checkpoint, prune,
+                                              read_config, save_checkpoint,
+                                              save_weights, use_average,
+                                              write_atomically, write_config)
 from .config import Recipe, TrainConfig
 from .corpus import Corpus, corpus_from, fingerprint
-from .distributed import any_rank, data_parallel, n_ranks, pick_device, process_group, rank, rank_0_first, shard, sum_over_ranks
+from .distributed import (any_rank, data_parallel, n_ranks, pick_device,
+                                               process_group, rank, rank_0_first, shard,
+                                               sum_over_ranks)
 from .label_smoothing import smoothed_loss
 from .optimizer import adam, linear_rate, paper_rate
-from .train import (Hook, NotFinite, StepRecord, Stop, append_json, metrics_file, on_signal, progress_bar, stop_after,
+from .train import (Hook, NotFinite, StepRecord, Stop, append_json,
+                                         metrics_file, on_signal, progress_bar,
+                                         stop_after,
                                          tensorboard, train)
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 
-# %% ../nbs/55_recipe.ipynb #afbb7d35
+# %% ../nbs/55_recipe.ipynb #bf2b00e7
 def precision_context(
     precision: str,        # "fp32", "bf16" or "auto"
     device: torch.device,
 ) -> AbstractContextManager:
     "The forward pass in bf16 where it is asked for, or where the device multiplies it natively; weights stay fp32."
-    native = {"cuda": torch.cuda.is_bf16_supported, "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False)}
-    wanted = precision == "bf16" or precision == "auto" and native.get(device.type, lambda: False)()
+    native = {"cuda": torch.cuda.is_bf16_supported,
+              "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False)}
+    wanted = (precision == "bf16"
+              or precision == "auto" and native.get(device.type, lambda: False)())
     if wanted and device.type == "cpu":
-        for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"): os.environ.setdefault(cache, "64")
+        for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+            os.environ.setdefault(cache, "64")
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
-# %% ../nbs/55_recipe.ipynb #586d158e
+# %% ../nbs/55_recipe.ipynb #423c6559
 def schedule(
     settings: TrainConfig,
     d_model: int,
 ) -> Callable[[int], float]:  # step to learning rate
     "The schedule that the settings name (§5.3)."
-    if settings.schedule == "paper": return partial(paper_rate, d_model=d_model, warmup_steps=settings.warmup_steps)
-    return partial(linear_rate, peak_lr=settings.peak_lr, warmup_steps=settings.warmup_steps, max_steps=settings.max_steps)
+    if settings.schedule == "paper":
+        return partial(paper_rate, d_model=d_model, warmup_steps=settings.warmup_steps)
+    return partial(linear_rate, peak_lr=settings.peak_lr,
+                   warmup_steps=settings.warmup_steps, max_steps=settings.max_steps)
 
-# %% ../nbs/55_recipe.ipynb #37593aa7
+# %% ../nbs/55_recipe.ipynb #e6998686
 class BatchLoss(nn.Module):
     "The model with its loss and its precision: what the loop trains."
     def __init__(
@@ -75,9 +88,10 @@ class BatchLoss(nn.Module):
         smoothing = self.label_smoothing if self.training else 0.0
         with self.autocast:
             hidden = self.model(batch.src, batch.tgt_in)
-            return smoothed_loss(hidden, self.model.embedding.weight, batch.tgt_out, self.model.pad_id, smoothing)
+            return smoothed_loss(hidden, self.model.embedding.weight, batch.tgt_out,
+                                 self.model.pad_id, smoothing)
 
-# %% ../nbs/55_recipe.ipynb #e6adb3b9
+# %% ../nbs/55_recipe.ipynb #d107b213
 @torch.no_grad()
 def validation_loss(
     objective: BatchLoss,
@@ -85,17 +99,22 @@ def validation_loss(
 ) -> float:                # nats per real target token, without smoothing
     "Cross-entropy on held-out text; its exponential is the perplexity per piece."
     was_training, device = objective.training, next(objective.parameters()).device
-    total = torch.zeros(2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)  # nats and tokens
+    # nats and tokens
+    total = torch.zeros(2,
+                        dtype=torch.float32 if device.type == "mps" else torch.float64,
+                        device=device)
     objective.eval()
-    for i in range(rank(), len(batches) + rank(), n_ranks()):  # as many rounds on every rank; the last may count nothing
+    # as many rounds on every rank; the last may count nothing
+    for i in range(rank(), len(batches) + rank(), n_ranks()):
         batch = batches[min(i, len(batches) - 1)]
         loss = objective(batch.to(device))
-        if i < len(batches): total += torch.stack([loss, loss.new_tensor(batch.n_tokens)])
+        if i < len(batches):
+            total += torch.stack([loss, loss.new_tensor(batch.n_tokens)])
     objective.train(was_training)
     nats, n_tokens = sum_over_ranks(total).tolist()
     return nats / n_tokens
 
-# %% ../nbs/55_recipe.ipynb #fbd78edb
+# %% ../nbs/55_recipe.ipynb #9e552569
 class Keeper:
     "A hook that keeps the best weights on the validation set and the last checkpoints, and stops a run that gains no more."
     def __init__(
@@ -112,7 +131,8 @@ class Keeper:
         self.progress, self.began_with, self.score = progress, progress, score
 
     def __call__(self, record: StepRecord) -> Stop | None:
-        self.progress = self.progress._replace(step=record.step, epoch=record.epoch, i_batch=record.i_batch + 1,
+        self.progress = self.progress._replace(step=record.step, epoch=record.epoch,
+                                               i_batch=record.i_batch + 1,
                                                seconds=self.began_with.seconds + record.seconds)
         stop = self.look() if record.step % self.settings.valid_every == 0 else None
         if record.step % self.settings.save_every == 0: self.save()
@@ -123,16 +143,21 @@ class Keeper:
         now, model = self.progress, self.objective.model
         loss = validation_loss(self.objective, self.valid)
         better = loss < now.best_loss
-        self.progress = now._replace(**{"best_loss": loss, "best_step": now.step, "n_worse": 0} if better else {"n_worse": now.n_worse + 1})
+        self.progress = now._replace(**{"best_loss": loss, "best_step": now.step,
+                                        "n_worse": 0}
+                                     if better else {"n_worse": now.n_worse + 1})
         best = self.run / "checkpoints" / "best.safetensors"
         if better: save_weights(model, best)
         if rank() == 0:
             if better: keep_as(best, self.run / "model.safetensors")
             more = self.score(model) if self.score else {}
-            found = {"step": now.step, "valid_loss": loss, "valid_ppl": math.exp(min(loss, 700)), **more, "seconds": now.seconds}
+            found = {"step": now.step, "valid_loss": loss,
+                     "valid_ppl": math.exp(min(loss, 700)), **more,
+                     "seconds": now.seconds}
             append_json(self.run / "metrics.jsonl", found)
         patience = self.settings.patience
-        if patience and self.progress.n_worse >= patience: return Stop(f"no gain on the validation set in {patience} looks")
+        if patience and self.progress.n_worse >= patience:
+            return Stop(f"no gain on the validation set in {patience} looks")
 
     def save(self) -> None:
         "Write a checkpoint, and remove those that are no longer wanted."
@@ -140,7 +165,7 @@ class Keeper:
         save_checkpoint(folder, self.objective.model, self.optimizer, self.progress)
         if rank() == 0: prune(folder, self.settings.keep_last)
 
-# %% ../nbs/55_recipe.ipynb #07ef4a44
+# %% ../nbs/55_recipe.ipynb #f9fa9eee
 def run_data(
     run: Path,              # a run folder
     recipe: Recipe,
@@ -160,15 +185,17 @@ def run_data(
             if data is None:
                 corpus = corpus or corpus_from(about.get("source", {}))
                 text = f"{fingerprint(corpus.train)} {fingerprint(corpus.valid)}"
-                data = prepare(folder, corpus.train, corpus.valid, text, recipe.train.n_pieces, quiet=quiet)
+                data = prepare(folder, corpus.train, corpus.valid, text,
+                               recipe.train.n_pieces, quiet=quiet)
             if not vocab_file.exists():
                 write_atomically(vocab_file, data.vocab.model)
                 write_config(run, recipe, about)
             if vocab_file.read_bytes() != data.vocab.model:
-                raise ValueError(f"the text in {folder} gives another vocabulary than {run} was begun with: the run cannot go on with it")
+                raise ValueError(f"the text in {folder} gives another vocabulary than "
+                                 f"{run} was begun with: the run cannot go on with it")
     return open_prepared(folder)
 
-# %% ../nbs/55_recipe.ipynb #25f3ab1b
+# %% ../nbs/55_recipe.ipynb #1ada67dd
 def build_training(
     recipe: Recipe,
     vocab: Vocab,
@@ -179,14 +206,18 @@ def build_training(
     "Model, loss and optimiser, as the settings want them."
     settings = recipe.train
     torch.manual_seed(settings.seed)
-    model = build_transformer(recipe.model, len(vocab), vocab.pad_id, settings.dropout, settings.attention_dropout).to(device)
+    model = build_transformer(recipe.model, len(vocab), vocab.pad_id, settings.dropout,
+                              settings.attention_dropout).to(device)
     if settings.compile: model.compile(dynamic=True)
-    objective = BatchLoss(model, settings.label_smoothing, precision_context(settings.precision, device))
+    objective = BatchLoss(model, settings.label_smoothing,
+                          precision_context(settings.precision, device))
     layers = [*model.encoder.layers, *model.decoder.layers]
     parallel = shard(objective, layers) if sharded else data_parallel(objective, device)
-    return objective, parallel, adam(objective.parameters(), (settings.adam_beta1, settings.adam_beta2), settings.adam_eps)
+    return objective, parallel, adam(objective.parameters(),
+                                     (settings.adam_beta1, settings.adam_beta2),
+                                     settings.adam_eps)
 
-# %% ../nbs/55_recipe.ipynb #2bb35346
+# %% ../nbs/55_recipe.ipynb #d005ca89
 def read_metrics(
     run: Path,  # a run folder
 ) -> list[dict]:
@@ -196,19 +227,22 @@ def read_metrics(
         try: record = json.loads(line)
         except (ValueError, RecursionError): continue
         if not isinstance(record, dict) or "step" not in record: continue
-        if all(isinstance(value, int | float) or name == "grad_norm" for name, value in record.items()): found.append(record)
+        if all(isinstance(value, int | float) or name == "grad_norm"
+               for name, value in record.items()):
+            found.append(record)
     return found
 
-# %% ../nbs/55_recipe.ipynb #43b02936
+# %% ../nbs/55_recipe.ipynb #2912b3c9
 def trim_metrics(
     run: Path,       # a run folder
     last_step: int,  # what was written of later steps is removed
 ) -> None:
     "Forget the steps that will be done again."
-    kept = [json.dumps(record) + "\n" for record in read_metrics(run) if record["step"] <= last_step]
+    kept = [json.dumps(record) + "\n" for record in read_metrics(run)
+            if record["step"] <= last_step]
     write_atomically(run / "metrics.jsonl", "".join(kept).encode())
 
-# %% ../nbs/55_recipe.ipynb #9755de9b
+# %% ../nbs/55_recipe.ipynb #e147b8a2
 def draw_curve(
     run: Path,  # a run folder
 ) -> None:
@@ -217,15 +251,20 @@ def draw_curve(
     from annotated_transformer.visualize import lines, panels
     records = read_metrics(run)
     steps, looks = ([r for r in records if name in r] for name in ("loss", "valid_loss"))
-    width = max(1, len(steps) // 200)  # steps that one point of the curve is the mean of
-    means = [(part[-1]["step"], sum(r["loss"] for r in part) / len(part)) for part in (steps[i:i + width] for i in range(0, len(steps), width))]
-    curves = {"training, smoothed": list(zip(*means)), "validation": ([r["step"] for r in looks], [r["valid_loss"] for r in looks])}
+    # steps that one point of the curve is the mean of
+    width = max(1, len(steps) // 200)
+    means = [(part[-1]["step"], sum(r["loss"] for r in part) / len(part))
+             for part in (steps[i:i + width] for i in range(0, len(steps), width))]
+    curves = {"training, smoothed": list(zip(*means)),
+              "validation": ([r["step"] for r in looks],
+                             [r["valid_loss"] for r in looks])}
     figure, axes = panels(height=2.8)
-    lines({name: curve for name, curve in curves.items() if curve and curve[0]}, x="step", y="loss (nats per token)", ax=axes[0])
+    lines({name: curve for name, curve in curves.items() if curve and curve[0]},
+          x="step", y="loss (nats per token)", ax=axes[0])
     figure.savefig(run / "curve.svg")
     close(figure)
 
-# %% ../nbs/55_recipe.ipynb #d6eae6db
+# %% ../nbs/55_recipe.ipynb #5270366c
 def continue_run(
     run: Path,                     # a run folder
     device: torch.device,
@@ -238,7 +277,8 @@ def continue_run(
     quiet: bool = False,           # without progress bars
 ) -> Stop:                         # why the loop ended
     "Take a run from where it stands to its end; an interruption by Ctrl-C or SIGTERM leaves a checkpoint."
-    with rank_0_first(): recipe, about = read_config(run)  # rank 0 may have made it just now
+    with rank_0_first():
+        recipe, about = read_config(run)  # rank 0 may have made it just now
     settings = recipe.train
     data = run_data(run, recipe, about, corpus, quiet=quiet)
     objective, parallel, optimizer = build_training(recipe, data.vocab, device, sharded=sharded)
@@ -246,33 +286,42 @@ def continue_run(
     start = load_checkpoint(last, objective.model, optimizer) if last else Progress()
     budget = max(settings.batch_tokens, int(data.valid.lengths().max()))
     valid = list(epoch_batches(data.valid, data.vocab, budget, seed=0, epoch=0))
-    keeper = Keeper(run, objective, optimizer, valid, settings, start, partial(score, vocab=data.vocab, valid=data.valid) if score else None)
-    steps = training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed, max_len=settings.max_len, accumulate=settings.accumulate,
-                           start=Position(start.step, start.epoch, start.i_batch), rank=rank(), n_ranks=n_ranks())
+    keeper = Keeper(run, objective, optimizer, valid, settings, start,
+                    partial(score, vocab=data.vocab, valid=data.valid) if score else None)
+    steps = training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed,
+                           max_len=settings.max_len, accumulate=settings.accumulate,
+                           start=Position(start.step, start.epoch, start.i_batch),
+                           rank=rank(), n_ranks=n_ranks())
     first_only, closing = [], []
     if rank() == 0:
         trim_metrics(run, start.step)
         bar = None if quiet else progress_bar(settings.max_steps, minutes, start.step)
         closing = [hook for hook in (bar, tensorboard(run / "tensorboard")) if hook]
-        first_only = [metrics_file(run / "metrics.jsonl", start.seconds), *closing, *([stop_after(minutes)] if minutes else []), *hooks]
+        first_only = [metrics_file(run / "metrics.jsonl", start.seconds), *closing,
+                      *([stop_after(minutes)] if minutes else []), *hooks]
     try:
         with on_signal() as signal:
-            stop = train(parallel, steps, optimizer, schedule(settings, recipe.model.d_model), settings.max_steps,
+            stop = train(parallel, steps, optimizer,
+                         schedule(settings, recipe.model.d_model), settings.max_steps,
                          [*first_only, keeper, signal], settings.clip_norm)
-    except NotFinite as e: raise NotFinite(f"{e}; the last good checkpoint is {latest(run / 'checkpoints') or 'not there yet'}") from None
+    except NotFinite as e:
+        raise NotFinite(f"{e}; the last good checkpoint is "
+                        f"{latest(run / 'checkpoints') or 'not there yet'}") from None
     finally:
         for hook in closing: hook.close()
     signals = ("SIGINT", "SIGTERM")
     went_on, interrupted = keeper.progress.step > start.step, any_rank(stop.reason in signals, device)
     if went_on:
-        if not interrupted and keeper.progress.step % settings.valid_every: keeper.look()
+        if not interrupted and keeper.progress.step % settings.valid_every:
+            keeper.look()
         if keeper.progress.step % settings.save_every: keeper.save()
     with rank_0_first():
-        if rank() == 0 and (went_on or about.get("stopped") in (None, *signals)):  # one that had ended stays as it is
+        # one that had ended stays as it is
+        if rank() == 0 and (went_on or about.get("stopped") in (None, *signals)):
             finish(run, recipe, about, keeper.progress, stop, interrupted=interrupted)
     return stop
 
-# %% ../nbs/55_recipe.ipynb #0c71d69a
+# %% ../nbs/55_recipe.ipynb #6f41a21b
 def finish(
     run: Path,
     recipe: Recipe,
@@ -283,16 +332,18 @@ def finish(
     interrupted: bool,
 ) -> None:
     "Choose the weights that translate, and write down which they are."
-    n = 0 if interrupted else min(recipe.train.average_last, len(checkpoints(run / "checkpoints")))
+    n = 0 if interrupted else min(recipe.train.average_last,
+                                  len(checkpoints(run / "checkpoints")))
     last, which = latest(run / "checkpoints"), f"best on validation, step {done.best_step}"
     if done.best_step == 0 and last:  # interrupted before the first look
         keep_as(last / "model.safetensors", run / "model.safetensors")
         which = f"last, step {done.step}"
-    write_config(run, recipe, about | {"stopped": stop.reason, "steps": done.step, "weights": which})
+    write_config(run, recipe,
+                 about | {"stopped": stop.reason, "steps": done.step, "weights": which})
     if n: use_average(run, n)
     if importlib.util.find_spec("matplotlib") and done.step: draw_curve(run)
 
-# %% ../nbs/55_recipe.ipynb #632ef7ac
+# %% ../nbs/55_recipe.ipynb #92fae9b7
 def new_run(
     corpus: Corpus,
     recipe: Recipe,
@@ -300,7 +351,8 @@ def new_run(
     prepared: Path | None,  # where the encoded text is, or shall be, for several runs to share; None = in the run folder
 ) -> dict:                  # what config.json says besides the recipe
     "A run folder with its settings and the name of its text."
-    about = {"data": corpus.name, "src_lang": corpus.src_lang, "tgt_lang": corpus.tgt_lang, "source": corpus.source}
+    about = {"data": corpus.name, "src_lang": corpus.src_lang,
+             "tgt_lang": corpus.tgt_lang, "source": corpus.source}
     if prepared is not None: about["prepared"] = str(Path(prepared).resolve())
     create_run(out, recipe, about)
     return about
@@ -316,7 +368,7 @@ def undone_if_wrong(
         if rank() == 0 and not read_metrics(out): shutil.rmtree(out)
         raise
 
-# %% ../nbs/55_recipe.ipynb #2ba96cc1
+# %% ../nbs/55_recipe.ipynb #e673082a
 def train_run(
     corpus: Corpus | None,           # looked at by rank 0 alone: others may give None
     recipe: Recipe,
@@ -332,14 +384,17 @@ def train_run(
 ) -> Path:                           # the run folder
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
     out = Path(out)
-    if minutes is not None and not minutes > 0: raise ValueError(f"minutes={minutes} must be positive")
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes={minutes} must be positive")
     where = pick_device(device)
     with process_group(where):
         if rank() == 0: new_run(corpus, recipe, out, prepared)
-        with undone_if_wrong(out): continue_run(out, where, corpus, minutes, hooks, score=score, sharded=sharded, quiet=quiet)
+        with undone_if_wrong(out):
+            continue_run(out, where, corpus, minutes, hooks, score=score,
+                         sharded=sharded, quiet=quiet)
     return out
 
-# %% ../nbs/55_recipe.ipynb #550d02e0
+# %% ../nbs/55_recipe.ipynb #fa2243fa
 def resume_run(
     run: Path,                     # a run folder, of which the settings alone suffice
     device: str | None = None,     # as for `pick_device`
@@ -352,11 +407,13 @@ def resume_run(
 ) -> Path:                         # the run folder
     "Go on with a run from its last checkpoint; a run that has reached its end stays as it is."
     run = Path(run)
-    if minutes is not None and not minutes > 0: raise ValueError(f"minutes={minutes} must be positive")
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes={minutes} must be positive")
     read_config(run)  # a wrong folder is refused before anything is joined
     where = pick_device(device)
     with process_group(where):
-        continue_run(run, where, None, minutes, hooks, score=score, sharded=sharded, quiet=quiet)
+        continue_run(run, where, None, minutes, hooks, score=score, sharded=sharded,
+                     quiet=quiet)
     return run
 
 # %% ../nbs/55_recipe.ipynb #f16d6539

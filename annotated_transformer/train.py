@@ -6,7 +6,7 @@
 __all__ = ['Hook', 'StepRecord', 'Stop', 'NotFinite', 'check_finite', 'train', 'every', 'stop_after', 'append_json',
            'metrics_file', 'progress_bar', 'tensorboard', 'on_signal']
 
-# %% ../nbs/52c_train.ipynb #653909ba
+# %% ../nbs/52c_train.ipynb #538e53e9
 import json
 import math
 import signal
@@ -22,7 +22,8 @@ from torch import nn
 from tqdm import tqdm
 
 from .batch import Step
-from .distributed import any_rank, first_answer, reduce_now, sum_over_ranks, whole
+from .distributed import (any_rank, first_answer, reduce_now,
+                                               sum_over_ranks, whole)
 
 # %% ../nbs/52c_train.ipynb #72e711b3
 class StepRecord(NamedTuple):
@@ -48,7 +49,7 @@ Hook = Callable[[StepRecord], Stop | None]
 class NotFinite(ValueError):
     "The training has diverged; the weights are those before the step."
 
-# %% ../nbs/52c_train.ipynb #a48bc776
+# %% ../nbs/52c_train.ipynb #a97436bd
 def check_finite(
     what: str,     # its name
     value: float,
@@ -57,9 +58,10 @@ def check_finite(
 ) -> None:
     "Stop with `NotFinite` before a step along a broken gradient."
     if not math.isfinite(value):
-        raise NotFinite(f"the {what} became {value} at step {step} with learning rate {lr:.2e}: lower the rate or raise warmup_steps")
+        raise NotFinite(f"the {what} became {value} at step {step} with learning rate "
+                        f"{lr:.2e}: lower the rate or raise warmup_steps")
 
-# %% ../nbs/52c_train.ipynb #bcdd9800
+# %% ../nbs/52c_train.ipynb #897bc1e0
 def train(
     objective: nn.Module,              # batch to its summed loss, (); as it is, or from `data_parallel` or `shard`
     steps: Iterable[Step],             # from `training_steps`
@@ -70,7 +72,8 @@ def train(
     clip_norm: float | None = None,    # longest gradient, > 0; None = as it comes
 ) -> Stop:                             # why it ended
     "The loop: batch, summed loss, backward, clip, step, hooks (§5.2)."
-    device, began, done = next(objective.parameters()).device, time.perf_counter(), Stop(f"max_steps={max_steps} reached")
+    device, began = next(objective.parameters()).device, time.perf_counter()
+    done = Stop(f"max_steps={max_steps} reached")
     objective.train()
     for step in steps:
         if step.step > max_steps: return done
@@ -89,9 +92,12 @@ def train(
             norm = whole(nn.utils.clip_grad_norm_(objective.parameters(), clip_norm)).item()
             check_finite("length of the gradient", norm, step.step, lr)
         optimizer.step()
-        record = StepRecord(step.step, step.epoch, step.i_batch, loss, lr, step.n_tokens, time.perf_counter() - began, norm)
-        stops = [answer for hook in hooks if isinstance(answer := hook(record), Stop)]  # all are told, even when the first says stop
-        if any_rank(bool(stops), device): return first_answer(stops[0] if stops else None)
+        record = StepRecord(step.step, step.epoch, step.i_batch, loss, lr,
+                            step.n_tokens, time.perf_counter() - began, norm)
+        # all are told, even when the first says stop
+        stops = [answer for hook in hooks if isinstance(answer := hook(record), Stop)]
+        if any_rank(bool(stops), device):
+            return first_answer(stops[0] if stops else None)
         if step.step == max_steps: return done
     return Stop("no more steps")
 
@@ -111,43 +117,49 @@ def stop_after(
     "A hook that ends the loop when the time is used up; no schedule looks at it."
     return lambda record: Stop(f"{minutes:g} minutes used up") if record.seconds >= 60 * minutes else None
 
-# %% ../nbs/52c_train.ipynb #64427806
+# %% ../nbs/52c_train.ipynb #6d75c14e
 def append_json(
     path: Path,    # is added to if it exists
     values: dict,  # plain values
 ) -> None:
     "One more line of a file of JSON objects, one a line; an OSError names the file."
     try:
-        with open(path, "a", encoding="utf-8") as file: file.write(json.dumps(values) + "\n")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
     except OSError as e: raise OSError(f"{path} cannot be written: {e}") from None
 
-# %% ../nbs/52c_train.ipynb #0a4e171f
+# %% ../nbs/52c_train.ipynb #9f632276
 def metrics_file(
     path: Path,                   # is added to if it exists
     seconds_before: float = 0.0,  # of earlier parts of an interrupted run
 ) -> Hook:
     "A hook that appends each record to a file, a JSON object a line."
-    return lambda record: append_json(path, record._replace(seconds=record.seconds + seconds_before)._asdict())
+    return lambda record: append_json(path,
+                                      record._replace(seconds=record.seconds
+                                                      + seconds_before)._asdict())
 
-# %% ../nbs/52c_train.ipynb #5fa37cce
+# %% ../nbs/52c_train.ipynb #b9cd50d7
 def progress_bar(
     max_steps: int,
     minutes: float | None = None,  # of the run; None = the bar counts steps, otherwise seconds
     first_step: int = 0,           # steps done before this run of the loop
 ) -> Hook:
     "A hook that shows loss, perplexity, learning rate, tokens per second and the time left on standard error; `close()` leaves its line."
-    total, done, unit = (max_steps, first_step, "step") if minutes is None else (round(60 * minutes), 0, "s")
+    total, done, unit = ((max_steps, first_step, "step") if minutes is None
+                         else (round(60 * minutes), 0, "s"))
     bar, seen = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True), 0
     def show(record: StepRecord) -> None:
         nonlocal seen
         seen += record.n_tokens
-        bar.set_postfix_str(f"step {record.step} loss {record.loss:.3f} ppl {math.exp(min(record.loss, 20)):.1f} "  # e^20 is wide enough
-                            f"lr {record.lr:.1e} {seen / record.seconds:,.0f} tokens/s", refresh=False)
+        perplexity = math.exp(min(record.loss, 20))  # e^20 is wide enough
+        bar.set_postfix_str(f"step {record.step} loss {record.loss:.3f} ppl {perplexity:.1f} "
+                            f"lr {record.lr:.1e} {seen / record.seconds:,.0f} tokens/s",
+                            refresh=False)
         bar.update((record.step if minutes is None else min(total, int(record.seconds))) - bar.n)
     show.close = bar.close
     return show
 
-# %% ../nbs/52c_train.ipynb #1fb7a2de
+# %% ../nbs/52c_train.ipynb #7608ccf2
 def tensorboard(
     folder: Path,  # for its files
 ) -> Hook | None:  # None where TensorBoard is not installed
@@ -156,13 +168,14 @@ def tensorboard(
     except ImportError: return None
     writer = SummaryWriter(folder)
     def write(record: StepRecord) -> None:
-        values = {"loss": record.loss, "learning rate": record.lr, "tokens": record.n_tokens, "gradient": record.grad_norm}
+        values = {"loss": record.loss, "learning rate": record.lr,
+                  "tokens": record.n_tokens, "gradient": record.grad_norm}
         for name, value in values.items():
             if value is not None: writer.add_scalar(name, value, record.step)
     write.close = writer.close
     return write
 
-# %% ../nbs/52c_train.ipynb #2bf7ecc1
+# %% ../nbs/52c_train.ipynb #d26624c9
 @contextmanager
 def on_signal() -> Iterator[Hook]:
     "A hook that stops the loop when SIGINT or SIGTERM has come while the block is open; a second one raises KeyboardInterrupt."
@@ -170,8 +183,10 @@ def on_signal() -> Iterator[Hook]:
     def note(number: int, frame) -> None:
         if came: raise KeyboardInterrupt
         came.append(signal.Signals(number).name)
-    in_main = threading.current_thread() is threading.main_thread()  # Python hears of signals nowhere else
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM) if in_main}
+    # Python hears of signals nowhere else
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, note)
+              for number in (signal.SIGINT, signal.SIGTERM) if in_main}
     try: yield lambda record: Stop(came[0]) if came else None
     finally:
         for number, handler in before.items(): signal.signal(number, handler)

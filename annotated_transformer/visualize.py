@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from .attention import attention_weights
 
-# %% ../nbs/80_visualize.ipynb #349d5f42
+# %% ../nbs/80_visualize.ipynb #5c601f41
 INK = "#22262b"  # text and axes
 SHADES = ["#ffffff", "#dce6f0", "#a9c3dc", "#6a97bf", "#33689a", "#16345a"]  # from least to most, ever darker
 COLOURS = ["#16345a", "#d1672b", "#5fa0cf", "#8c5a86", "#c9a227", "#6f7680"]  # of curves
-DASHES = ["-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2))]  # the same by line
+DASHES = ["-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)),
+          (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2))]  # the same by line
 
-# %% ../nbs/80_visualize.ipynb #48c576ab
+# %% ../nbs/80_visualize.ipynb #569cfc87
 def panels(
     n_rows: int = 1,
     n_columns: int = 1,
@@ -34,12 +35,13 @@ def panels(
 ):                        # matplotlib figure, and its axes as one flat array
     "A white figure in the house style, with room for `n_rows` × `n_columns` pictures."
     import matplotlib.pyplot as plt
-    fig, axes = plt.subplots(n_rows, n_columns, figsize=(width, height * n_rows), dpi=110, squeeze=False,
+    fig, axes = plt.subplots(n_rows, n_columns, figsize=(width, height * n_rows),
+                             dpi=110, squeeze=False,
                              facecolor="white", layout="constrained")
     for ax in axes.flat: plain_axes(ax)
     return fig, axes.flatten()
 
-# %% ../nbs/80_visualize.ipynb #58b3378e
+# %% ../nbs/80_visualize.ipynb #08eb2c97
 def plain_axes(
     ax,           # matplotlib axes
     x: str = "",  # name of the horizontal axis, with its unit
@@ -52,9 +54,10 @@ def plain_axes(
     ax.spines[:].set(linewidth=0.6, color=INK)
     ax.tick_params(labelsize=8, labelcolor=INK, color=INK, width=0.6, length=3)
     ax.tick_params(which="minor", width=0.4, length=1.5)
-    for put, text in ((ax.set_xlabel, x), (ax.set_ylabel, y), (ax.set_title, title)): put(text, fontsize=9, color=INK)
+    for put, text in ((ax.set_xlabel, x), (ax.set_ylabel, y), (ax.set_title, title)):
+        put(text, fontsize=9, color=INK)
 
-# %% ../nbs/80_visualize.ipynb #5a80dd42
+# %% ../nbs/80_visualize.ipynb #28dbbdf5
 def lines(
     curves: dict[str, tuple],  # name of each curve, to its xs and ys
     *,
@@ -72,11 +75,13 @@ def lines(
     plain_axes(ax, x, y, title)
     for i, (name, points) in enumerate(curves.items()):
         xs, ys = (torch.as_tensor(p).detach().cpu().double().numpy() for p in points)
-        ax.plot(xs, ys, label=name, color=COLOURS[i % len(COLOURS)], linestyle=DASHES[i % len(DASHES)], linewidth=1.4)
-    if len(curves) > 1: ax.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=3)
+        ax.plot(xs, ys, label=name, color=COLOURS[i % len(COLOURS)],
+                linestyle=DASHES[i % len(DASHES)], linewidth=1.4)
+    if len(curves) > 1:
+        ax.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=3)
     return ax
 
-# %% ../nbs/80_visualize.ipynb #ec11d33e
+# %% ../nbs/80_visualize.ipynb #7dcb2f29
 def heatmap(
     matrix,                                     # (n_rows, n_columns) tensor, array or nested lists
     rows: Sequence[str] | None = None,          # a name for each row; None = their numbers, from 0
@@ -92,19 +97,22 @@ def heatmap(
     "A matrix as shades of one colour: the greater, the darker."
     from matplotlib.colors import LinearSegmentedColormap
     values = torch.as_tensor(matrix).detach().cpu().double().numpy()
-    if values.ndim != 2: raise ValueError(f"a matrix of shape {values.shape} is no matrix: it must be (n_rows, n_columns)")
+    if values.ndim != 2:
+        raise ValueError(f"a matrix of shape {values.shape} is no matrix: it must be (n_rows, n_columns)")
     check_names("rows", rows, values.shape[0])
     check_names("columns", columns, values.shape[1])
     if ax is None: ax = panels(width=4.0, height=3.2)[1][0]
     plain_axes(ax, x, y, title)
     ax.spines[:].set_visible(True)
     low, high = limits or (min(0.0, values.min()), max(1.0, values.max()))
-    ax.imshow(values, cmap=LinearSegmentedColormap.from_list("shades", SHADES), vmin=low, vmax=high, interpolation="nearest",
+    ax.imshow(values, cmap=LinearSegmentedColormap.from_list("shades", SHADES),
+              vmin=low, vmax=high, interpolation="nearest",
               aspect="equal" if 0.25 <= values.shape[0] / values.shape[1] <= 4 else "auto")
     for axis, names in ((ax.xaxis, columns), (ax.yaxis, rows)):
         if names is None: axis.get_major_locator().set_params(integer=True)
         else: axis.set_ticks(range(len(names)), list(names))
-    if columns is not None and max(map(len, columns)) * len(columns) > 24: ax.tick_params(axis="x", labelrotation=90)
+    if columns is not None and max(map(len, columns)) * len(columns) > 24:
+        ax.tick_params(axis="x", labelrotation=90)
     form = ".0f" if (values == values.round()).all() else ".2f"
     for i, row in enumerate(values.tolist() if numbers else []):
         for j, value in enumerate(row):
@@ -112,14 +120,15 @@ def heatmap(
             ax.text(j, i, f"{value:{form}}", ha="center", va="center", fontsize=8, color=ink)
     return ax
 
-# %% ../nbs/80_visualize.ipynb #715a4a27
+# %% ../nbs/80_visualize.ipynb #5e4b5fec
 def check_names(
     what: str,                     # what is named: "rows", say
     names: Sequence[str] | None,   # None = not named
     n: int,                        # how many there are
 ) -> None:
     "Refuse names that do not fit what they name."
-    if names is not None and len(names) != n: raise ValueError(f"{len(names)} names for {n} {what}: give one to each")
+    if names is not None and len(names) != n:
+        raise ValueError(f"{len(names)} names for {n} {what}: give one to each")
 
 # %% ../nbs/80_visualize.ipynb #4e48d6b1
 def attention_parts(
@@ -130,7 +139,7 @@ def attention_parts(
             "decoder": [layer.self_attn for layer in model.decoder.layers],
             "cross": [layer.cross_attn for layer in model.decoder.layers]}
 
-# %% ../nbs/80_visualize.ipynb #19f72839
+# %% ../nbs/80_visualize.ipynb #5393aa40
 @torch.no_grad()
 def attention_maps(
     model: nn.Module,    # a `Transformer`, or another with the same parts
@@ -142,15 +151,18 @@ def attention_maps(
     seen, modes = {}, [(module, module.training) for module in model.modules()]
     def look(module: nn.Module, args: tuple, output: Tensor) -> None:
         query, key, value, mask = args
-        seen[module] = attention_weights(module.queries(query), module.keys_values(key, value)[0], mask)
-    hooks = [module.register_forward_hook(look) for group in groups.values() for module in group]
+        seen[module] = attention_weights(module.queries(query),
+                                         module.keys_values(key, value)[0], mask)
+    hooks = [module.register_forward_hook(look) for group in groups.values()
+             for module in group]
     try: model.eval()(src, tgt_in)
     finally:
         for hook in hooks: hook.remove()
         for module, mode in modes: module.training = mode
-    return {kind: torch.stack([seen[module] for module in group]) for kind, group in groups.items()}
+    return {kind: torch.stack([seen[module] for module in group])
+            for kind, group in groups.items()}
 
-# %% ../nbs/80_visualize.ipynb #4a4ad703
+# %% ../nbs/80_visualize.ipynb #39fb10ba
 def attention_lines(
     words_q: Sequence[str],  # n_q words that look
     words_k: Sequence[str],  # n_k words looked at
@@ -170,14 +182,16 @@ def attention_lines(
     for x, words, side in ((-0.03, words_q, "right"), (1.03, words_k, "left")):
         for i, word in enumerate(words):
             weight = "bold" if side == "right" and i == of else "normal"
-            ax.text(x, i, word, ha=side, va="center", fontsize=9, color=INK, parse_math=False, fontweight=weight)
+            ax.text(x, i, word, ha=side, va="center", fontsize=9, color=INK,
+                    parse_math=False, fontweight=weight)
     for head, i, j in (heads >= 0.01).nonzero().tolist():
         if of in (None, i):
-            ax.plot([0, 1], [i, j], color=COLOURS[head % len(COLOURS)], linestyle=DASHES[head % len(DASHES)],
+            ax.plot([0, 1], [i, j], color=COLOURS[head % len(COLOURS)],
+                    linestyle=DASHES[head % len(DASHES)],
                     alpha=min(1.0, heads[head, i, j].item()), linewidth=1.6)
     return ax
 
-# %% ../nbs/80_visualize.ipynb #4209ad5d
+# %% ../nbs/80_visualize.ipynb #12ece881
 def attention_chart(
     words_q: Sequence[str],  # n_q words that look
     words_k: Sequence[str],  # n_k words looked at
@@ -188,10 +202,12 @@ def attention_chart(
     weights = torch.as_tensor(weights).detach().cpu().double()
     check_names("rows of weights", words_q, weights.size(0))
     check_names("columns of weights", words_k, weights.size(1))
-    cells = [{"row": i, "column": j, "looks": words_q[i], "looked at": words_k[j], "weight": round(weight, 3)}
+    cells = [{"row": i, "column": j, "looks": words_q[i], "looked at": words_k[j],
+              "weight": round(weight, 3)}
              for i, row in enumerate(weights.tolist()) for j, weight in enumerate(row)]
     axis = lambda words, **more: alt.Axis(labelExpr=f"{json.dumps(list(words))}[datum.value]", ticks=False, domain=False, **more)
-    shades = alt.Scale(domain=[i / (len(SHADES) - 1) for i in range(len(SHADES))], range=SHADES, interpolate="rgb")
+    shades = alt.Scale(domain=[i / (len(SHADES) - 1) for i in range(len(SHADES))],
+                       range=SHADES, interpolate="rgb")
     plain = {"titleFontWeight": "normal", "titleColor": INK, "labelColor": INK}
     return alt.Chart(alt.Data(values=cells), width=alt.Step(22), height=alt.Step(22)).mark_rect().encode(
         x=alt.X("column:O", title="looked at", axis=axis(words_k, labelAngle=-90)),
@@ -200,16 +216,17 @@ def attention_chart(
         tooltip=["looks:N", "looked at:N", "weight:Q"]).configure(
             font="DejaVu Sans", background="white", axis=plain, legend=plain)
 
-# %% ../nbs/80_visualize.ipynb #d3b03154
+# %% ../nbs/80_visualize.ipynb #e880f919
 class ShownChart(NamedTuple):
     "What a notebook keeps of a chart: its Vega-Lite description for JupyterLab, and a drawing for every other reader."
     spec: dict
     svg: str
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        return {"application/vnd.vegalite.v5+json": self.spec, "image/svg+xml": self.svg, "text/plain": "a chart"}
+        return {"application/vnd.vegalite.v5+json": self.spec,
+                "image/svg+xml": self.svg, "text/plain": "a chart"}
 
-# %% ../nbs/80_visualize.ipynb #7825d55d
+# %% ../nbs/80_visualize.ipynb #779427c7
 def show_chart(
     chart,         # any `altair.Chart`
 ) -> ShownChart:   # put it last in a cell
@@ -217,6 +234,8 @@ def show_chart(
     import vl_convert
     spec = chart.to_dict()
     svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
-    mark = hashlib.sha256(json.dumps(spec).encode()).hexdigest()[:8]  # the library numbers ids on from drawing to drawing
-    for i, old in enumerate(re.findall(r' id="([^"]+)"', svg)): svg = re.sub(rf'(id="|url\(#){re.escape(old)}(?=["\)])', rf"\g<1>c{mark}-{i}", svg)
+    # the library numbers ids on from drawing to drawing
+    mark = hashlib.sha256(json.dumps(spec).encode()).hexdigest()[:8]
+    for i, old in enumerate(re.findall(r' id="([^"]+)"', svg)):
+        svg = re.sub(rf'(id="|url\(#){re.escape(old)}(?=["\)])', rf"\g<1>c{mark}-{i}", svg)
     return ShownChart(spec, svg)

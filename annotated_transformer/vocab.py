@@ -13,11 +13,14 @@ from pathlib import Path
 
 import sentencepiece as spm
 
-# %% ../nbs/51b_vocab.ipynb #79e11ad9
-SPACE = "\u2581"  # SentencePiece writes a space as this sign, so a real one needs its three bytes
-PROBE = f"\ufb01  \t{SPACE} "  # what a lossy model would change: a ligature, two spaces, a tab, the sign, a space at the end
+# %% ../nbs/51b_vocab.ipynb #897fc45f
+# SentencePiece writes a space as this sign, so a real one needs its three bytes
+SPACE = "\u2581"
+# what a lossy model would change: a ligature, two spaces, a tab, the sign, a
+# space at the end
+PROBE = f"\ufb01  \t{SPACE} "
 
-# %% ../nbs/51b_vocab.ipynb #7634ff5a
+# %% ../nbs/51b_vocab.ipynb #f3c8236b
 class Vocab:
     "A shared BPE vocabulary: text to piece ids and back, without loss (§5.1)."
     def __init__(
@@ -28,9 +31,14 @@ class Vocab:
         try: self.pieces = spm.SentencePieceProcessor(model_proto=model)
         except RuntimeError: raise ValueError("not a SentencePiece model") from None
         self.pad_id, self.bos_id, self.eos_id = self.pieces.pad_id(), self.pieces.bos_id(), self.pieces.eos_id()
-        if min(self.pad_id, self.bos_id, self.eos_id) < 0: raise ValueError("this model lacks <pad>, <s> or </s>: learn one with learn_bpe")
-        self.space_bytes = [self.pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
-        if self.decode(self.encode(PROBE)) != PROBE: raise ValueError("this model does not give text back as it was: learn one with learn_bpe")
+        if min(self.pad_id, self.bos_id, self.eos_id) < 0:
+            raise ValueError("this model lacks <pad>, <s> or "
+                             "</s>: learn one with learn_bpe")
+        self.space_bytes = [self.pieces.piece_to_id(f"<0x{byte:02X}>")
+                            for byte in SPACE.encode()]
+        if self.decode(self.encode(PROBE)) != PROBE:
+            raise ValueError("this model does not give text back as it "
+                             "was: learn one with learn_bpe")
 
     def __len__(self) -> int: return self.pieces.get_piece_size()
 
@@ -40,7 +48,9 @@ class Vocab:
     ) -> list[int]:   # without start and end symbol; never empty
         "Piece ids of a sentence."
         try: first, *rest = map(self.pieces.encode, (" " + text).split(SPACE))
-        except RuntimeError: raise ValueError(f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8") from None
+        except RuntimeError:
+            raise ValueError(f"text={text!r} holds half of a surrogate pair, no "
+                             "character: read it as UTF-8") from None
         return first + [i for part in rest for i in self.space_bytes + part]
 
     def encode_many(
@@ -49,8 +59,12 @@ class Vocab:
         n_threads: int = -1,  # −1: one per core
     ) -> list[list[int]]:     # of each text what `encode` gives
         "Piece ids of many sentences, several at a time."
-        try: ids = iter(self.pieces.encode([" " + text for text in texts if SPACE not in text], num_threads=n_threads))
-        except (RuntimeError, TypeError): return [self.encode(text) for text in texts]  # it does not say which text; `encode` does
+        try:
+            ids = iter(self.pieces.encode([" " + text for text in texts if SPACE not in text],
+                                          num_threads=n_threads))
+        except (RuntimeError, TypeError):
+            # it does not say which text; `encode` does
+            return [self.encode(text) for text in texts]
         return [self.encode(text) if SPACE in text else next(ids) for text in texts]
 
     def decode(
@@ -82,7 +96,7 @@ def sample_lines(
         elif (place := int(rng.random() * (i + 1))) < n: kept[place] = line
     return kept
 
-# %% ../nbs/51b_vocab.ipynb #d05e2772
+# %% ../nbs/51b_vocab.ipynb #420876e1
 def learn_bpe(
     lines: Iterable[str],       # sentences of both languages
     n_pieces: int,              # wanted, 300 or more; small text gives fewer
@@ -90,16 +104,23 @@ def learn_bpe(
     n_threads: int = 2,
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary in which nothing is unknown: rare characters fall back to bytes (§5.1)."
-    if n_pieces < 300: raise ValueError(f"n_pieces={n_pieces} is too few: 256 bytes, 4 special pieces and some letters need at least 300")
-    if n_sample < 1: raise ValueError(f"n_sample={n_sample} is too few: take one line at least")
+    if n_pieces < 300:
+        raise ValueError(f"n_pieces={n_pieces} is too few: 256 bytes, 4 special pieces "
+                         "and some letters need at least 300")
+    if n_sample < 1:
+        raise ValueError(f"n_sample={n_sample} is too few: take one line at least")
     out, sample = io.BytesIO(), sample_lines(lines, n_sample)
     try: spm.SentencePieceTrainer.train(
-        sentence_iterator=(" " + line for line in sample), model_writer=out, vocab_size=n_pieces, model_type="bpe",
-        character_coverage=0.9999, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        add_dummy_prefix=False, hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3,
+        sentence_iterator=(" " + line for line in sample), model_writer=out,
+        vocab_size=n_pieces, model_type="bpe",
+        character_coverage=0.9999, byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False,
+        add_dummy_prefix=False, hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2,
+        eos_id=3,
         max_sentence_length=100_000, num_threads=n_threads, minloglevel=2)
     except RuntimeError:
-        raise ValueError(f"no vocabulary of n_pieces={n_pieces} can be learned: the text is empty, or has too many different "
+        raise ValueError(f"no vocabulary of n_pieces={n_pieces} can be learned: the "
+                         "text is empty, or has too many different "
                          "characters for so few pieces") from None
     return Vocab(out.getvalue())
 
