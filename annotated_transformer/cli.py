@@ -476,7 +476,7 @@ def variations_verb(
     if not done:
         say(f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again")
 
-# %% ../nbs/95_cli.ipynb #37d7144b
+# %% ../nbs/95_cli.ipynb #39bb6146
 def run_demo(
     out: Path,  # the run folder; replaced
 ) -> dict:      # what report.json says
@@ -488,6 +488,7 @@ def run_demo(
     from annotated_transformer.config import get_recipe
     from annotated_transformer.corpus import load_corpus
     from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
+    from annotated_transformer.heads import it_sentences
     from annotated_transformer.evaluate import bleu, load, pronoun_accuracy
     from annotated_transformer.recipe import train_run
     if out.exists() and not (out / "config.json").exists():
@@ -500,10 +501,8 @@ def run_demo(
     train_seconds = time.perf_counter() - began
     translator = load(new)
     plain = builtin(1000, seed=1, split="test")
-    it = builtin(800, seed=1, split="test",
-                 patterns=tuple(p for p in PATTERNS if p.startswith("it_")))
     # the two nouns differ in gender: guessing fails
-    it = [s for s in it if s.pronoun.answer != s.pronoun.wrong]
+    it = it_sentences(800, patterns=tuple(p for p in PATTERNS if p.startswith("it_")))
     said, said_it = translator.translate([s.en for s in plain]), translator.translate([s.en for s in it])
     animals = [ANIMAL_TIRED, ANIMAL_WIDE]
     report = {

@@ -6,14 +6,15 @@
 __all__ = ['PRECISIONS', 'can_pack', 'PackedLinear', 'pack_int8', 'overflows', 'Int8Linear', 'ReadyEmbedding',
            'ready_to_translate']
 
-# %% ../nbs/60_inference.ipynb #6a65f91c
-import os
+# %% ../nbs/60_inference.ipynb #384e052c
 import warnings
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .distributed import limit_kernels
 
 # %% ../nbs/60_inference.ipynb #adcdc4dd
 def can_pack() -> bool:
@@ -105,7 +106,7 @@ class ReadyEmbedding(nn.Module):
 # %% ../nbs/60_inference.ipynb #671eb89f
 PRECISIONS = ("fp32", "bf16", "int8")
 
-# %% ../nbs/60_inference.ipynb #88af8a4e
+# %% ../nbs/60_inference.ipynb #d4fe7582
 def ready_to_translate(
     model: nn.Module,         # a trained `Transformer`; changed in place
     precision: str = "fp32",  # of the products: "fp32", "bf16" (all of the model) or "int8" (CPU only)
@@ -116,8 +117,7 @@ def ready_to_translate(
     device = model.embedding.weight.device.type
     if precision == "int8" and device != "cpu":
         raise ValueError(f"precision=int8 is for the CPU: take bf16 on {device}")
-    for kept in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        os.environ.setdefault(kept, "64")
+    limit_kernels()
     if precision == "bf16": model.bfloat16()
     model.eval().requires_grad_(False)
     if device != "cpu" or precision != "int8" and not can_pack(): return model

@@ -7,11 +7,10 @@ __all__ = ['precision_context', 'schedule', 'BatchLoss', 'validation_loss', 'Kee
            'read_metrics', 'trim_metrics', 'draw_curve', 'continue_run', 'finish', 'new_run', 'undone_if_wrong',
            'train_run', 'resume_run', 'prepare_run']
 
-# %% ../nbs/55_recipe.ipynb #ad710182
+# %% ../nbs/55_recipe.ipynb #e77b7bb8
 import importlib.util
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,7 +29,7 @@ from .checkpoint import (Progress, checkpoints, create_run,
                                               write_atomically, write_config)
 from .config import Recipe, TrainConfig
 from .corpus import Corpus, corpus_from, fingerprint
-from .distributed import (any_rank, data_parallel, n_ranks, pick_device,
+from .distributed import (any_rank, data_parallel, limit_kernels, n_ranks, pick_device,
                                                process_group, rank, rank_0_first, shard,
                                                sum_over_ranks)
 from .label_smoothing import smoothed_loss
@@ -42,7 +41,7 @@ from .train import (Hook, NotFinite, StepRecord, Stop, append_json,
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 
-# %% ../nbs/55_recipe.ipynb #bf2b00e7
+# %% ../nbs/55_recipe.ipynb #d0098698
 def precision_context(
     precision: str,        # "fp32", "bf16" or "auto"
     device: torch.device,
@@ -52,9 +51,7 @@ def precision_context(
               "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False)}
     wanted = (precision == "bf16"
               or precision == "auto" and native.get(device.type, lambda: False)())
-    if wanted and device.type == "cpu":
-        for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-            os.environ.setdefault(cache, "64")
+    if wanted and device.type == "cpu": limit_kernels()
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 # %% ../nbs/55_recipe.ipynb #423c6559

@@ -19,7 +19,7 @@ MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}
 ALLOWED = {
     # layer 0: parts
     "config": "", "stack": "", "attention": "", "multi_head": "attention", "masking": "", "feed_forward": "", "embedding": "", "position": "",
-    "grammar": "", "corpus": "grammar", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "inference": "", "decode": "",
+    "grammar": "", "corpus": "grammar", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "inference": "distributed", "decode": "",
     # layer 1: what holds parts together
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
     "background": "", "complexity": "attention", "explorer": "",
@@ -35,7 +35,7 @@ ALLOWED = {
     "ct2": "config vocab checkpoint",
     # layer 4
     "cli": "config grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize explorer variations "
-           "transformer marian ct2",
+           "transformer marian ct2 heads",
 }
 
 
