@@ -385,9 +385,9 @@ def checkpoints(
     "The checkpoints to choose from, one a step, oldest first; whatever a crash left half-done is not among them."
     return list({step: path for step, _, path in numbered(folder)}.values())
 
-# %% ../nbs/52b_checkpoint.ipynb #8434a573
+# %% ../nbs/52b_checkpoint.ipynb #d4b582f6
 def sweep(
-    folder: Path,  # a run's checkpoints/
+    folder: Path,  # a run, or its checkpoints/
 ) -> None:
     "Remove what earlier processes left half-written."
     for left in folder.glob(".*.part"):

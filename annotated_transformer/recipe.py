@@ -7,7 +7,7 @@ __all__ = ['precision_context', 'schedule', 'BatchLoss', 'validation_loss', 'Kee
            'read_metrics', 'trim_metrics', 'draw_curve', 'continue_run', 'finish', 'new_run', 'undone_if_wrong',
            'train_run', 'resume_run', 'prepare_run']
 
-# %% ../nbs/55_recipe.ipynb #e77b7bb8
+# %% ../nbs/55_recipe.ipynb #82a7d49c
 import importlib.util
 import json
 import math
@@ -25,7 +25,7 @@ from .batch import (Batch, Pairs, Position, Prepared, epoch_batches,
 from .checkpoint import (Progress, checkpoints, create_run,
                                               keep_as, latest, load_checkpoint, prune,
                                               read_config, save_checkpoint,
-                                              save_weights, use_average,
+                                              save_weights, sweep, use_average,
                                               write_atomically, write_config)
 from .config import Recipe, TrainConfig
 from .corpus import Corpus, corpus_from, fingerprint
@@ -261,7 +261,7 @@ def draw_curve(
     figure.savefig(run / "curve.svg")
     close(figure)
 
-# %% ../nbs/55_recipe.ipynb #5270366c
+# %% ../nbs/55_recipe.ipynb #bc89a5ea
 def continue_run(
     run: Path,                     # a run folder
     device: torch.device,
@@ -291,6 +291,7 @@ def continue_run(
                            rank=rank(), n_ranks=n_ranks())
     first_only, closing = [], []
     if rank() == 0:
+        sweep(run)
         trim_metrics(run, start.step)
         bar = None if quiet else progress_bar(settings.max_steps, minutes, start.step)
         closing = [hook for hook in (bar, tensorboard(run / "tensorboard")) if hook]

@@ -107,6 +107,15 @@ def test_a_run_at_its_end_stays_as_it_is(straight, tmp_path):
     assert (run / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
 
 
+def test_what_a_killed_process_left_is_swept_away(corpus, tmp_path):
+    "In the run itself too: a process may be killed while it writes the run's own weights."
+    run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
+    left = [run / ".model.safetensors.1.part", run / "checkpoints" / ".step-0000009.1.part"]
+    for path in left: path.write_bytes(b"half")
+    resume_run(run, "cpu", quiet=True)
+    assert [path for path in left if path.exists()] == []
+
+
 def test_data_that_was_lost_is_made_again(corpus, straight, tmp_path):
     run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
     shutil.rmtree(run / "data")
