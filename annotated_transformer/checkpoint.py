@@ -385,12 +385,12 @@ def checkpoints(
     "The checkpoints to choose from, one a step, oldest first; whatever a crash left half-done is not among them."
     return list({step: path for step, _, path in numbered(folder)}.values())
 
-# %% ../nbs/52b_checkpoint.ipynb #d4b582f6
+# %% ../nbs/52b_checkpoint.ipynb #36313af9
 def sweep(
     folder: Path,  # a run, or its checkpoints/
 ) -> None:
-    "Remove what earlier processes left half-written."
-    for left in folder.glob(".*.part"):
+    "Remove what earlier processes left half-written: our .part, and the .tmp… that safetensors begins with."
+    for left in (*folder.glob(".*.part"), *folder.glob(".tmp*")):
         if left.is_dir(): shutil.rmtree(left, ignore_errors=True)
         else: left.unlink(missing_ok=True)
 
