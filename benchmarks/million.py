@@ -45,6 +45,7 @@ def feed(lines: Iterator[bytes], pipe: BinaryIO, measured: threading.Event) -> N
 
 def start(run: Path, beam_size: int, lines: Iterator[bytes]) -> tuple[subprocess.Popen, threading.Event]:
     "A `translate` that is being fed, and what lets it end."
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would what it starts
     words, measured = ["translate", str(run), "--beam-size", str(beam_size), "--quiet"], threading.Event()
     process = subprocess.Popen([sys.executable, "-m", "annotated_transformer", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     threading.Thread(target=feed, args=(lines, process.stdin, measured), daemon=True).start()
