@@ -19,7 +19,8 @@ MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}
 ALLOWED = {
     # layer 0: parts
     "config": "", "stack": "", "attention": "", "multi_head": "attention", "masking": "", "feed_forward": "", "embedding": "", "position": "",
-    "grammar": "", "corpus": "grammar", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "inference": "distributed", "decode": "",
+    "grammar": "", "corpus": "grammar", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "decode": "",
+    "inference": "distributed",
     # layer 1: what holds parts together
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
     "background": "", "complexity": "attention", "explorer": "",
