@@ -480,15 +480,14 @@ def variations_verb(
     if not done:
         say(f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again")
 
-# %% ../nbs/95_cli.ipynb #39bb6146
+# %% ../nbs/95_cli.ipynb #b0447ce3
 def run_demo(
     out: Path,  # the run folder; replaced
 ) -> dict:      # what report.json says
     "Train `tiny` on the built-in corpus, measure it on held-out sentences, write report.json and attention.html."
-    import json
     import shutil
     import time
-    from annotated_transformer.checkpoint import check_new_run, write_atomically
+    from annotated_transformer.checkpoint import check_new_run, write_json
     from annotated_transformer.config import get_recipe
     from annotated_transformer.corpus import load_corpus
     from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
@@ -518,8 +517,7 @@ def run_demo(
         "animal": {s.en: h for s, h in zip(animals,
                                            translator.translate([s.en for s in animals]))},
     }
-    write_atomically(new / "report.json",
-                     (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    write_json(new / "report.json", report)
     write_attention(translator, [s.en for s in animals], new / "attention.html")
     shutil.rmtree(out, ignore_errors=True)
     new.rename(out)

@@ -9,7 +9,7 @@ __all__ = ['ACTIVATIONS', 'ONLY', 'OUTSIDE', 'ENCODER_LAYER', 'DECODER_LAYER', '
            'load_pieces', 'MarianVocab', 'MarianTranslator', 'marian_search', 'with_marian_rules', 'import_marian',
            'load_marian', 'load_any']
 
-# %% ../nbs/90_marian.ipynb #96f48533
+# %% ../nbs/90_marian.ipynb #4fa0da9b
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .checkpoint import FORMAT, naming, new_folder, save_tensors, write_atomically
+from .checkpoint import FORMAT, naming, new_folder, save_tensors, write_json
 from .checkpoint import check_finite, check_shapes, fingerprint, read_json, read_tensors, set_weights, shapes
 from .config import check_types, one_of, within
 from .decode import beam_search, best_ends, greedy_search
@@ -382,7 +382,7 @@ def with_marian_rules(
         return search(ruled_step, state, bos_id, eos_id, max_lens + 1)  # the end symbol has a place of its own
     return ruled
 
-# %% ../nbs/90_marian.ipynb #b9609be6
+# %% ../nbs/90_marian.ipynb #fd7b380c
 def import_marian(
     folder: Path,  # a Marian checkpoint of Hugging Face
     run: Path,     # the run folder to make; must not exist
@@ -399,7 +399,7 @@ def import_marian(
         save_tensors(weights, part / "model.safetensors")
         values = {"format": FORMAT, "kind": "marian", "marian": asdict(config),
                   "sha256": {name: fingerprint(part / name) for name in FILES}}
-        write_atomically(part / "config.json", (json.dumps(values, indent=1) + "\n").encode())
+        write_json(part / "config.json", values)
 
 # %% ../nbs/90_marian.ipynb #e50fc480
 def load_marian(

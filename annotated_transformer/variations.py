@@ -7,7 +7,7 @@ __all__ = ['ROWS', 'KEY_ROWS', 'SIZES', 'BASES', 'Row', 'recipe_of', 'paper_rows
            'thin', 'read_table', 'fill_table', 'choose_rows', 'table_lines', 'seed_spread', 'Effect', 'verdict',
            'effects']
 
-# %% ../nbs/62_variations.ipynb #56b2cf74
+# %% ../nbs/62_variations.ipynb #c40afd0f
 import json
 import math
 import shutil
@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from .checkpoint import FORMAT, check_new_run, read_json, write_atomically
+from .checkpoint import FORMAT, check_new_run, read_json, write_json
 from .config import ModelConfig, Recipe, TrainConfig, override, recipe_to_dict
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     paper: str | None         # the row of the paper that it scales down: "B d_k=16"; None = a row of our own
     times: int = 1            # how many times the base's steps it trains
 
-# %% ../nbs/62_variations.ipynb #95eff115
+# %% ../nbs/62_variations.ipynb #23ee235d
 ROWS = (
     Row("base", (), "base"),
     Row("A h=1", ("n_heads=1",), "A h=1"),
@@ -53,15 +53,18 @@ ROWS = (
     Row("pre-norm", ("norm=pre",), None),
     Row("attention dropout", ("attention_dropout=0.1",), None),
 )
-KEY_ROWS = ("base", "A h=1", "B d_k=4", "C N=1", "C d_model=256", "D dropout=0.0", "D eps=0.0", "E")  # where real text is dear
+KEY_ROWS = ("base", "A h=1", "B d_k=4", "C N=1", "C d_model=256",
+            "D dropout=0.0", "D eps=0.0", "E")  # where real text is dear
 
-# %% ../nbs/62_variations.ipynb #85477f53
+# %% ../nbs/62_variations.ipynb #ea275eeb
 SIZES = ModelConfig(n_layers=3, d_model=128, d_ff=512, n_heads=8)
 BASES = {
-    "builtin": Recipe(SIZES, TrainConfig(n_pieces=2000, batch_tokens=500, max_steps=800, schedule="linear", peak_lr=2e-3, warmup_steps=100,
-                                         precision="fp32", save_every=200, keep_last=1, average_last=1)),
-    "multi30k": Recipe(SIZES, TrainConfig(n_pieces=4000, batch_tokens=1000, max_steps=3000, schedule="linear", peak_lr=1e-3, warmup_steps=400,
-                                          save_every=250, keep_last=1, average_last=1)),
+    "builtin": Recipe(SIZES, TrainConfig(
+        n_pieces=2000, batch_tokens=250, max_steps=1600, schedule="linear", peak_lr=1e-3, warmup_steps=200,
+        precision="fp32", save_every=400, keep_last=1, average_last=1)),
+    "multi30k": Recipe(SIZES, TrainConfig(
+        n_pieces=4000, batch_tokens=1000, max_steps=3000, schedule="linear", peak_lr=1e-3, warmup_steps=400,
+        save_every=250, keep_last=1, average_last=1)),
 }
 
 # %% ../nbs/62_variations.ipynb #8037ffa8
@@ -74,9 +77,9 @@ def recipe_of(
     steps = base.train.max_steps * row.times
     return override(base, [*row.changes, f"max_steps={steps}", f"valid_every={steps}", f"seed={seed}"])
 
-# %% ../nbs/62_variations.ipynb #8d996a15
+# %% ../nbs/62_variations.ipynb #de283cee
 def paper_rows(
-    table3: dict,      # "base", and "rows" with the letter of each and its cells, as reference/paper_tables.json has them
+    table3: dict,      # "base", and "rows" with the letter and the cells of each: reference/paper_tables.json
 ) -> dict[str, dict]:  # by the names that `Row.paper` has
     "The rows of the paper's Table 3."
     def name(row: dict) -> str:
@@ -84,34 +87,36 @@ def paper_rows(
         return row["row"] if row["row"] in ("E", "big") else f"{row['row']} {key}={value}"
     return {"base": table3["base"]} | {name(row): row for row in table3["rows"]}
 
-# %% ../nbs/62_variations.ipynb #ab2fdfce
+# %% ../nbs/62_variations.ipynb #ebbd4bae
 class Measured(NamedTuple):
     "What Table 3 says of a row."
-    valid_loss: float  # of the last weights on held-out text, nats per piece, without smoothing; its exponential is the perplexity
+    valid_loss: float  # nats per piece of held-out text, without smoothing; its exponential is the perplexity
     bleu: float        # of held-out text, in [0, 100]
     n_parameters: int
     seconds: float     # of training, by the clock: it depends on what else the machine did
 
-# %% ../nbs/62_variations.ipynb #ce066872
+# %% ../nbs/62_variations.ipynb #d3641612
 class Plan(NamedTuple):
     "Which rows to measure, and what they share."
     rows: tuple[Row, ...]
     n_seeds: int  # trainings of each row, with seeds 0, 1, …
     base: Recipe  # what every row starts from
-    about: dict   # plain values: the text, the search; a folder holds one table, and these tell it from others
+    about: dict   # plain values, the text and the search: they tell this table from others
 
-# %% ../nbs/62_variations.ipynb #025b5424
+# %% ../nbs/62_variations.ipynb #2f2a3870
 def begin_table(
     folder: Path,
     plan: Plan,
 ) -> None:
     "Note what the rows of a table share; ValueError for a folder that was begun with something else."
-    def flat(values): return {k: v for name, value in values.items() for k, v in (value.items() if isinstance(value, dict) else [(name, value)])}
+    def flat(values):
+        return {k: v for name, value in values.items()
+                for k, v in (value.items() if isinstance(value, dict) else [(name, value)])}
     file, shared = folder / "settings.json", {"format": FORMAT, **plan.about, **recipe_to_dict(plan.base)}
     if not file.exists():
         check_new_run(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, (json.dumps(shared, indent=1, ensure_ascii=False) + "\n").encode())
+        write_json(file, shared)
     was, now = flat(read_json(file)), flat(shared)
     differ = [f"{name}={was.get(name)!r}, not {value!r}" for name, value in now.items() if was.get(name) != value]
     if differ: raise ValueError(f"{folder} was begun with {'; '.join(differ)}: choose another --out")
@@ -150,11 +155,12 @@ def read_table(
         rows.append({key: first[key] for key in ("row", "paper", "changes", "steps")} | {"found": measures})
     return read_json(folder / "settings.json") | {"rows": rows}
 
-# %% ../nbs/62_variations.ipynb #4a9f2998
+# %% ../nbs/62_variations.ipynb #ccf2f814
 def fill_table(
     folder: Path,  # made if need be; one that was begun goes on
     plan: Plan,
-    train_row: Callable[[Recipe, Path, float | None], Measured | None],  # settings, run folder, minutes left; None = time was up
+    train_row: Callable[[Recipe, Path, float | None],  # settings, run folder, minutes left
+                        Measured | None],              # None = time was up
     minutes: float | None = None,        # of this sitting; None = until all is done
     say: Callable[[str], None] = print,  # told of each row when it is done
 ) -> bool:                               # is all done?
@@ -171,14 +177,16 @@ def fill_table(
             left = None if minutes is None else minutes - (time.monotonic() - began) / 60
             found = train_row(recipe, run, left) if left is None or left > 0 else None
             if found is None: return False
-            values = {"row": row.name, "paper": row.paper, "changes": row.changes, "steps": recipe.train.max_steps, "seed": seed, **found._asdict()}
-            write_atomically(file, (json.dumps({"format": FORMAT, **values}, indent=1) + "\n").encode())
-            say(f"{i} of {len(todo)}: {row.name}, seed {seed}: perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}")
+            values = {"row": row.name, "paper": row.paper, "changes": row.changes,
+                      "steps": recipe.train.max_steps, "seed": seed, **found._asdict()}
+            write_json(file, {"format": FORMAT, **values})
+            say(f"{i} of {len(todo)}: {row.name}, seed {seed}: "
+                f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}")
         thin(run)
-        write_atomically(folder / "table.json", (json.dumps(read_table(folder), indent=1, ensure_ascii=False) + "\n").encode())
+        write_json(folder / "table.json", read_table(folder))
     return True
 
-# %% ../nbs/62_variations.ipynb #116ebc92
+# %% ../nbs/62_variations.ipynb #979ffac8
 def choose_rows(
     names: str = "all",  # "all", "key", or names with commas between
 ) -> tuple[Row, ...]:
@@ -186,22 +194,27 @@ def choose_rows(
     known = {row.name: row for row in ROWS}
     wanted = {"all": tuple(known), "key": KEY_ROWS}.get(names) or [name.strip() for name in names.split(",")]
     for name in wanted:
-        if name not in known: raise ValueError(f"no row is called {name!r}: take all, key, or some of {', '.join(known)}")
+        if name not in known:
+            raise ValueError(f"no row is called {name!r}: take all, key, or some of {', '.join(known)}")
     return tuple(row for row in ROWS if row.name in wanted)
 
-# %% ../nbs/62_variations.ipynb #52ad903a
+# %% ../nbs/62_variations.ipynb #b7dff367
 def table_lines(
     table: dict,  # as `read_table` gives it
 ) -> list[str]:
     "The table for a terminal: means over the seeds, and half of what lies between the lowest and the highest."
     out = [f"{'':18}{'steps':>6}{'parameters':>13}{'perplexity':>18}{'BLEU':>16}   seeds"]
+    def shown(values, digits):
+        half = (max(values) - min(values)) / 2
+        return f"{sum(values) / len(values):.{digits}f} ± {half:.{digits}f}"
     for row in table["rows"]:
-        def shown(values, digits): return f"{sum(values) / len(values):.{digits}f} ± {(max(values) - min(values)) / 2:.{digits}f}"
-        ppl, bleu = [math.exp(one["valid_loss"]) for one in row["found"]], [one["bleu"] for one in row["found"]]
-        out.append(f"{row['row']:18}{row['steps']:6}{row['found'][0]['n_parameters']:13,}{shown(ppl, 3):>18}{shown(bleu, 2):>16}   {len(ppl)}")
+        ppl = [math.exp(one["valid_loss"]) for one in row["found"]]
+        bleu = [one["bleu"] for one in row["found"]]
+        out.append(f"{row['row']:18}{row['steps']:6}{row['found'][0]['n_parameters']:13,}"
+                   f"{shown(ppl, 3):>18}{shown(bleu, 2):>16}   {len(ppl)}")
     return out
 
-# %% ../nbs/62_variations.ipynb #5bf5648b
+# %% ../nbs/62_variations.ipynb #955b1d2b
 def seed_spread(
     table: dict,   # as `read_table` gives it
     measure: str,  # "valid_loss" or "bleu"
@@ -209,17 +222,19 @@ def seed_spread(
     "How far trainings of the same row lie apart, pooled over all rows (not in the paper)."
     values = [[one[measure] for one in row["found"]] for row in table["rows"]]
     n_free = sum(len(row) - 1 for row in values)
-    if not n_free: raise ValueError("no row was trained with two seeds: train with --seeds 2, or take the spread of another table")
+    if not n_free:
+        raise ValueError("no row was trained with two seeds: train with --seeds 2, "
+                         "or take the spread of another table")
     return math.sqrt(sum((x - sum(row) / len(row)) ** 2 for row in values for x in row) / n_free)
 
-# %% ../nbs/62_variations.ipynb #47f94bd7
+# %% ../nbs/62_variations.ipynb #8518762a
 class Effect(NamedTuple):
     "What a row changed, beside what it changed in the paper."
     row: str
     ours: float          # the row's mean less the base's
     noise: float         # luck alone reaches this about once in twenty
     paper: float | None  # the paper's difference; None for a row of our own
-    verdict: str         # "agrees", "disagrees", "cannot tell"; for a row of our own "higher", "lower", "cannot tell"
+    verdict: str         # "agrees", "disagrees", "cannot tell"; of our own rows "higher", "lower", "cannot tell"
 
 # %% ../nbs/62_variations.ipynb #46198098
 def verdict(
@@ -232,11 +247,11 @@ def verdict(
     if paper is None: return "higher" if ours > 0 else "lower"
     return "agrees" if ours * paper > 0 else "disagrees"
 
-# %% ../nbs/62_variations.ipynb #3ee27205
+# %% ../nbs/62_variations.ipynb #568e635a
 def effects(
     table: dict,                         # as `read_table` gives it
     measure: str,                        # "valid_loss" or "bleu"
-    paper: dict[str, dict[str, float]],  # the paper's rows by their names there, each with that measure: {"base": {"bleu": 25.8}, …}
+    paper: dict[str, dict[str, float]],  # that measure of the paper's rows: {"base": {"bleu": 25.8}, …}
     spread: float,                       # as `seed_spread` gives it
 ) -> list[Effect]:                       # of all rows but the base
     "Each row's difference from the base, beside the paper's (§6.2, Table 3)."
