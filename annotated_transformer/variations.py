@@ -56,14 +56,14 @@ ROWS = (
 KEY_ROWS = ("base", "A h=1", "B d_k=4", "C N=1", "C d_model=256",
             "D dropout=0.0", "D eps=0.0", "E")  # where real text is dear
 
-# %% ../nbs/62_variations.ipynb #ea275eeb
+# %% ../nbs/62_variations.ipynb #fc0cd69b
 SIZES = ModelConfig(n_layers=3, d_model=128, d_ff=512, n_heads=8)
 BASES = {
     "builtin": Recipe(SIZES, TrainConfig(
         n_pieces=2000, batch_tokens=250, max_steps=1600, schedule="linear", peak_lr=1e-3, warmup_steps=200,
         precision="fp32", save_every=400, keep_last=1, average_last=1)),
     "multi30k": Recipe(SIZES, TrainConfig(
-        n_pieces=4000, batch_tokens=1000, max_steps=3000, schedule="linear", peak_lr=1e-3, warmup_steps=400,
+        n_pieces=4000, batch_tokens=1000, max_steps=3000, schedule="linear", peak_lr=2e-3, warmup_steps=400,
         save_every=250, keep_last=1, average_last=1)),
 }
 
