@@ -26,7 +26,7 @@ class Tree(NamedTuple):
 
     def __str__(self) -> str: return f"({self.label} {self.word or ' '.join(map(str, self.parts))})"
 
-# %% ../nbs/63_parsing.ipynb #4f640b46
+# %% ../nbs/63_parsing.ipynb #1797d9bf
 BRACKETS = re.compile(r"\(\s*([^\s()]*)|(\))|([^\s()]+)")  # opens with a label, closes, a word
 ROOT = "TOP"  # the label of an outermost bracket that has none
 
@@ -42,11 +42,13 @@ def read_trees(text: str) -> list[Tree]:
             if not parts and not word: raise wrong(at, f"the bracket ({label} holds no word")
             (stack[-1][1] if stack else trees).append(Tree(label, tuple(parts), word))
         elif word:
-            if not stack or stack[-1][1] or stack[-1][2]: raise wrong(at, f"the word {word!r} has no bracket of its own: write (TAG {word})")
+            if not stack or stack[-1][1] or stack[-1][2]:
+                raise wrong(at, f"the word {word!r} has no bracket of its own: write (TAG {word})")
             stack[-1][2] = word
         else:
             if stack and not label: raise wrong(at, "a bracket inside a tree has no label")
-            if stack and stack[-1][2]: raise wrong(at, f"a bracket behind the word {stack[-1][2]!r}: a word stands alone with its tag")
+            if stack and stack[-1][2]:
+                raise wrong(at, f"a bracket behind the word {stack[-1][2]!r}: a word stands alone with its tag")
             stack.append([label or ROOT, [], "", at])
     if stack: raise wrong(stack[0][3], f"the bracket ({stack[0][0]} is never closed")
     return trees
@@ -92,7 +94,7 @@ class Repairs(NamedTuple):
     missing: int = 0  # words that had no place
     rooted: int = 0   # 1: a root was put over all
 
-# %% ../nbs/63_parsing.ipynb #7a03519a
+# %% ../nbs/63_parsing.ipynb #7c970748
 UNKNOWN = "XX"  # the tag of a word whose tag nobody said
 
 def rebuild(
@@ -122,7 +124,8 @@ def rebuild(
     tops, late = stack[0][1], [Tree(UNKNOWN, word=word) for word in words[n:]]
     if late and len(tops) == 1 and tops[0].parts: tops, late = [tops[0]._replace(parts=(*tops[0].parts, *late))], []
     one = len(tops) == 1 and not late
-    return tops[0] if one else Tree(ROOT, (*tops, *late)), Repairs(found["closed"], found["dropped"], found["surplus"], len(words) - n, int(not one))
+    repairs = Repairs(found["closed"], found["dropped"], found["surplus"], len(words) - n, int(not one))
+    return tops[0] if one else Tree(ROOT, (*tops, *late)), repairs
 
 # %% ../nbs/63_parsing.ipynb #93d862f2
 def tokens_of(text: str) -> list[str]:
@@ -196,7 +199,7 @@ class BracketScore(NamedTuple):
         return (f"F1 = {self.f1:.2f} (precision {self.precision:.2f}, recall {self.recall:.2f}), "
                 f"{self.exact:.1f} % of {self.n_compared} trees exact{left_out}")
 
-# %% ../nbs/63_parsing.ipynb #e5acf8a4
+# %% ../nbs/63_parsing.ipynb #10e3d718
 def compare_trees(
     gold: Tree,
     predicted: Tree | None,  # None: the parser gave none
@@ -206,7 +209,8 @@ def compare_trees(
     counted = [[leaf.label not in PUNCTUATION for leaf in leaves(tree)] for tree in (gold, predicted)]
     if words_of(gold) == words_of(predicted): counted[1] = counted[0]
     if not any(counted[1]): return BracketScore(n_skipped=1)
-    if [*compress(words_of(gold), counted[0])] != [*compress(words_of(predicted), counted[1])]: return BracketScore(n_errors=1)
+    if [*compress(words_of(gold), counted[0])] != [*compress(words_of(predicted), counted[1])]:
+        return BracketScore(n_errors=1)
     wanted, said = brackets(gold, counted[0]), brackets(predicted, counted[1])
     return BracketScore((wanted & said).total(), wanted.total(), said.total(), int(wanted == said), 1)
 
@@ -223,7 +227,7 @@ def parse(
     texts = translate([" ".join(words) for words in sentences])
     return [rebuild(tokens_of(text), words) for text, words in zip(texts, sentences, strict=True)]
 
-# %% ../nbs/63_parsing.ipynb #0bb59808
+# %% ../nbs/63_parsing.ipynb #ac9c3057
 class Outcome(NamedTuple):
     "What a parser did on a test set, sentence by sentence."
     trees: list[Tree]           # the parser's
@@ -234,14 +238,16 @@ def parsing_experiment(
     train_trees: list[Tree],
     valid_trees: list[Tree],
     test_trees: list[Tree],
-    train: Callable[[list[tuple[str, str]], list[tuple[str, str]]], Callable[[list[str]], list[str]]],  # two lists of pairs, to what translates
+    train: Callable[[list[tuple[str, str]], list[tuple[str, str]]],  # two lists of pairs,
+                    Callable[[list[str]], list[str]]],               # to what translates
 ) -> Outcome:
     "Train on trees, parse the sentences of others, compare (§6.3)."
     translate = train(*([pair_of(tree) for tree in trees] for trees in (train_trees, valid_trees)))
     trees, repairs = zip(*parse([words_of(tree) for tree in test_trees], translate))
-    return Outcome(list(trees), [compare_trees(gold, tree) for gold, tree in zip(test_trees, trees)], list(repairs))
+    scores = [compare_trees(gold, tree) for gold, tree in zip(test_trees, trees)]
+    return Outcome(list(trees), scores, list(repairs))
 
-# %% ../nbs/63_parsing.ipynb #0be32470
+# %% ../nbs/63_parsing.ipynb #9cf29234
 TREEBANK = {"train": range(1, 160), "valid": range(160, 180), "test": range(180, 200)}  # numbers of files
 
 def treebank(
@@ -255,5 +261,6 @@ def treebank(
         with zipfile.ZipFile(path) as archive:
             texts = [archive.read(f"treebank/combined/wsj_{i:04}.mrg").decode("ascii") for i in TREEBANK[split]]
     except (OSError, KeyError, zipfile.BadZipFile) as e:
-        raise ValueError(f"{path} cannot be read ({e}): nltk.download('treebank') gets it, if its licence allows you to use it") from None
+        raise ValueError(f"{path} cannot be read ({e}): nltk.download('treebank') gets it, "
+                         "if its licence allows you to use it") from None
     return [plain(tree) for text in texts for tree in read_trees(text)]
