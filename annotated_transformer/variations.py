@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'KEY_ROWS', 'SIZES', 'BASES', 'Row', 'recipe_of', 'paper_rows', 'Measured', 'Plan', 'begin_table', 'place_of',
-           'thin', 'read_table', 'fill_table', 'choose_rows', 'table_lines', 'seed_spread', 'Effect', 'verdict',
-           'effects']
+           'thin', 'curve_of', 'read_table', 'fill_table', 'choose_rows', 'table_lines', 'seed_spread', 'Effect',
+           'verdict', 'effects']
 
-# %% ../nbs/62_variations.ipynb #c40afd0f
+# %% ../nbs/62_variations.ipynb #20ef649d
 import json
 import math
 import shutil
 import time
 from collections.abc import Callable
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -140,18 +140,30 @@ def thin(
         if path.is_dir(): shutil.rmtree(path)
         else: path.unlink()
 
-# %% ../nbs/62_variations.ipynb #bcdc8c8b
+# %% ../nbs/62_variations.ipynb #941f2cd4
+def curve_of(
+    run: Path,         # a run folder that has been measured
+    n_parts: int = 20,
+) -> list[float]:      # empty if the run has no curve, or fewer steps
+    "The mean loss of each twentieth of a training, in nats per piece, with dropout and smoothing as it was trained."
+    path = run / "metrics.jsonl"
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
+    losses = [record["loss"] for record in records if "loss" in record]
+    cuts = [i * len(losses) // n_parts for i in range(n_parts + 1)]
+    return [sum(losses[a:b]) / (b - a) for a, b in pairwise(cuts)] if len(losses) >= n_parts else []
+
+# %% ../nbs/62_variations.ipynb #8c1ae2e2
 def read_table(
     folder: Path,
-) -> dict:  # what was shared, and "rows": each with "found", a list of what each seed gave
+) -> dict:  # what was shared, and "rows": each with "found", a list of what each seed gave, and its "curve"
     "The table so far."
     order = {row.name: i for i, row in enumerate(ROWS)}
-    files = [read_json(file) for file in (folder / "rows").glob("*.json")]
+    files = [read_json(file) | {"curve": curve_of(file.with_suffix(""))} for file in (folder / "rows").glob("*.json")]
     files.sort(key=lambda one: (order.get(one["row"], len(order)), one["row"], one["seed"]))
     rows = []
     for _, group in groupby(files, key=lambda one: one["row"]):
         first, *_ = found = list(group)
-        measures = [{key: one[key] for key in ("seed", *Measured._fields)} for one in found]
+        measures = [{key: one[key] for key in ("seed", *Measured._fields, "curve")} for one in found]
         rows.append({key: first[key] for key in ("row", "paper", "changes", "steps")} | {"found": measures})
     return read_json(folder / "settings.json") | {"rows": rows}
 

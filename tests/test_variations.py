@@ -10,8 +10,8 @@ import pytest
 from conftest import ROOT
 
 from annotated_transformer.config import Recipe, override
-from annotated_transformer.variations import (BASES, KEY_ROWS, ROWS, Measured, Plan, begin_table, choose_rows, effects, fill_table, place_of,
-                                              read_table, recipe_of, seed_spread, table_lines, thin, verdict)
+from annotated_transformer.variations import (BASES, KEY_ROWS, ROWS, Measured, Plan, begin_table, choose_rows, curve_of, effects,
+                                              fill_table, place_of, read_table, recipe_of, seed_spread, table_lines, thin, verdict)
 
 TABLE3 = json.loads((ROOT / "reference/paper_tables.json").read_text(encoding="utf-8"))["table3"]
 SYMBOLS = {"h": "n_heads", "N": "n_layers", "dropout": "dropout", "eps": "label_smoothing", "d_k": "d_k", "d_model": "d_model", "d_ff": "d_ff"}
@@ -81,7 +81,8 @@ class Trainer:
     def __call__(self, recipe: Recipe, run: Path, minutes: float | None) -> Measured:
         self.calls.append((run.name, (run / "checkpoints").exists()))
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
-        for name in ("config.json", "metrics.jsonl", "vocab.model", "model.safetensors"): (run / name).write_text(name)
+        for name in ("config.json", "vocab.model", "model.safetensors"): (run / name).write_text(name)
+        (run / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "loss": 3 - i / 10}) + "\n" for i in range(1, 21)))
         if len(self.calls) in self.interrupted: raise KeyboardInterrupt
         return measured(recipe)
 
@@ -114,6 +115,17 @@ def test_interrupted_and_gone_on_with(interrupted, straight, tmp_path):
 def test_what_is_left_of_a_run(straight):
     for run in (straight / "rows").iterdir():
         if run.is_dir(): assert {p.name for p in run.iterdir()} == {"config.json", "metrics.jsonl"}
+
+
+def test_curves(straight, tmp_path):
+    "The table says how the loss of each row fell: equal stretches, which together have every step; nothing for a run that is gone or too short."
+    for row in read_table(straight)["rows"]:
+        for one in row["found"]: assert one["curve"] == pytest.approx([3 - i / 10 for i in range(1, 21)])
+    for n, n_parts, wanted in ((7, 3, [0.5, 2.5, 5]), (3, 3, [0, 1, 2]), (2, 3, [])):
+        records = [{"step": i, "loss": float(i)} for i in range(n)] + [{"step": n, "valid_loss": 7.0}]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        assert curve_of(tmp_path, n_parts) == wanted
+    assert curve_of(tmp_path / "gone") == []
 
 
 def test_killed_before_it_was_cleared(straight, tmp_path):
@@ -150,7 +162,7 @@ def test_time_is_up(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("other, message", [
-    ({"settings": ["max_steps=500"]}, "max_steps=800, not 500: choose another --out"), ({"settings": ["d_model=64"]}, "d_model=128, not 64"),
+    ({"settings": ["max_steps=500"]}, "max_steps=1600, not 500: choose another --out"), ({"settings": ["d_model=64"]}, "d_model=128, not 64"),
     ({"data": "other"}, "data='made up', not 'other'"), ({"train_text": "0a1b"}, "train_text=None, not '0a1b'")])
 def test_another_table_in_the_same_folder(other, message, straight):
     before = tree(straight)
@@ -193,7 +205,7 @@ def test_nothing_to_thin(tmp_path): thin(tmp_path / "never made")  # a row may l
 def test_table_for_a_terminal(straight):
     head, *lines = table_lines(read_table(straight))
     assert len(lines) == 3 and len(set(map(len, lines))) == 1
-    assert lines[1].split() == ["A", "h=1", "800", "128,000", f"{math.exp(1.01):.3f}", "±", "0.000", "31.00", "±", "0.50", "2"]
+    assert lines[1].split() == ["A", "h=1", "1600", "128,000", f"{math.exp(1.01):.3f}", "±", "0.000", "31.00", "±", "0.50", "2"]
     assert head.split() == ["steps", "parameters", "perplexity", "BLEU", "seeds"]
 
 
