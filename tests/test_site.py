@@ -3,6 +3,7 @@
 The published site is made of the same processed notebooks, with the same colours and type.
 """
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,28 @@ def complaints(browser: Browser, page: Path) -> list[str]:
     return found + browser.said
 
 
+class Nesting(HTMLParser):
+    "Notes the elements that are closed out of turn, or never: a stray `<code>` makes the rest of a page code."
+    ALONE = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.wrong = [], []
+        self.feed(text)
+        self.wrong += [f"<{name}> is never closed" for name in self.open]
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.ALONE: self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs): pass
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag: self.wrong.append(f"line {self.getpos()[0]}: </{tag}> closes another element")
+
+
 @pytest.mark.parametrize("name", [*NAMES, "trial.html"])
 def test_page(site, browser, broken, name):
+    assert Nesting((site / name).read_text(encoding="utf-8")).wrong[:1] == []
     assert complaints(browser, site / name) == []
     assert [line for line in broken if re.match(rf"(_preview/)?{re.escape(name)}(\.md)?: ", line)] == []
 
@@ -77,6 +98,12 @@ def test_fault_is_found(browser, tmp_path, fault):
     page.write_text(BARE + fault)
     found = complaints(browser, page)
     assert any(FAULTS[fault] in line for line in found), found
+
+
+def test_nesting():
+    assert Nesting("<main><p>a<br>b <code>c</code></p><svg><path d='M0 0'/></svg></main>").wrong == []
+    assert Nesting("<p>a <code>`<code></code> b</p>").wrong[0] == "line 1: </p> closes another element"
+    assert Nesting("<main><p>a</p>").wrong == ["<main> is never closed"]
 
 
 def test_page_without_fault(browser, tmp_path):
