@@ -320,6 +320,20 @@ def test_demo_replaces_runs_only(tmp_path, capsys):
     assert mine.read_text() == "keep me\n"
 
 
+@pytest.mark.parametrize("name, status", [("SIGINT", 130), ("SIGTERM", 143)])
+def test_interrupted_demo(name, status, trained, tmp_path, capsys, monkeypatch):
+    "It once went on with what was half trained, and put it in the place of the earlier demo."
+    out, plain = tmp_path / "demo", recipe.metrics_file
+    shutil.copytree(trained, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    def harmed(path, *more): return lambda record: plain(path, *more)(record) or record.step == 2 and os.kill(os.getpid(), getattr(signal, name))
+    monkeypatch.setattr(recipe, "metrics_file", harmed)
+    found, _, err = run(capsys, "demo", "--out", out)
+    assert found == status and f"interrupted by {name}: {out} is as it was" in err
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
 def test_a_line_break_in_a_name(tmp_path, capsys):
     status, _, err = run(capsys, "translate", tmp_path / "a\nb")
     assert status == 2 and err.count("\n") == 1
