@@ -94,8 +94,9 @@ def url(examples, tmp_path_factory) -> str:
 
 def middle(browser: Browser, selector: str, i: int = 0) -> dict[str, float]:
     "Where on the screen the i-th such element is, once it was scrolled into sight."
-    return browser.ask(f"""(() => {{ const e = document.querySelectorAll({json.dumps(selector)})[{i}];
+    return browser.ask(f"""(async () => {{ const e = document.querySelectorAll({json.dumps(selector)})[{i}];
         e.scrollIntoView({{block: "center"}});
+        await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));  // until it is drawn there
         const box = e.getBoundingClientRect();
         return {{x: box.x + box.width / 2, y: box.y + box.height / 2}}; }})()""")
 
