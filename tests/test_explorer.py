@@ -101,7 +101,10 @@ def middle(browser: Browser, selector: str, i: int = 0) -> dict[str, float]:
         return {{x: box.x + box.width / 2, y: box.y + box.height / 2}}; }})()""")
 
 
-def hover(browser, selector, i=0): browser.call("Input.dispatchMouseEvent", type="mouseMoved", **middle(browser, selector, i))
+def hover(browser, selector, i=0):
+    for _ in range(5):  # the page may still move after a click
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", **middle(browser, selector, i))
+        if browser.ask(f"document.querySelectorAll({json.dumps(selector)})[{i}].matches(':hover')"): return
 
 
 def leave(browser): browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
