@@ -104,7 +104,8 @@ def middle(browser: Browser, selector: str, i: int = 0) -> dict[str, float]:
 def hover(browser, selector, i=0):
     for _ in range(5):  # the page may still move after a click
         browser.call("Input.dispatchMouseEvent", type="mouseMoved", **middle(browser, selector, i))
-        if browser.ask(f"document.querySelectorAll({json.dumps(selector)})[{i}].matches(':hover')"): return
+        if browser.ask(f"""new Promise(done => setTimeout(() => done(
+            document.querySelectorAll({json.dumps(selector)})[{i}].matches(':hover')), 150))"""): return
 
 
 def leave(browser): browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
