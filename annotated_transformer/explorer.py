@@ -64,7 +64,7 @@ PAGE_COLOURS = """
   --head0: #8cc0ec; --head1: #f2a76b; --head2: #83cf9f; --head3: #d8a9e4; --head4: #dcc35a; } }
 """
 
-# %% ../nbs/80a_explorer.ipynb #60328447
+# %% ../nbs/80a_explorer.ipynb #500bdae0
 PAGE_STYLE = """
 * { box-sizing: border-box; }
 html { scroll-padding-top: 8rem; }
@@ -112,9 +112,10 @@ figcaption { margin-top: .75rem; }
 .head { margin-right: .9rem; white-space: nowrap; font-size: .875rem; }
 .head::before { content: ""; display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; border-radius: .2rem;
   background: var(--colour); vertical-align: -.08rem; }
-#reading { min-height: max(3rem, calc(var(--lines) * 1.5rem)); overflow-wrap: anywhere; }
-#reading p { margin: 0; }
-#reading .weight { display: inline-block; margin-right: .9rem; font-variant-numeric: tabular-nums; }
+#told > div { overflow-wrap: anywhere; }
+#reading { max-height: 45vh; overflow-y: auto; }
+#told p { margin: 0; }
+.weight { display: inline-block; margin-right: .9rem; font-variant-numeric: tabular-nums; }
 
 /* the words and the lines between them */
 #words { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, .9fr) minmax(0, 1fr); max-width: 44rem; --row: 1.9rem; }
@@ -134,8 +135,7 @@ svg { display: block; width: 100%; height: calc(var(--rows) * var(--row)); fill:
 path { stroke: var(--colour); }
 
 @media (max-width: 30rem) { #words { grid-template-columns: minmax(0, 1fr) minmax(0, .6fr) minmax(0, 1fr); }
-  #words button { padding: 0 .3rem; } #words .muted { margin: 0 .3rem .3rem; font-size: .8125rem; }
-  #reading { min-height: max(4.5rem, calc(var(--lines) * 1.5rem)); } }
+  #words button { padding: 0 .3rem; } #words .muted { margin: 0 .3rem .3rem; font-size: .8125rem; } }
 @media (min-width: 56rem) { main { grid-template-columns: 24rem minmax(0, 1fr); } .side { position: sticky; top: 1rem; align-self: start; } }
 """
 
@@ -163,7 +163,7 @@ const same = (a, b) => a && b && a.side === b.side && a.i === b.i;
 const coloured = (e, i) => { e.style.setProperty("--colour", `var(--head${i})`); return e; };
 """
 
-# %% ../nbs/80a_explorer.ipynb #992e6f3e
+# %% ../nbs/80a_explorer.ipynb #3937849d
 PAGE_CHOICES = """
 function showSentence(i) {
   view.sentence = i;
@@ -207,6 +207,7 @@ function showHeads() {
   }
   find("shown").textContent = KINDS[view.kind][0] + ", " + (view.heads.length > 1 ? view.heads.length + " heads" : nameOf(newest));
   drawLines();
+  makeRoom();
   point(view.pinned);
 }
 """
@@ -269,10 +270,10 @@ function drawLines() {
 }
 """
 
-# %% ../nbs/80a_explorer.ipynb #ede0a73f
+# %% ../nbs/80a_explorer.ipynb #7dfc6267
 PAGE_POINTING = """
 function point(word) {
-  const from = word ? word.side : "", seen = word ? view.heads.map(at => seenFrom(word, mapOf(at))) : [];
+  const from = word ? word.side : "", seen = seenFrom(word);
   const colour = i => view.heads.length === 1 && from === "k" ? 1 : i;  // a second colour for "is looked at by"
   for (const path of find("lines").children) {
     path.style.display = word && +path.dataset[from] !== word.i ? "none" : "";
@@ -289,10 +290,11 @@ function point(word) {
     item.dataset.weight = shown && seen.length === 1 && seen[0][i] >= .005 ? seen[0][i].toFixed(2) : "";
   });
   dim(word);
-  find("reading").style.setProperty("--lines", view.heads.length > 1 ? view.heads.length + 1 : 0);
-  find("reading").replaceChildren(...(word ? inWords(word, seen) : hint()));
+  find("reading").replaceChildren(...inWords(word));
 }
-function seenFrom(word, map) { return word.side === "q" ? map[word.i] : map.map(row => row[word.i]); }
+function seenFrom(word) {  // by head chosen
+  return word ? view.heads.map(mapOf).map(map => word.side === "q" ? map[word.i] : map.map(row => row[word.i])) : [];
+}
 function dim(word) {
   const heads = find("heads"), n = word ? wordsOf(word.side).length : 1;
   heads.dataset.from = word ? word.side : "";
@@ -303,8 +305,9 @@ function hint() {
   const says = make("p", {textContent: KINDS[view.kind][3] + " Point at a word, or tap it, to see it alone."});
   return view.heads.length > 1 ? [says, ...view.heads.map((at, i) => make("p", {}, label(at, i)))] : [says];
 }
-function inWords(word, seen) {
-  const {side, i} = word, n = seen.length > 1 ? 3 : 5;
+function inWords(word) {
+  if (!word) return hint();
+  const {side, i} = word, seen = seenFrom(word), n = seen.length > 1 ? 3 : 5;
   const name = (side, i) => wordsOf(side)[i] + (wordsOf(side).filter(w => w === wordsOf(side)[i]).length > 1 ? ` (word ${i + 1})` : "");
   const says = make("span", {}, make("b", {textContent: name(side, i)}), side === "q" ? " looks at " : " is looked at by ");
   const most = weights => {
@@ -315,9 +318,16 @@ function inWords(word, seen) {
   if (seen.length === 1) return [make("p", {}, says, ...most(seen[0]))];
   return [make("p", {}, says), ...seen.map((weights, h) => make("p", {}, label(view.heads[h], h), ...most(weights)))];
 }
+function makeRoom() {
+  const words = ["q", "k"].flatMap(side => wordsOf(side).map((_, i) => ({side, i})));
+  const all = make("div", {}, ...[null, ...words].map(word => make("div", {}, ...inWords(word))));
+  find("told").append(all);
+  find("reading").style.minHeight = `min(45vh, ${Math.max(...[...all.children].map(e => e.offsetHeight))}px)`;
+  all.remove();
+}
 """
 
-# %% ../nbs/80a_explorer.ipynb #e0242b18
+# %% ../nbs/80a_explorer.ipynb #2b200657
 PAGE_KEYS = """
 document.addEventListener("keydown", event => {
   if (event.key === "Escape") { view.pinned = null; point(null); }
@@ -340,6 +350,7 @@ for (const id of ["layer", "head"]) find(id).addEventListener("change", () => ch
 find("compare").addEventListener("change", event => { if (!event.target.checked) { view.heads = view.heads.slice(-1); showHeads(); } });
 find("choice").hidden = examples.length < 2;
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawHeads(); showHeads(); });
+addEventListener("resize", makeRoom);
 showSentence(0);
 """
 

@@ -94,18 +94,13 @@ def url(examples, tmp_path_factory) -> str:
 
 def middle(browser: Browser, selector: str, i: int = 0) -> dict[str, float]:
     "Where on the screen the i-th such element is, once it was scrolled into sight."
-    return browser.ask(f"""(async () => {{ const e = document.querySelectorAll({json.dumps(selector)})[{i}];
+    return browser.ask(f"""(() => {{ const e = document.querySelectorAll({json.dumps(selector)})[{i}];
         e.scrollIntoView({{block: "center"}});
-        await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));  // until it is drawn there
         const box = e.getBoundingClientRect();
         return {{x: box.x + box.width / 2, y: box.y + box.height / 2}}; }})()""")
 
 
-def hover(browser, selector, i=0):
-    for _ in range(5):  # the page may still move after a click
-        browser.call("Input.dispatchMouseEvent", type="mouseMoved", **middle(browser, selector, i))
-        if browser.ask(f"""new Promise(done => setTimeout(() => done(
-            document.querySelectorAll({json.dumps(selector)})[{i}].matches(':hover')), 150))"""): return
+def hover(browser, selector, i=0): browser.call("Input.dispatchMouseEvent", type="mouseMoved", **middle(browser, selector, i))
 
 
 def leave(browser): browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
@@ -226,6 +221,27 @@ def test_heads_compared(browser, url, examples):
     assert seen(browser)["shown"] == "Encoder, layer 2, head 2" and browser.said == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("sentence", [0, 1])
+def test_no_word_moves_under_the_pointer(browser, url, sentence, width):
+    "Whatever is said of it above the words, and however many heads are compared; also on a screen that was turned."
+    browser.open(url, width=width)
+    browser.ask(f"showSentence({sentence})")
+    click(browser, "#compare")
+    where = """[null, ...["q", "k"].flatMap(side => wordsOf(side).map((_, i) => ({side, i})))].map(word => {
+        point(word); return find("words").getBoundingClientRect().y + scrollY; })"""
+    heights = set()
+    for i in (None, 6, 3):
+        if i: click(browser, "#heads button", i)
+        at = browser.ask(where)
+        assert len(at) > 10 and len(set(at)) == 1, (i, at)
+        heights.add(browser.ask("find('reading').offsetHeight"))
+    assert len(heights) > 1  # more heads, more to say
+    browser.look(1670 - width, "light")
+    browser.ask("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+    assert len(set(browser.ask(where))) == 1 and browser.said == []
+
+
 def test_kind_layer_and_sentence(browser, url, examples):
     browser.open(url)
     words = lambda side: browser.ask(f"[...document.querySelectorAll('#{side} button')].map(b => b.textContent)")
@@ -301,7 +317,7 @@ def test_scheme_changes_under_the_page(browser, url):
         return [...data.slice(4 * i, 4 * i + 3)]; })()"""
     browser.open(url, scheme="light")
     light = browser.ask(pixel)
+    browser.ask("void (turned = new Promise(done => matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => done(1))))")
     browser.look(1280, "dark")
-    browser.ask("""new Promise(done => { const wait = () => requestAnimationFrame(
-        matchMedia("(prefers-color-scheme: dark)").matches ? () => setTimeout(done) : wait); wait(); })""")
+    assert browser.ask("turned") == 1
     assert sum(browser.ask(pixel)) > sum(light) and browser.said == []
