@@ -6,9 +6,9 @@
 __all__ = ['FORMAT', 'ABOUT', 'ADAM_STATE', 'naming', 'flush', 'replacing', 'write_atomically', 'write_json', 'gather',
            'save_tensors', 'save_weights', 'read_tensors', 'shapes', 'check_shapes', 'set_weights', 'check_finite',
            'read_weights', 'load_weights', 'fingerprint', 'write_config', 'check_new_run', 'create_run', 'read_json',
-           'read_config', 'Run', 'load_run', 'Progress', 'new_folder', 'named_weights', 'adam_state', 'numbered',
-           'checkpoints', 'sweep', 'write_state', 'save_checkpoint', 'read_state', 'read_part', 'set_adam_state',
-           'load_checkpoint', 'prune', 'latest', 'average_weights', 'keep_as', 'use_average']
+           'read_config', 'Run', 'load_run', 'read_metrics', 'Progress', 'new_folder', 'named_weights', 'adam_state',
+           'numbered', 'checkpoints', 'sweep', 'write_state', 'save_checkpoint', 'read_state', 'read_part',
+           'set_adam_state', 'load_checkpoint', 'prune', 'latest', 'average_weights', 'keep_as', 'use_average']
 
 # %% ../nbs/52b_checkpoint.ipynb #1305a9e4
 import hashlib
@@ -314,6 +314,21 @@ def load_run(
     model = build_transformer(recipe.model, len(vocab), vocab.pad_id)
     set_weights(model, weights)
     return Run(model.eval(), vocab, recipe, about)
+
+# %% ../nbs/52b_checkpoint.ipynb #d005ca89
+def read_metrics(
+    run: Path,  # a run folder
+) -> list[dict]:
+    "What metrics.jsonl says, without a line torn by a crash."
+    path, found = run / "metrics.jsonl", []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
+        try: record = json.loads(line)
+        except (ValueError, RecursionError): continue
+        if not isinstance(record, dict) or "step" not in record: continue
+        if all(isinstance(value, int | float) or name == "grad_norm"
+               for name, value in record.items()):
+            found.append(record)
+    return found
 
 # %% ../nbs/52b_checkpoint.ipynb #f67ec953
 class Progress(NamedTuple):

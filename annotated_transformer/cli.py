@@ -393,17 +393,17 @@ def export_ct2_verb(
     export_ct2(run, out, quantization)
     typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
 
-# %% ../nbs/95_cli.ipynb #02489046
+# %% ../nbs/95_cli.ipynb #db8555ac
 def measure_row(
     run: Path,  # a run at its end
     corpus,     # the `Corpus` it was trained on
     device: str | None,
 ):  # `Measured`
     "What Table 3 says of a run: its last weights on the validation set, beam 4 and α = 0.6, no averaging (§6.2)."
+    from annotated_transformer.checkpoint import read_metrics
     from annotated_transformer.decode import search_with
     from annotated_transformer.distributed import pick_device
     from annotated_transformer.evaluate import bleu, load
-    from annotated_transformer.recipe import read_metrics
     from annotated_transformer.variations import Measured
     *_, last = (record for record in read_metrics(run) if "valid_loss" in record)
     sources, references = zip(*corpus.valid)

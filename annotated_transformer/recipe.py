@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['precision_context', 'schedule', 'BatchLoss', 'validation_loss', 'Keeper', 'run_data', 'build_training',
-           'read_metrics', 'trim_metrics', 'draw_curve', 'continue_run', 'finish', 'new_run', 'undone_if_wrong',
-           'train_run', 'resume_run', 'prepare_run']
+           'trim_metrics', 'draw_curve', 'continue_run', 'finish', 'new_run', 'undone_if_wrong', 'train_run',
+           'resume_run', 'prepare_run']
 
-# %% ../nbs/55_recipe.ipynb #82a7d49c
+# %% ../nbs/55_recipe.ipynb #bc747d58
 import importlib.util
 import json
 import math
@@ -24,7 +24,7 @@ from .batch import (Batch, Pairs, Position, Prepared, epoch_batches,
                                          open_prepared, prepare, training_steps)
 from .checkpoint import (Progress, checkpoints, create_run,
                                               keep_as, latest, load_checkpoint, prune,
-                                              read_config, save_checkpoint,
+                                              read_config, read_metrics, save_checkpoint,
                                               save_weights, sweep, use_average,
                                               write_atomically, write_config)
 from .config import Recipe, TrainConfig
@@ -213,21 +213,6 @@ def build_training(
     return objective, parallel, adam(objective.parameters(),
                                      (settings.adam_beta1, settings.adam_beta2),
                                      settings.adam_eps)
-
-# %% ../nbs/55_recipe.ipynb #d005ca89
-def read_metrics(
-    run: Path,  # a run folder
-) -> list[dict]:
-    "What metrics.jsonl says, without a line torn by a crash."
-    path, found = run / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
-        try: record = json.loads(line)
-        except (ValueError, RecursionError): continue
-        if not isinstance(record, dict) or "step" not in record: continue
-        if all(isinstance(value, int | float) or name == "grad_norm"
-               for name, value in record.items()):
-            found.append(record)
-    return found
 
 # %% ../nbs/55_recipe.ipynb #2912b3c9
 def trim_metrics(

@@ -7,8 +7,7 @@ __all__ = ['ROWS', 'KEY_ROWS', 'SIZES', 'BASES', 'Row', 'recipe_of', 'paper_rows
            'thin', 'curve_of', 'read_table', 'fill_table', 'choose_rows', 'table_lines', 'seed_spread', 'Effect',
            'verdict', 'effects']
 
-# %% ../nbs/62_variations.ipynb #20ef649d
-import json
+# %% ../nbs/62_variations.ipynb #baa50baa
 import math
 import shutil
 import time
@@ -17,7 +16,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from .checkpoint import FORMAT, check_new_run, read_json, write_json
+from .checkpoint import FORMAT, check_new_run, read_json, read_metrics, write_json
 from .config import ModelConfig, Recipe, TrainConfig, override, recipe_to_dict
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
@@ -140,15 +139,13 @@ def thin(
         if path.is_dir(): shutil.rmtree(path)
         else: path.unlink()
 
-# %% ../nbs/62_variations.ipynb #941f2cd4
+# %% ../nbs/62_variations.ipynb #22065e16
 def curve_of(
     run: Path,         # a run folder that has been measured
     n_parts: int = 20,
 ) -> list[float]:      # empty if the run has no curve, or fewer steps
     "The mean loss of each twentieth of a training, in nats per piece, with dropout and smoothing as it was trained."
-    path = run / "metrics.jsonl"
-    records = map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
-    losses = [record["loss"] for record in records if "loss" in record]
+    losses = [record["loss"] for record in read_metrics(run) if "loss" in record]
     cuts = [i * len(losses) // n_parts for i in range(n_parts + 1)]
     return [sum(losses[a:b]) / (b - a) for a, b in pairwise(cuts)] if len(losses) >= n_parts else []
 

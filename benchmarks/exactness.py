@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.batch import Position, open_prepared, training_steps
-from annotated_transformer.checkpoint import checkpoints, latest, load_checkpoint, load_run, load_weights, read_config, read_part, read_state
+from annotated_transformer.checkpoint import (checkpoints, latest, load_checkpoint, load_run, load_weights, read_config, read_metrics,
+                                              read_part, read_state)
 from annotated_transformer.distributed import data_parallel, n_ranks, process_group, rank, reduce_now
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import BatchLoss, build_training, read_metrics
+from annotated_transformer.recipe import BatchLoss, build_training
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import load_vocab
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from annotated_transformer.checkpoint import read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import read_metrics, resume_run, train_run
+from annotated_transformer.recipe import resume_run, train_run
 
 SETTINGS = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=12", "batch_tokens=400", "valid_every=6", "save_every=3",
             "average_last=2", "dropout=0.1", "precision=fp32"]
