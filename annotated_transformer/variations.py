@@ -236,12 +236,12 @@ def seed_spread(
                          "or take the spread of another table")
     return math.sqrt(sum((x - sum(row) / len(row)) ** 2 for row in values for x in row) / n_free)
 
-# %% ../nbs/62_variations.ipynb #8518762a
+# %% ../nbs/62_variations.ipynb #ef86806f
 class Effect(NamedTuple):
     "What a row changed, beside what it changed in the paper."
     row: str
     ours: float          # the row's mean less the base's
-    noise: float         # luck alone reaches this about once in twenty
+    noise: float         # two standard deviations of what luck alone does
     paper: float | None  # the paper's difference; None for a row of our own
     verdict: str         # "agrees", "disagrees", "cannot tell"; of our own rows "higher", "lower", "cannot tell"
 
