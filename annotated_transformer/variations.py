@@ -207,20 +207,19 @@ def choose_rows(
             raise ValueError(f"no row is called {name!r}: take all, key, or some of {', '.join(known)}")
     return tuple(row for row in ROWS if row.name in wanted)
 
-# %% ../nbs/62_variations.ipynb #b7dff367
+# %% ../nbs/62_variations.ipynb #5f46c2d3
 def table_lines(
     table: dict,  # as `read_table` gives it
 ) -> list[str]:
-    "The table for a terminal: means over the seeds, and half of what lies between the lowest and the highest."
+    "The table for a terminal: the mean loss as a perplexity, the mean BLEU, and half of what lies between the seeds."
     out = [f"{'':18}{'steps':>6}{'parameters':>13}{'perplexity':>18}{'BLEU':>16}   seeds"]
-    def shown(values, digits):
-        half = (max(values) - min(values)) / 2
-        return f"{sum(values) / len(values):.{digits}f} ± {half:.{digits}f}"
+    def shown(values, digits, of=float):
+        low, mean, high = (of(x) for x in (min(values), sum(values) / len(values), max(values)))
+        return f"{mean:.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else "")
     for row in table["rows"]:
-        ppl = [math.exp(one["valid_loss"]) for one in row["found"]]
-        bleu = [one["bleu"] for one in row["found"]]
+        losses, bleu = ([one[measure] for one in row["found"]] for measure in ("valid_loss", "bleu"))
         out.append(f"{row['row']:18}{row['steps']:6}{row['found'][0]['n_parameters']:13,}"
-                   f"{shown(ppl, 3):>18}{shown(bleu, 2):>16}   {len(ppl)}")
+                   f"{shown(losses, 3, math.exp):>18}{shown(bleu, 2):>16}   {len(bleu)}")
     return out
 
 # %% ../nbs/62_variations.ipynb #955b1d2b

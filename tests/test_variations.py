@@ -207,6 +207,9 @@ def test_table_for_a_terminal(straight):
     assert len(lines) == 3 and len(set(map(len, lines))) == 1
     assert lines[1].split() == ["A", "h=1", "1600", "128,000", f"{math.exp(1.01):.3f}", "±", "0.000", "31.00", "±", "0.50", "2"]
     assert head.split() == ["steps", "parameters", "perplexity", "BLEU", "seeds"]
+    table = read_table(straight)
+    for row in table["rows"]: del row["found"][1:]
+    assert all("±" in line for line in lines) and not any("±" in line for line in table_lines(table))  # one training has no spread
 
 
 # effects
