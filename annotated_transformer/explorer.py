@@ -64,7 +64,7 @@ PAGE_COLOURS = """
   --head0: #8cc0ec; --head1: #f2a76b; --head2: #83cf9f; --head3: #d8a9e4; --head4: #dcc35a; } }
 """
 
-# %% ../nbs/80a_explorer.ipynb #500bdae0
+# %% ../nbs/80a_explorer.ipynb #6aca1690
 PAGE_STYLE = """
 * { box-sizing: border-box; }
 html { scroll-padding-top: 8rem; }
@@ -107,12 +107,12 @@ canvas { display: block; width: 100%; aspect-ratio: 1; image-rendering: pixelate
 /* what the word pointed at sees */
 figure { margin: 0; }
 figcaption { margin-top: .75rem; }
-#told { position: sticky; top: .5rem; z-index: 1; margin: 0 0 .75rem; padding: .6rem .8rem; background: var(--panel); border-radius: .4rem; }
+#told { position: sticky; top: .5rem; z-index: 1; margin: 0 0 .75rem; padding: .6rem .8rem; background: var(--panel); border-radius: .4rem;
+  overflow-wrap: anywhere; }
 #told h2 { margin: 0 0 .2rem; }
 .head { margin-right: .9rem; white-space: nowrap; font-size: .875rem; }
 .head::before { content: ""; display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; border-radius: .2rem;
   background: var(--colour); vertical-align: -.08rem; }
-#told > div { overflow-wrap: anywhere; }
 #reading { max-height: 45vh; overflow-y: auto; }
 #told p { margin: 0; }
 .weight { display: inline-block; margin-right: .9rem; font-variant-numeric: tabular-nums; }
@@ -270,7 +270,7 @@ function drawLines() {
 }
 """
 
-# %% ../nbs/80a_explorer.ipynb #7dfc6267
+# %% ../nbs/80a_explorer.ipynb #4379037d
 PAGE_POINTING = """
 function point(word) {
   const from = word ? word.side : "", seen = seenFrom(word);
@@ -290,7 +290,7 @@ function point(word) {
     item.dataset.weight = shown && seen.length === 1 && seen[0][i] >= .005 ? seen[0][i].toFixed(2) : "";
   });
   dim(word);
-  find("reading").replaceChildren(...inWords(word));
+  find("reading").replaceChildren(...inWords(word, seen));
 }
 function seenFrom(word) {  // by head chosen
   return word ? view.heads.map(mapOf).map(map => word.side === "q" ? map[word.i] : map.map(row => row[word.i])) : [];
@@ -305,9 +305,9 @@ function hint() {
   const says = make("p", {textContent: KINDS[view.kind][3] + " Point at a word, or tap it, to see it alone."});
   return view.heads.length > 1 ? [says, ...view.heads.map((at, i) => make("p", {}, label(at, i)))] : [says];
 }
-function inWords(word) {
+function inWords(word, seen = seenFrom(word)) {
   if (!word) return hint();
-  const {side, i} = word, seen = seenFrom(word), n = seen.length > 1 ? 3 : 5;
+  const {side, i} = word, n = seen.length > 1 ? 3 : 5;
   const name = (side, i) => wordsOf(side)[i] + (wordsOf(side).filter(w => w === wordsOf(side)[i]).length > 1 ? ` (word ${i + 1})` : "");
   const says = make("span", {}, make("b", {textContent: name(side, i)}), side === "q" ? " looks at " : " is looked at by ");
   const most = weights => {
