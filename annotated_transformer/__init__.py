@@ -2,7 +2,11 @@ __version__ = "0.1.0"
 
 _OFFERED = {"load": "marian.load_any", "Translator": "evaluate", "Transformer": "transformer", "build_transformer": "transformer",
             "get_recipe": "config", "load_corpus": "corpus", "train_run": "recipe"}
-__all__ = list(_OFFERED)
+__all__ = ["UserError", *_OFFERED]
+
+
+class UserError(ValueError):
+    "What the user gave cannot be used: the message names it, its value and what would be right; the command line prints that alone."
 
 
 def __getattr__(name: str):

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from . import UserError
 from .vocab import Vocab, learn_bpe, load_vocab
 
 # %% ../nbs/51c_batch.ipynb #b6577f03
@@ -98,13 +99,13 @@ def short_rows(
     max_len: int | None,   # pieces on a side; None keeps all
 ) -> np.ndarray:           # (at most n,) int32 row numbers
     "The rows that are not too long on either side; ValueError if there is none."
-    if not len(lengths): raise ValueError("there is no sentence pair to learn from")
+    if not len(lengths): raise UserError("there is no sentence pair to learn from")
     kept = np.arange(len(lengths), dtype=np.int32)
     if max_len is not None:
         kept = kept[lengths.max(axis=1) <= max_len + 1]  # + 1: the special symbol
     if not len(kept):
-        raise ValueError(f"no pair of {len(lengths)} is left: all are longer "
-                         f"than max_len={max_len} pieces")
+        raise UserError(f"no pair of {len(lengths)} is left: all are longer "
+                        f"than max_len={max_len} pieces")
     return kept
 
 # %% ../nbs/51c_batch.ipynb #e2b41f85
@@ -137,10 +138,10 @@ def cut_points(
     "Walk along the rows and begin a new batch before the budget would be passed; ValueError if one row alone passes it."
     longest = lengths.max(initial=0)
     if longest > batch_tokens:
-        raise ValueError(f"batch_tokens={batch_tokens} is less than the longest "
-                         f"sentence, {longest} tokens: "
-                         f"raise it to {longest} at least, or leave "
-                         "long pairs out with max_len")
+        raise UserError(f"batch_tokens={batch_tokens} is less than the longest "
+                        f"sentence, {longest} tokens: "
+                        f"raise it to {longest} at least, or leave "
+                        "long pairs out with max_len")
     sums = [np.concatenate([[0], np.cumsum(side, dtype=np.int64)]) for side in lengths.T]
     points = [0]
     while points[-1] < len(lengths):
@@ -272,8 +273,8 @@ def training_steps(
 ) -> Iterator[Step]:
     "Step after step, epoch after epoch, without end: what is learned in a step does not depend on ranks and accumulation (§5.1)."
     if not 0 <= rank < n_ranks or accumulate < 1:
-        raise ValueError(f"rank={rank} of n_ranks={n_ranks}, accumulate={accumulate}: "
-                         "take 0 ≤ rank < n_ranks and accumulate ≥ 1")
+        raise UserError(f"rank={rank} of n_ranks={n_ranks}, accumulate={accumulate}: "
+                        "take 0 ≤ rank < n_ranks and accumulate ≥ 1")
     lengths = data.lengths()
     kept = short_rows(lengths, max_len)
     lengths, step, first = lengths[kept], start.step, start.i_batch
@@ -281,8 +282,8 @@ def training_steps(
         batches = batch_rows(lengths, batch_tokens,
                              np.random.default_rng([seed, epoch]))
         if first > len(batches):
-            raise ValueError(f"i_batch={first} is beyond epoch {epoch} with its "
-                             f"{len(batches)} batches: was the run begun on other text?")
+            raise UserError(f"i_batch={first} is beyond epoch {epoch} with its "
+                            f"{len(batches)} batches: was the run begun on other text?")
         for i_batch in range(first, len(batches)):
             rows, step = batches[i_batch], step + 1
             own_seed = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
@@ -376,14 +377,14 @@ def open_prepared(
     folder = Path(folder)
     try: about = dict(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
-        raise ValueError(f"{folder / ABOUT} is missing or damaged") from None
+        raise UserError(f"{folder / ABOUT} is missing or damaged") from None
     for name, wanted in (made_from or {"format": FORMAT}).items():
         if about.get(name) != wanted:
-            raise ValueError(f"{folder} was made with "
-                             f"{name}={about.get(name)}, not {wanted}")
+            raise UserError(f"{folder} was made with "
+                            f"{name}={about.get(name)}, not {wanted}")
     for name in FILES:
         if about.get(name) != sha256_of(folder / name):
-            raise ValueError(f"{folder / name} is missing or damaged")
+            raise UserError(f"{folder / name} is missing or damaged")
     vocab = load_vocab(folder / "vocab.model")
     return Prepared(vocab,
                     *(open_pairs(folder / split, id_type(len(vocab)))
@@ -402,8 +403,8 @@ def clear_the_way(
     foreign = (sorted({path.name for path in folder.iterdir()} - {*FILES, ABOUT})
                if folder.is_dir() else [folder.name])
     if foreign:
-        raise ValueError(f"{folder} is no folder of prepared text, since there is "
-                         f"{foreign[0]}: name one of its own")
+        raise UserError(f"{folder} is no folder of prepared text, since there is "
+                        f"{foreign[0]}: name one of its own")
 
 # %% ../nbs/51c_batch.ipynb #0edd907a
 def prepare(

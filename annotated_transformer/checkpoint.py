@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from . import UserError
 from .config import Recipe, recipe_from_dict, recipe_to_dict
 from .distributed import placed_like, rank, whole
 from .transformer import Transformer, build_transformer
@@ -95,8 +96,8 @@ def gather(
     for name, tensor in tensors.items():
         full = whole(tensor.detach())
         if not full.isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite: go "
-                             "on from an older checkpoint")
+            raise UserError(f"{name} holds numbers that are not finite: go "
+                            "on from an older checkpoint")
         if rank() == 0: kept[name] = full.cpu().contiguous()
     return kept
 
@@ -123,9 +124,9 @@ def read_tensors(
 ) -> dict[str, Tensor]:
     "The tensors of a file, by name."
     try: return load_file(path)
-    except FileNotFoundError: raise ValueError(f"{path}: no such file") from None
+    except FileNotFoundError: raise UserError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as e:
-        raise ValueError(f"{path} is not a readable safetensors file: {e}") from None
+        raise UserError(f"{path} is not a readable safetensors file: {e}") from None
 
 # %% ../nbs/52b_checkpoint.ipynb #b7372c11
 def shapes(
@@ -143,12 +144,12 @@ def check_shapes(
     "Refuse tensors that are missing, unknown or of another shape."
     for name, shape in wanted.items():
         if name not in found:
-            raise ValueError(f"{path} lacks the weight {name}, which this model needs")
+            raise UserError(f"{path} lacks the weight {name}, which this model needs")
         if found[name] != shape:
-            raise ValueError(f"{path}: {name} has shape "
-                             f"{found[name]}, this model needs {shape}")
+            raise UserError(f"{path}: {name} has shape "
+                            f"{found[name]}, this model needs {shape}")
     for name in found.keys() - wanted.keys():
-        raise ValueError(f"{path} has a weight {name}, which this model has not")
+        raise UserError(f"{path} has a weight {name}, which this model has not")
 
 # %% ../nbs/52b_checkpoint.ipynb #889c063a
 def set_weights(
@@ -168,10 +169,10 @@ def check_finite(
     for name, weight in weights.items():
         if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32,
                                 torch.float64):
-            raise ValueError(f"{path}: {name} is {weight.dtype}: a weight is "
-                             "a float of 16 bits or more")
+            raise UserError(f"{path}: {name} is {weight.dtype}: a weight is "
+                            "a float of 16 bits or more")
         if not weight.float().isfinite().all():
-            raise ValueError(f"{path}: {name} holds numbers that are not finite")
+            raise UserError(f"{path}: {name} holds numbers that are not finite")
 
 # %% ../nbs/52b_checkpoint.ipynb #81b07d40
 def read_weights(
@@ -222,14 +223,14 @@ def check_new_run(
 ) -> None:
     "Refuse a place that already holds something."
     if (path / "config.json").exists():
-        raise ValueError(f"{path} already holds a run: go on with it by --resume, "
-                         "choose another --out, or remove it first")
+        raise UserError(f"{path} already holds a run: go on with it by --resume, "
+                        "choose another --out, or remove it first")
     if path.is_dir() and any(path.iterdir()):
-        raise ValueError(f"{path} is not empty: choose another --out")
+        raise UserError(f"{path} is not empty: choose another --out")
     for folder in (path, *path.parents):
         if folder.is_file():
-            raise ValueError(f"{folder} is a file: a run is a "
-                             "folder, choose another --out")
+            raise UserError(f"{folder} is a file: a run is a "
+                            "folder, choose another --out")
 
 # %% ../nbs/52b_checkpoint.ipynb #584baf2a
 def create_run(
@@ -253,9 +254,9 @@ def read_json(
     "A JSON file of our format."
     try: values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from None
+        raise UserError(f"{path} cannot be read: {e}") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise ValueError(f"{path} is not of format {FORMAT}, which this version reads")
+        raise UserError(f"{path} is not of format {FORMAT}, which this version reads")
     return values
 
 # %% ../nbs/52b_checkpoint.ipynb #a99428df
@@ -270,17 +271,17 @@ def read_config(
     "The settings of a run."
     file = path / "config.json"
     if not file.exists():
-        raise ValueError(f"{path} is not a run folder: it has no config.json")
+        raise UserError(f"{path} is not a run folder: it has no config.json")
     values = read_json(file)
     if values.get("kind") == "marian":
-        raise ValueError(f"{path} was imported from Marian: it "
-                         "translates, and is not trained on")
+        raise UserError(f"{path} was imported from Marian: it "
+                        "translates, and is not trained on")
     try: recipe = recipe_from_dict(values)
-    except ValueError as e: raise ValueError(f"{file}: {e}") from None
+    except ValueError as e: raise UserError(f"{file}: {e}") from None
     for name, kind in ABOUT.items():
         if name in values and not isinstance(values[name], kind):
-            raise ValueError(f"{file}: {name}={values[name]!r} is "
-                             "not what a run writes there")
+            raise UserError(f"{file}: {name}={values[name]!r} is "
+                            "not what a run writes there")
     return recipe, {name: value for name, value in values.items()
                     if name not in ("format", "model", "train")}
 
@@ -300,12 +301,12 @@ def load_run(
     path = Path(path)
     recipe, about = read_config(path)
     if not (path / "model.safetensors").exists():
-        raise ValueError(f"{path} has no model.safetensors: its training "
-                         "has not saved a model yet")
+        raise UserError(f"{path} has no model.safetensors: its training "
+                        "has not saved a model yet")
     vocab = load_vocab(path / "vocab.model")
     if fingerprint(path / "vocab.model") != about.get("vocab_sha256"):
-        raise ValueError(f"{path / 'vocab.model'} is not the vocabulary that "
-                         "this run was trained with")
+        raise UserError(f"{path / 'vocab.model'} is not the vocabulary that "
+                        "this run was trained with")
     with torch.device("meta"):
         # takes no memory
         wanted = shapes(build_transformer(recipe.model, len(vocab),
@@ -371,8 +372,8 @@ def named_weights(
     names = {weight: name for name, weight in model.named_parameters()}
     mine = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not names.keys() >= set(mine):
-        raise ValueError("the optimizer moves weights that the model has not: make "
-                         "it from model.parameters()")
+        raise UserError("the optimizer moves weights that the model has not: make "
+                        "it from model.parameters()")
     return {names[weight]: weight for weight in mine}
 
 # %% ../nbs/52b_checkpoint.ipynb #aaa45781
@@ -461,11 +462,11 @@ def read_state(
     if numbers["best_loss"] is None: numbers["best_loss"] = math.inf
     for name, kind in Progress.__annotations__.items():
         if type(numbers[name]) not in (int, kind) or not numbers[name] >= 0:
-            raise ValueError(f"{file}: {name}={numbers[name]!r} "
-                             "must be a number, 0 or more"
-                             + (", without a fraction" if kind is int else ""))
+            raise UserError(f"{file}: {name}={numbers[name]!r} "
+                            "must be a number, 0 or more"
+                            + (", without a fraction" if kind is int else ""))
     if not isinstance(values.get("sha256"), dict):
-        raise ValueError(f"{file} lacks the fingerprints of the checkpoint's files")
+        raise UserError(f"{file} lacks the fingerprints of the checkpoint's files")
     return Progress(**numbers), values["sha256"]
 
 # %% ../nbs/52b_checkpoint.ipynb #069e61a9
@@ -476,8 +477,8 @@ def read_part(
     "The tensors of one of a checkpoint's files, exactly as they were saved."
     tensors = read_tensors(path)
     if fingerprint(path) != sha256.get(path.name):
-        raise ValueError(f"{path} is not the file that was "
-                         "saved: its SHA-256 is another")
+        raise UserError(f"{path} is not the file that was "
+                        "saved: its SHA-256 is another")
     return tensors
 
 # %% ../nbs/52b_checkpoint.ipynb #dafb3215
@@ -522,8 +523,8 @@ def prune(
 ) -> None:
     "Remove all but the newest checkpoints, and Adam's state from all but the newest two; for rank 0."
     if keep_last < 1:
-        raise ValueError(f"keep_last={keep_last} must be at least 1: "
-                         "the newest checkpoint stays")
+        raise UserError(f"keep_last={keep_last} must be at least 1: "
+                        "the newest checkpoint stays")
     kept = checkpoints(folder)[-keep_last:]
     for _, _, path in numbered(folder):
         if path not in kept: path.rename(path.with_name(f".{path.name}.part"))
@@ -545,7 +546,7 @@ def average_weights(
     paths: list[Path],     # model.safetensors of at least one checkpoint
 ) -> dict[str, Tensor]:    # every weight's mean
     "The mean of several checkpoints' weights, added up in double precision, one file in memory at a time (§6.1)."
-    if not paths: raise ValueError("no checkpoints to average: give at least one")
+    if not paths: raise UserError("no checkpoints to average: give at least one")
     total: dict[str, Tensor] = {}
     for path in paths:
         weights = read_part(path, read_state(path.parent)[1])
@@ -576,8 +577,8 @@ def use_average(
     recipe, about = read_config(run)
     found = checkpoints(run / "checkpoints")
     if not 1 <= n <= len(found):
-        raise ValueError(f"the last {n} checkpoints cannot be "
-                         f"averaged: {run} has {len(found)}")
+        raise UserError(f"the last {n} checkpoints cannot be "
+                        f"averaged: {run} has {len(found)}")
     last = found[-n:]
     save_tensors(average_weights([path / "model.safetensors" for path in last]),
                  run / "model.safetensors")

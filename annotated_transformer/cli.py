@@ -20,6 +20,8 @@ from typing import Annotated
 
 import typer
 
+from . import UserError
+
 # %% ../nbs/95_cli.ipynb #222d9495
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False)
@@ -52,7 +54,7 @@ def main(
             os._exit(141)  # nobody reads any more: no message, and no flush of what is left
         raise
     except UsageError as e: fail(e.format_message())
-    except (ValueError, OSError) as e: fail(str(e))
+    except (UserError, OSError) as e: fail(str(e))  # anything else is a fault of ours, and shows where it is
     if status == 130: fail("interrupted", status)  # what Typer makes of Ctrl-C
     sys.exit(status or 0)
 
@@ -68,11 +70,11 @@ def choose_corpus(
     "The corpus that the options name: one by name, or two files."
     from annotated_transformer.corpus import load_corpus, own_corpus
     if (data is None) == (src is None):
-        raise ValueError("name either --data or --src with --tgt")
+        raise UserError("name either --data or --src with --tgt")
     if data is not None: return load_corpus(data, data_dir)
-    if tgt is None: raise ValueError("--src needs --tgt, its translation")
+    if tgt is None: raise UserError("--src needs --tgt, its translation")
     if (valid_src is None) != (valid_tgt is None):
-        raise ValueError("--valid-src and --valid-tgt go together")
+        raise UserError("--valid-src and --valid-tgt go together")
     return own_corpus(src, tgt, valid_src, valid_tgt)
 
 # %% ../nbs/95_cli.ipynb #3c276043
@@ -157,12 +159,12 @@ def train_verb(
     from annotated_transformer.evaluate import validation_bleu
     from annotated_transformer.recipe import resume_run, train_run
     if (out is None) == (resume is None):
-        raise ValueError("name either --out, a new run folder, or --resume, one to go on with")
+        raise UserError("name either --out, a new run folder, or --resume, one to go on with")
     if resume is not None and (data or config or src or tgt or valid_src or valid_tgt
                                or prepared or settings):
-        raise ValueError("--resume takes text and settings from the run: leave them out")
+        raise UserError("--resume takes text and settings from the run: leave them out")
     if shard and bleu:
-        raise ValueError("--bleu needs the whole model on a device: leave it or --shard out")
+        raise UserError("--bleu needs the whole model on a device: leave it or --shard out")
     score = validation_bleu if bleu else None
     if resume is None and begun_before(out): resume = out
     if resume is not None:
@@ -302,7 +304,7 @@ def score_verb(
     runs = {path: load_any(path, device, chosen_search(beam_size, alpha), precision=precision)
             for path in systems if not path.is_file()}
     if runs and src is None:
-        raise ValueError(f"--src is missing: it is what {next(iter(runs))} shall translate")
+        raise UserError(f"--src is missing: it is what {next(iter(runs))} shall translate")
     paths = [*([src] if src else []), ref, *(path for path in systems if path not in runs)]
     texts = dict(zip(paths, evaluate.read_aligned(*paths)))
     said = {str(path): runs[path].translate(texts[src]) if path in runs
@@ -330,11 +332,11 @@ def attention_example(
     from annotated_transformer.explorer import AttentionExample, shown_pieces
     from annotated_transformer.visualize import attention_maps
     vocab = translator.vocab
-    if not sentence.strip(): raise ValueError("the sentence is empty")
+    if not sentence.strip(): raise UserError("the sentence is empty")
     src = vocab.encode(sentence) + [vocab.eos_id]
     if len(src) - 1 > translator.max_pieces:
-        raise ValueError(f"the sentence has {len(src) - 1} pieces, "
-                         f"a page shows at most {translator.max_pieces}: take a part of it")
+        raise UserError(f"the sentence has {len(src) - 1} pieces, "
+                        f"a page shows at most {translator.max_pieces}: take a part of it")
     tgt = [vocab.bos_id] + translator.search_ids([src])[0][0].ids
     device = next(translator.model.parameters()).device
     maps = attention_maps(translator.model,
@@ -427,7 +429,7 @@ def row_trainer(
     def train_row(recipe, run: Path, minutes: float | None):
         if (run / "config.json").exists():
             if read_config(run)[0] != recipe:
-                raise ValueError(f"{run} was begun with other settings: remove it")
+                raise UserError(f"{run} was begun with other settings: remove it")
             resume_run(run, device, minutes, quiet=quiet)
         else:
             shutil.rmtree(run, ignore_errors=True)  # an empty folder, of a process that was killed
@@ -464,7 +466,7 @@ def variations_verb(
     from annotated_transformer.corpus import fingerprint, load_corpus
     from annotated_transformer.variations import BASES, Plan, choose_rows, fill_table, read_table, table_lines
     if data not in BASES:
-        raise ValueError(f"data={data!r}: there is a base for {' and for '.join(BASES)}")
+        raise UserError(f"data={data!r}: there is a base for {' and for '.join(BASES)}")
     base = override(BASES[data],
                     (settings or []) + ([] if steps is None else [f"max_steps={steps}"]))
     chosen, out, corpus = choose_rows(rows), out or Path("runs") / f"variations-{data}", load_corpus(data, data_dir)
@@ -496,7 +498,7 @@ def run_demo(
     from annotated_transformer.evaluate import bleu, load, pronoun_accuracy
     from annotated_transformer.recipe import train_run
     if out.exists() and not (out / "config.json").exists():
-        raise ValueError(f"{out} is no run that a demo could replace: choose another --out")
+        raise UserError(f"{out} is no run that a demo could replace: choose another --out")
     new = out.with_name(out.name + ".new")
     if not out.exists(): check_new_run(out)
     shutil.rmtree(new, ignore_errors=True)

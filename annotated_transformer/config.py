@@ -11,11 +11,13 @@ import difflib
 import math
 from dataclasses import asdict, dataclass, fields, replace
 
+from . import UserError
+
 # %% ../nbs/00_config.ipynb #15143dca
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     "Refuse a setting that is none of the allowed words."
     if value not in allowed:
-        raise ValueError(f"{name}={value!r} is none of {', '.join(allowed)}")
+        raise UserError(f"{name}={value!r} is none of {', '.join(allowed)}")
 
 # %% ../nbs/00_config.ipynb #b0ae5e27
 def within(
@@ -29,7 +31,7 @@ def within(
         value = getattr(config, name)
         if value is not None and not low <= value < high:
             above = f" and below {high}" if high < math.inf else ""
-            raise ValueError(f"{name}={value} must be at least {low}{above}")
+            raise UserError(f"{name}={value} must be at least {low}{above}")
 
 # %% ../nbs/00_config.ipynb #8fad1908
 KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text",
@@ -45,7 +47,7 @@ def check_types(
         allowed = int | float if field.type is float else field.type
         fits = isinstance(value, allowed) and isinstance(value, bool) == (field.type is bool)
         if not fits or isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{field.name}={value!r} must be {KINDS[field.type]}")
+            raise UserError(f"{field.name}={value!r} must be {KINDS[field.type]}")
 
 # %% ../nbs/00_config.ipynb #8449aa82
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ class ModelConfig:
         within(self, "d_model", "d_ff", "n_heads", "d_k", "d_v", "n_positions", low=1, high=2**31)
         within(self, "n_layers", low=1, high=1001)
         if self.d_model % 2:
-            raise ValueError(f"d_model={self.d_model} must be even: a position is pairs of sine and cosine")
+            raise UserError(f"d_model={self.d_model} must be even: a position is pairs of sine and cosine")
         if (self.d_k is None or self.d_v is None) and self.d_model % self.n_heads:
-            raise ValueError(f"d_model={self.d_model} does not split into n_heads={self.n_heads} equal heads: "
-                             f"take a multiple of {self.n_heads}")
+            raise UserError(f"d_model={self.d_model} does not split into n_heads={self.n_heads} equal heads: "
+                            f"take a multiple of {self.n_heads}")
         one_of("position", self.position, ("sinusoidal", "learned"))
         one_of("norm", self.norm, ("post", "pre"))
 
@@ -111,7 +113,7 @@ class TrainConfig:
         within(self, "seed", low=0, high=2**63)
         for name in ("peak_lr", "adam_eps", "clip_norm"):
             value = getattr(self, name)
-            if value is not None and value <= 0: raise ValueError(f"{name}={value} must be greater than 0")
+            if value is not None and value <= 0: raise UserError(f"{name}={value} must be greater than 0")
         one_of("schedule", self.schedule, ("paper", "linear"))
         one_of("precision", self.precision, ("auto", "fp32", "bf16"))
 
@@ -155,7 +157,7 @@ def get_recipe(
 ) -> Recipe:
     "The recipe of that name."
     if name not in RECIPES:
-        raise ValueError(f"no recipe is called {name!r}: take one of {', '.join(RECIPES)}")
+        raise UserError(f"no recipe is called {name!r}: take one of {', '.join(RECIPES)}")
     return RECIPES[name]
 
 # %% ../nbs/00_config.ipynb #9e997eff
@@ -170,7 +172,7 @@ def parse_setting(
         if kind is bool: return {"true": True, "false": False}[text]
         if kind in (int | None, float | None): return kind.__args__[0](text)
         return kind(text)
-    except (KeyError, ValueError): raise ValueError(f"{key}={text} is not {KINDS[kind]}") from None
+    except (KeyError, ValueError): raise UserError(f"{key}={text} is not {KINDS[kind]}") from None
 
 # %% ../nbs/00_config.ipynb #90855330
 def override(
@@ -184,11 +186,11 @@ def override(
              for part, config in parts.items() for field in fields(config)}
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals: raise ValueError(f"{setting!r} is not of the form key=value")
+        if not equals: raise UserError(f"{setting!r} is not of the form key=value")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ValueError(f"no setting is called {key!r}: {hint}")
+            raise UserError(f"no setting is called {key!r}: {hint}")
         part, kind = known[key]
         changes[part][key] = parse_setting(key, text, kind)
     return Recipe(*(replace(parts[part], **changes[part]) for part in parts))
@@ -204,4 +206,4 @@ def recipe_from_dict(
 ) -> Recipe:
     "The recipe that `recipe_to_dict` took apart; a part that is missing and a setting that is unknown are refused."
     try: return Recipe(ModelConfig(**values["model"]), TrainConfig(**values["train"]))
-    except (KeyError, TypeError) as e: raise ValueError(f"not the settings of a recipe: {e}") from None
+    except (KeyError, TypeError) as e: raise UserError(f"not the settings of a recipe: {e}") from None

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import pooch
 
+from . import UserError
 from .grammar import builtin
 
 # %% ../nbs/51a_corpus.ipynb #0aefa96c
@@ -37,8 +38,8 @@ def text_lines(
         if i == 1: line = line.removeprefix(codecs.BOM_UTF8)
         try: text = line.removesuffix(b"\n").removesuffix(b"\r").decode()
         except UnicodeDecodeError as e:
-            raise ValueError(f"{where}line {i}: byte {e.start + 1} is not "
-                             "UTF-8: save the text as UTF-8") from None
+            raise UserError(f"{where}line {i}: byte {e.start + 1} is not "
+                            "UTF-8: save the text as UTF-8") from None
         yield text
 
 # %% ../nbs/51a_corpus.ipynb #62841706
@@ -52,11 +53,11 @@ def stream_lines(
             for line in text_lines(file, f"{path}, "):
                 has_text = has_text or line != ""
                 yield line
-    except FileNotFoundError: raise ValueError(f"{path}: no such file") from None
+    except FileNotFoundError: raise UserError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+        raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
     if not has_text:
-        raise ValueError(f"{path} is empty: it needs one sentence per line")
+        raise UserError(f"{path} is empty: it needs one sentence per line")
 
 # %% ../nbs/51a_corpus.ipynb #d9bad3c9
 def read_lines(
@@ -78,10 +79,10 @@ def stream_pairs(
             n_pairs += 1
             yield s, t
     if n_src != n_tgt:
-        raise ValueError(f"{src_path} has {n_src} lines but {tgt_path} has {n_tgt}: "
-                         "line i of one must translate line i of the other")
+        raise UserError(f"{src_path} has {n_src} lines but {tgt_path} has {n_tgt}: "
+                        "line i of one must translate line i of the other")
     if not n_pairs:
-        raise ValueError(f"{src_path} and {tgt_path} have no line with text in both")
+        raise UserError(f"{src_path} and {tgt_path} have no line with text in both")
 
 # %% ../nbs/51a_corpus.ipynb #43da96ca
 class TextPairs:
@@ -187,7 +188,7 @@ def download(
             why = type(e).__name__ if e.response is None else e.response.status_code
             failures.append(f"{url} ({why})")
         except ValueError as e: failures.append(f"{url} ({str(e).partition(':')[0]})")
-    raise ValueError(f"cannot download {file.name}: {', '.join(failures)}")
+    raise UserError(f"cannot download {file.name}: {', '.join(failures)}")
 
 # %% ../nbs/51a_corpus.ipynb #a04a3bba
 def unpack(
@@ -206,7 +207,7 @@ def unpack(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(aside, info.name), folder / name)
     missing = [name for name in members if not (folder / name).is_file()]
-    if missing: raise ValueError(f"{archive} does not hold {', '.join(missing)}")
+    if missing: raise UserError(f"{archive} does not hold {', '.join(missing)}")
 
 # %% ../nbs/51a_corpus.ipynb #44543498
 class Store:
@@ -235,12 +236,12 @@ class Store:
         if self.own is None:
             urls = ([f"{self.mirror.rstrip('/')}/{file.name}"] if self.mirror else []) + list(file.urls)
             try: return download(urls, file, self.cache)
-            except ValueError as e: raise ValueError(f"{e}: {self.advice}") from None
+            except ValueError as e: raise UserError(f"{e}: {self.advice}") from None
         path = self.own / file.name
-        if not path.is_file(): raise ValueError(f"{path}: no such file: {self.advice}")
+        if not path.is_file(): raise UserError(f"{path}: no such file: {self.advice}")
         if (found := pooch.file_hash(path)) == file.sha256: return path
-        raise ValueError(f"{path} is not the file expected: its sha256 is "
-                         f"{found}, not {file.sha256}")
+        raise UserError(f"{path} is not the file expected: its sha256 is "
+                        f"{found}, not {file.sha256}")
 
     def texts(self, archive: Download) -> tuple[Path, ...]:
         "The source and the target text of an archive, unpacked if they are not yet."
@@ -273,11 +274,11 @@ class Newstest2014:
         except (OSError, SystemExit) as e:
             # for which it exits
             reason = e if isinstance(e, OSError) else "another checksum"
-            raise ValueError(f"sacreBLEU cannot get wmt14/full ({reason}): delete "
-                             f"{SACREBLEU_DIR}/wmt14/full if a "
-                             "download broke off; without "
-                             "network, copy that folder from where `sacrebleu -t "
-                             "wmt14/full -l en-de --echo src` was run") from None
+            raise UserError(f"sacreBLEU cannot get wmt14/full ({reason}): delete "
+                            f"{SACREBLEU_DIR}/wmt14/full if a "
+                            "download broke off; without "
+                            "network, copy that folder from where `sacrebleu -t "
+                            "wmt14/full -l en-de --echo src` was run") from None
         return iter(TextPairs([(src, tgt)]))
 
 # %% ../nbs/51a_corpus.ipynb #66a39cdb
@@ -307,8 +308,8 @@ def load_corpus(
     if name == "multi30k": return multi30k(data_dir, mirror)
     if name == "wmt14": return wmt14(data_dir, mirror)
     if name != "builtin":
-        raise ValueError(f"data={name!r} is unknown: take builtin, multi30k or wmt14, "
-                         "or give two files of your own")
+        raise UserError(f"data={name!r} is unknown: take builtin, multi30k or wmt14, "
+                        "or give two files of your own")
     sizes = {"train": n_train, "valid": n_valid, "test": n_test}
     splits = [[(s.en, s.de) for s in builtin(n, seed, split)]
               for split, n in sizes.items()]
@@ -332,8 +333,8 @@ def set_aside(
         # a very small file: its last sentence
         train, valid = split(lambda s: s == last)
     if not any(train):
-        raise ValueError(f"{src} has {n} pairs of one and the same sentence: too few "
-                         "to train and to validate on")
+        raise UserError(f"{src} has {n} pairs of one and the same sentence: too few "
+                        "to train and to validate on")
     return train, valid
 
 # %% ../nbs/51a_corpus.ipynb #94dbb1c3
@@ -372,4 +373,4 @@ def corpus_from(
         return load_corpus(source["data"],
                            **{k: v for k, v in source.items() if k != "data"})
     if {"src", "tgt"} <= source.keys() <= own: return own_corpus(**source)
-    raise ValueError(f"source={source} names no text: it needs data, or src and tgt")
+    raise UserError(f"source={source} names no text: it needs data, or src and tgt")

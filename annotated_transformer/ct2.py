@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from . import UserError
 from .checkpoint import Run, load_run, naming, new_folder, read_json
 from .config import ModelConfig
 from .vocab import Vocab
@@ -111,16 +112,16 @@ def engine_spec(
     try:
         from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec
     except ImportError:
-        raise ValueError("ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'") from None
+        raise UserError("ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'") from None
     config, weights, table = run.recipe.model, run.model.state_dict(), weight_table(run.recipe.model)
     width = config.d_model // config.n_heads
     d_k, d_v = config.d_k or width, config.d_v or width
     if d_k != d_v:
-        raise ValueError(f"CTranslate2 wants keys as wide as values: d_k={d_k} and d_v={d_v} cannot be exported")
+        raise UserError(f"CTranslate2 wants keys as wide as values: d_k={d_k} and d_v={d_v} cannot be exported")
     unknown = weights.keys() - {one for ours in table.values() for one in ours} - {"position.table"}
     if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known "
-                         "for weights that the paper's model has not")
+        raise UserError(f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known "
+                        "for weights that the paper's model has not")
     sizes = dict(pre_norm=config.norm == "pre", head_dim=d_k)
     spec = TransformerSpec(*(kind(config.n_layers, config.n_heads, **sizes)
                              for kind in (TransformerEncoderSpec, TransformerDecoderSpec)))
@@ -143,13 +144,13 @@ def export_ct2(
     "Hand a run over to CTranslate2; ValueError for a run or a place that will not do, and then nothing is written."
     out = Path(os.path.realpath(out))
     if quantization not in QUANTIZATIONS:
-        raise ValueError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
+        raise UserError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
     if out.is_file() or out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} holds something already: choose another place, or remove it first")
+        raise UserError(f"{out} holds something already: choose another place, or remove it first")
     config = Path(run) / "config.json"
     if config.exists() and read_json(config).get("kind") == "marian":
-        raise ValueError(f"{run} was imported from Marian: CTranslate2 takes the folder that it "
-                         "came from, by ct2-transformers-converter")
+        raise UserError(f"{run} was imported from Marian: CTranslate2 takes the folder that it "
+                        "came from, by ct2-transformers-converter")
     found = load_run(run)
     spec = engine_spec(found)
     spec.validate()

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import UserError
+
 # %% ../nbs/61a_decode.ipynb #a76294d3
 def reorder(
     state: Any,       # a named tuple (per_hypothesis, per_sentence)
@@ -261,7 +263,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:                            # of each sentence, best first
     "Keep the best few hypotheses open until none can win any more (§6.1)."
     if not 1 <= n_best <= beam_size:
-        raise ValueError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
+        raise UserError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
     found: list[list[Hypothesis]] = [[] for _ in max_lens]
     search, last, n = begin(max_lens, n_best, eos_id), torch.full_like(max_lens[:, None], bos_id), 0
     while len(search.rows):
@@ -287,11 +289,11 @@ def search_with(
 ) -> Callable:            # called with step, state, bos_id, eos_id, max_lens
     "The search with these settings (§6.1: 4 and 0.6)."
     if not 1 <= beam_size <= 256:
-        raise ValueError(f"beam_size={beam_size}: take 1 to 256 hypotheses")
+        raise UserError(f"beam_size={beam_size}: take 1 to 256 hypotheses")
     if not 1 <= n_best <= beam_size:
-        raise ValueError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
+        raise UserError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
     if not 0 <= alpha <= 10:
-        raise ValueError(f"alpha={alpha}: take 0 to 10, the paper has 0.6")
+        raise UserError(f"alpha={alpha}: take 0 to 10, the paper has 0.6")
     if beam_size == 1: return greedy_search
     return partial(beam_search, beam_size=beam_size, n_best=n_best,
                    penalty=partial(length_penalty, alpha=alpha))
@@ -323,9 +325,9 @@ def sample(
 ) -> list[list[Hypothesis]]:                            # one a sentence
     "Sentences drawn at random, as likely as the model says (not in the paper; top-p: Holtzman et al. 2020)."
     if not temperature > 0:
-        raise ValueError(f"temperature={temperature} must be above 0; greedy_search is what 0 would be")
+        raise UserError(f"temperature={temperature} must be above 0; greedy_search is what 0 would be")
     if not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is a probability: take more than 0 and at most 1")
+        raise UserError(f"top_p={top_p} is a probability: take more than 0 and at most 1")
     rng = torch.Generator(max_lens.device).manual_seed(seed)
     return follow(step, state, bos_id, eos_id, max_lens,
                   lambda log_probs: draw(log_probs, temperature, top_p, rng))

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from . import UserError
+
 # %% ../nbs/52a_distributed.ipynb #9ef12a39
 def rank() -> int:
     "This process's number, from 0; 0 when it is alone."
@@ -48,8 +50,8 @@ def pick_device(
         torch.empty(0, device=device)
         if device.type == "meta": raise RuntimeError("it holds shapes and no numbers")
     except (RuntimeError, AssertionError) as e:
-        raise ValueError(f"device {name!r} cannot be used "
-                         f"here: {str(e).splitlines()[0]}") from None
+        raise UserError(f"device {name!r} cannot be used "
+                        f"here: {str(e).splitlines()[0]}") from None
     return device
 
 # %% ../nbs/52a_distributed.ipynb #c735c2c0
@@ -74,8 +76,8 @@ def process_group(
         return
     backend = {"cuda": "nccl", "cpu": "gloo"}.get(device.type)
     if backend is None:
-        raise ValueError(f"device {str(device)!r} cannot talk to other "
-                         "processes: take cuda or cpu")
+        raise UserError(f"device {str(device)!r} cannot talk to other "
+                        "processes: take cuda or cpu")
     own = device if device.type == "cuda" else None
     if own: torch.cuda.set_device(own)
     store, number, n = next(rendezvous("env://", timeout=PATIENCE))

@@ -23,6 +23,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Signature
 from sacrebleu.significance import PairedTest, Result
 
+from . import UserError
 from .batch import Pairs, batch_rows, collate, encode_pairs, pad_ids
 from .checkpoint import load_run
 from .corpus import read_lines, text_lines
@@ -65,10 +66,10 @@ class Translator:
         more: int = 50,                  # pieces that a translation may have beyond its source's, at least 0 (§6.1)
     ):
         if max_pieces < 4:
-            raise ValueError(f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces")
+            raise UserError(f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces")
         if not 1 <= batch_tokens < 2**31:
-            raise ValueError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
-        if more < 0: raise ValueError(f"more={more} must be at least 0")
+            raise UserError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
+        if more < 0: raise UserError(f"more={more} must be at least 0")
         self.model, self.vocab, self.search, self.more = model.eval(), vocab, search, more
         self.batch_tokens, self.max_pieces = batch_tokens, max_pieces
 
@@ -205,8 +206,8 @@ def check_matched(
 ) -> None:
     "ValueError unless there are as many of one as of the other, and at least one."
     if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} {what} do not go with {len(references)} references")
-    if not references: raise ValueError("there is no sentence to score")
+        raise UserError(f"{len(hypotheses)} {what} do not go with {len(references)} references")
+    if not references: raise UserError("there is no sentence to score")
 
 # %% ../nbs/61b_evaluate.ipynb #b685302d
 def score_from(
@@ -290,9 +291,9 @@ def compare(
 ) -> list[Comparison]:                  # in the same order
     "Paired tests of significance by sacreBLEU (Riezler and Maxwell 2005; Koehn 2004), with p ≥ 2^(1 − sentences that differ)."
     if test not in ("ar", "bs"):
-        raise ValueError(f"test={test!r} must be 'ar', approximate randomisation, or 'bs', bootstrap")
+        raise UserError(f"test={test!r} must be 'ar', approximate randomisation, or 'bs', bootstrap")
     if len(systems) < 2:
-        raise ValueError(f"{len(systems)} system is nothing to compare: give two at least")
+        raise UserError(f"{len(systems)} system is nothing to compare: give two at least")
     for said in systems.values(): check_matched(said, references)
     paired = PairedTest(list(systems.items()), {"": metric or BLEU()}, [references], test,
                         n_ar_confidence=1000)
@@ -315,7 +316,7 @@ def moses_words(
     "Lines split into words as the Moses scripts split them; ValueError if sacremoses is not installed."
     try: from sacremoses import MosesTokenizer
     except ImportError:
-        raise ValueError("splitting words as Moses does needs sacremoses: pip install sacremoses") from None
+        raise UserError("splitting words as Moses does needs sacremoses: pip install sacremoses") from None
     split = MosesTokenizer(lang=language).tokenize
     return [split(line, return_str=True, escape=False) for line in lines]
 
@@ -334,7 +335,7 @@ def plain_lower(
     "Lower case, with Moses' normalised punctuation (as Multi30k's text was published); ValueError as `moses_words`."
     try: from sacremoses import MosesPunctNormalizer
     except ImportError:
-        raise ValueError("punctuation as Moses normalises it needs sacremoses: pip install sacremoses") from None
+        raise UserError("punctuation as Moses normalises it needs sacremoses: pip install sacremoses") from None
     normal = MosesPunctNormalizer(lang=language).normalize
     return [normal(line).lower() for line in lines]
 
@@ -381,13 +382,13 @@ def perplexity(
     "The perplexity of reference translations, each word predicted from the source and the right words before it (Table 3)."
     check_matched(sources, references, "sources")
     if not isinstance(translator.vocab, Vocab):
-        raise ValueError("perplexity is for runs that were trained here: this one cannot cut references")
+        raise UserError("perplexity is for runs that were trained here: this one cannot cut references")
     model, vocab, nats = translator.model, translator.vocab, 0.0
     data, device = encode_pairs(zip(sources, references), vocab), next(model.parameters()).device
     lengths = data.lengths()
     if lengths.max() > 4096:
-        raise ValueError(f"a line of {lengths.max() - 1} pieces is too long: "
-                         "perplexity looks at it as a whole, split it")
+        raise UserError(f"a line of {lengths.max() - 1} pieces is too long: "
+                        "perplexity looks at it as a whole, split it")
     for rows in batch_rows(lengths, max(translator.batch_tokens, int(lengths.max())),
                            np.random.default_rng(0)):
         batch = collate(*data.take(rows), vocab).to(device)
@@ -412,7 +413,7 @@ def training_cost(
 ) -> float:    # floating-point operations
     "What the hardware could have computed in that time: Table 2's measure of training cost (§6.1)."
     if gpu not in SUSTAINED:
-        raise ValueError(f"gpu={gpu!r} is none of those the paper estimates: {', '.join(SUSTAINED)}")
+        raise UserError(f"gpu={gpu!r} is none of those the paper estimates: {', '.join(SUSTAINED)}")
     return days * 86_400 * n_gpus * SUSTAINED[gpu]
 
 # %% ../nbs/61b_evaluate.ipynb #626618e8
@@ -423,8 +424,8 @@ def read_aligned(
     texts = [read_lines(path) for path in paths]
     for path, lines in zip(paths, texts):
         if len(lines) != len(texts[0]):
-            raise ValueError(f"{paths[0]} has {len(texts[0])} lines, {path} has {len(lines)}: "
-                             "line by line they must belong together")
+            raise UserError(f"{paths[0]} has {len(texts[0])} lines, {path} has {len(lines)}: "
+                            "line by line they must belong together")
     return texts
 
 # %% ../nbs/61b_evaluate.ipynb #e8547866
@@ -444,6 +445,6 @@ def pronoun_accuracy(
     check_matched(hypotheses, references)
     asked = [(h, r) for h, r in zip(hypotheses, references) if pronouns(r)]
     if not asked:
-        raise ValueError(f"none of {len(references)} references has one of the pronouns "
-                         f"{', '.join(PRONOUNS)}")
+        raise UserError(f"none of {len(references)} references has one of the pronouns "
+                        f"{', '.join(PRONOUNS)}")
     return sum(pronouns(h) == pronouns(r) for h, r in asked) / len(asked)

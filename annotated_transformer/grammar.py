@@ -24,6 +24,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+from . import UserError
+
 # %% ../nbs/51_grammar.ipynb #e84d7a30
 NOUNS = """
 kin: mother - f Mutter Mutter -; father - m Vater Vaters -
@@ -991,10 +993,10 @@ def builtin(
 ) -> list[Sentence]:
     "The first n sentences of a seed that belong to this split, of 3 to 16 words."
     if split not in ("train", "valid", "test"):
-        raise ValueError(f"split={split!r} is unknown: take train, valid or test")
+        raise UserError(f"split={split!r} is unknown: take train, valid or test")
     if unknown := set(patterns) - set(PATTERNS):
-        raise ValueError(f"patterns={sorted(unknown)} are unknown: take "
-                         f"some of {', '.join(PATTERNS)}")
+        raise UserError(f"patterns={sorted(unknown)} are unknown: take "
+                        f"some of {', '.join(PATTERNS)}")
     rng, found, misses = random.Random(seed), {}, 0
     names = [name for name in patterns for _ in range(PATTERNS[name][1])]
     while len(found) < n:
@@ -1004,6 +1006,6 @@ def builtin(
             found[s.en], misses = s, 0
         else: misses += 1
         if misses > 5_000:
-            raise ValueError(f"n={n} is more than these patterns can say: they gave "
-                             f"{len(found)} sentences for {split}")
+            raise UserError(f"n={n} is more than these patterns can say: they gave "
+                            f"{len(found)} sentences for {split}")
     return list(found.values())

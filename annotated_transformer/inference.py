@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import UserError
 from .distributed import limit_kernels
 
 # %% ../nbs/60_inference.ipynb #adcdc4dd
@@ -113,10 +114,10 @@ def ready_to_translate(
 ) -> nn.Module:               # the same, in eval mode; it can learn no more
     "Exchange the linear maps for ones that are faster for few vectors, where there are any; ValueError if the device has not got them."
     if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
+        raise UserError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
     device = model.embedding.weight.device.type
     if precision == "int8" and device != "cpu":
-        raise ValueError(f"precision=int8 is for the CPU: take bf16 on {device}")
+        raise UserError(f"precision=int8 is for the CPU: take bf16 on {device}")
     limit_kernels()
     if precision == "bf16": model.bfloat16()
     model.eval().requires_grad_(False)

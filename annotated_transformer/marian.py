@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import UserError
 from .checkpoint import FORMAT, naming, new_folder, save_tensors, write_json
 from .checkpoint import check_finite, check_shapes, fingerprint, read_json, read_tensors, set_weights, shapes
 from .config import check_types, one_of, within
@@ -156,8 +157,8 @@ def read_object(
     "The JSON object of a file."
     try: values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from None
-    if not isinstance(values, dict): raise ValueError(f"{path} holds no JSON object")
+        raise UserError(f"{path} cannot be read: {e}") from None
+    if not isinstance(values, dict): raise UserError(f"{path} holds no JSON object")
     return values
 
 # %% ../nbs/90_marian.ipynb #2cb918fb
@@ -175,10 +176,10 @@ def read_marian(
     def refuse_all_but(only: dict) -> None:
         for key, value in only.items():
             if values.get(key, value) != value:
-                raise ValueError(f"{folder}: {key}={values[key]!r} is not supported, only {value!r} is")
+                raise UserError(f"{folder}: {key}={values[key]!r} is not supported, only {value!r} is")
     refuse_all_but(ONLY)
     try: config = MarianConfig(**known, ban_pad="bad_words_ids" in values)
-    except (TypeError, ValueError) as e: raise ValueError(f"{folder}: {e}") from None
+    except (TypeError, ValueError) as e: raise UserError(f"{folder}: {e}") from None
     refuse_all_but({"bad_words_ids": [[config.pad_token_id]],
                     "forced_eos_token_id": config.eos_token_id,
                     "decoder_vocab_size": config.vocab_size})
@@ -246,11 +247,11 @@ def drop_copies(
     copies, tables = ([weights[name] for name in some if name in weights]
                       for some in (COPIES, TABLES))
     if not all(torch.equal(copies[0].float(), other.float()) for other in copies):
-        raise ValueError(f"{path}: {', '.join(COPIES)} differ; here they are one matrix")
+        raise UserError(f"{path}: {', '.join(COPIES)} differ; here they are one matrix")
     def ours(table): return in_halves(positional_encoding(len(table), d_model))
     for table in tables:  # half precision has three digits
         if table.shape[1:] != (d_model,) or not torch.allclose(table.float(), ours(table), atol=1e-3):
-            raise ValueError(f"{path}: {' or '.join(TABLES)} holds no sines and cosines in halves")
+            raise UserError(f"{path}: {' or '.join(TABLES)} holds no sines and cosines in halves")
     rest = {name: weight for name, weight in weights.items() if name not in COPIES + TABLES}
     return rest | dict(zip(COPIES, copies[:1]))
 
@@ -262,7 +263,7 @@ def marian_shapes(
     try:
         with torch.device("meta"): return shapes(build_marian(config).state_dict())
     except RuntimeError as e:
-        raise ValueError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
+        raise UserError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
 
 # %% ../nbs/90_marian.ipynb #5824e011
 def read_marian_weights(
@@ -272,9 +273,9 @@ def read_marian_weights(
     "Their weights under our names; missing, unknown, misshapen and broken ones are refused."
     path, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     if not path.exists() and pickled.exists():
-        raise ValueError(f"{pickled} is a pickle, which may run any code and is not read here. "
-                         "If you trust it, convert it: transformers.MarianMTModel"
-                         f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})")
+        raise UserError(f"{pickled} is a pickle, which may run any code and is not read here. "
+                        "If you trust it, convert it: transformers.MarianMTModel"
+                        f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})")
     found = read_tensors(path)
     check_finite(path, found)
     weights = drop_copies(path, found, config.d_model)
@@ -291,9 +292,9 @@ def load_pieces(
     pieces = spm.SentencePieceProcessor()
     try: pieces.LoadFromSerializedProto(path.read_bytes())
     except OSError as e:
-        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except RuntimeError:
-        raise ValueError(f"{path} is not a SentencePiece model") from None
+        raise UserError(f"{path} is not a SentencePiece model") from None
     return pieces
 
 # %% ../nbs/90_marian.ipynb #e55bc423
@@ -311,10 +312,10 @@ class MarianVocab:
         self.ids = read_object(folder / FILES[2])
         n, special = config.vocab_size, {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
         if len(self.ids) != n or {i for i in self.ids.values() if type(i) is int} != set(range(n)):
-            raise ValueError(f"{folder / FILES[2]} has {len(self.ids)} pieces; "
-                             f"this model needs the ids from 0 to {n - 1}, each once")
+            raise UserError(f"{folder / FILES[2]} has {len(self.ids)} pieces; "
+                            f"this model needs the ids from 0 to {n - 1}, each once")
         if not special.items() <= self.ids.items() or "<unk>" not in self.ids:
-            raise ValueError(f"{folder / FILES[2]} must name <unk>, and as config.json says {special}")
+            raise UserError(f"{folder / FILES[2]} must name <unk>, and as config.json says {special}")
         self.pieces, self.unk_id = {i: piece for piece, i in self.ids.items()}, self.ids["<unk>"]
         self.codes = {i for piece, i in self.ids.items() if piece.startswith(">>")
                       and piece.endswith("<<")}  # of languages
@@ -328,7 +329,7 @@ class MarianVocab:
         end = text.find("<<") + 2 if text.startswith(">>") and "<<" in text else 0
         try: pieces = self.source.encode(text[end:], out_type=str)
         except RuntimeError:
-            raise ValueError(f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8") from None
+            raise UserError(f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8") from None
         return [self.ids.get(piece, self.unk_id)
                 for piece in ([text[:end]] if end else []) + pieces]
 
@@ -390,7 +391,7 @@ def import_marian(
     "Make a run folder of a checkpoint: our names, their vocabulary; ValueError if it cannot be done."
     folder, run = Path(folder), Path(run)
     if run.exists():
-        raise ValueError(f"{run} is there already: choose a new place for the run")
+        raise UserError(f"{run} is there already: choose a new place for the run")
     config = read_marian(folder)
     _, weights = MarianVocab(folder, config), read_marian_weights(folder, config)
     with naming(run): run.parent.mkdir(parents=True, exist_ok=True)
@@ -413,13 +414,13 @@ def load_marian(
     run = Path(run)
     values, path = read_json(run / "config.json"), run / "model.safetensors"
     if values.get("kind") != "marian":
-        raise ValueError(f"{run} was not imported from Marian: open it with evaluate.load")
+        raise UserError(f"{run} was not imported from Marian: open it with evaluate.load")
     try: config = MarianConfig(**values["marian"])
     except (KeyError, TypeError, ValueError) as e:
-        raise ValueError(f"{run / 'config.json'}: not the settings of a Marian model: {e}") from None
+        raise UserError(f"{run / 'config.json'}: not the settings of a Marian model: {e}") from None
     vocab, weights = MarianVocab(run, config), read_tensors(path)
     if values.get("sha256") != {name: fingerprint(run / name) for name in FILES}:
-        raise ValueError(f"{run}: one of {', '.join(FILES)} is not the file that was imported")
+        raise UserError(f"{run}: one of {', '.join(FILES)} is not the file that was imported")
     check_shapes(path, shapes(weights), marian_shapes(config))
     check_finite(path, weights)
     model = build_marian(config)

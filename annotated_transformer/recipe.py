@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from . import UserError
 from .batch import (Batch, Pairs, Position, Prepared, epoch_batches,
                                          open_prepared, prepare, training_steps)
 from .checkpoint import (Progress, checkpoints, create_run,
@@ -188,8 +189,8 @@ def run_data(
                 write_atomically(vocab_file, data.vocab.model)
                 write_config(run, recipe, about)
             if vocab_file.read_bytes() != data.vocab.model:
-                raise ValueError(f"the text in {folder} gives another vocabulary than "
-                                 f"{run} was begun with: the run cannot go on with it")
+                raise UserError(f"the text in {folder} gives another vocabulary than "
+                                f"{run} was begun with: the run cannot go on with it")
     return open_prepared(folder)
 
 # %% ../nbs/55_recipe.ipynb #1ada67dd
@@ -368,7 +369,7 @@ def train_run(
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
     out = Path(out)
     if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes={minutes} must be positive")
+        raise UserError(f"minutes={minutes} must be positive")
     where = pick_device(device)
     with process_group(where):
         if rank() == 0: new_run(corpus, recipe, out, prepared)
@@ -391,7 +392,7 @@ def resume_run(
     "Go on with a run from its last checkpoint; a run that has reached its end stays as it is."
     run = Path(run)
     if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes={minutes} must be positive")
+        raise UserError(f"minutes={minutes} must be positive")
     read_config(run)  # a wrong folder is refused before anything is joined
     where = pick_device(device)
     with process_group(where):

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from . import UserError
 from .batch import Step
 from .distributed import (any_rank, first_answer, reduce_now,
                                                sum_over_ranks, whole)
@@ -46,7 +47,7 @@ class Stop(NamedTuple):
 Hook = Callable[[StepRecord], Stop | None]
 
 # %% ../nbs/52c_train.ipynb #41cbce00
-class NotFinite(ValueError):
+class NotFinite(UserError):
     "The training has diverged; the weights are those before the step."
 
 # %% ../nbs/52c_train.ipynb #a97436bd

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from . import UserError
 from .config import ModelConfig
 from .embedding import Embedding
 from .feed_forward import FeedForward
@@ -132,7 +133,7 @@ def init_weights(
 def room_for_weights() -> Iterator[None]:
     "Sizes that do not fit into memory become a ValueError."
     try: yield
-    except (RuntimeError, MemoryError) as e: raise ValueError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
+    except (RuntimeError, MemoryError) as e: raise UserError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
 
 # %% ../nbs/36_transformer.ipynb #96bc097c
 @room_for_weights()

@@ -16,6 +16,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from . import UserError
 from .checkpoint import FORMAT, check_new_run, read_json, read_metrics, write_json
 from .config import ModelConfig, Recipe, TrainConfig, override, recipe_to_dict
 
@@ -118,7 +119,7 @@ def begin_table(
         write_json(file, shared)
     was, now = flat(read_json(file)), flat(shared)
     differ = [f"{name}={was.get(name)!r}, not {value!r}" for name, value in now.items() if was.get(name) != value]
-    if differ: raise ValueError(f"{folder} was begun with {'; '.join(differ)}: choose another --out")
+    if differ: raise UserError(f"{folder} was begun with {'; '.join(differ)}: choose another --out")
 
 # %% ../nbs/62_variations.ipynb #dec57d8a
 def place_of(
@@ -175,7 +176,7 @@ def fill_table(
 ) -> bool:                               # is all done?
     "Train and measure the rows that are missing, one after the other; what is done already is left alone."
     folder, began = Path(folder), time.monotonic()
-    if minutes is not None and not minutes > 0: raise ValueError(f"minutes={minutes} must be positive")
+    if minutes is not None and not minutes > 0: raise UserError(f"minutes={minutes} must be positive")
     todo = [(row, seed, recipe_of(row, plan.base, seed)) for seed in range(plan.n_seeds) for row in plan.rows]
     begin_table(folder, plan)
     (folder / "rows").mkdir(exist_ok=True)
@@ -204,7 +205,7 @@ def choose_rows(
     wanted = {"all": tuple(known), "key": KEY_ROWS}.get(names) or [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in known:
-            raise ValueError(f"no row is called {name!r}: take all, key, or some of {', '.join(known)}")
+            raise UserError(f"no row is called {name!r}: take all, key, or some of {', '.join(known)}")
     return tuple(row for row in ROWS if row.name in wanted)
 
 # %% ../nbs/62_variations.ipynb #5f46c2d3
@@ -231,8 +232,8 @@ def seed_spread(
     values = [[one[measure] for one in row["found"]] for row in table["rows"]]
     n_free = sum(len(row) - 1 for row in values)
     if not n_free:
-        raise ValueError("no row was trained with two seeds: train with --seeds 2, "
-                         "or take the spread of another table")
+        raise UserError("no row was trained with two seeds: train with --seeds 2, "
+                        "or take the spread of another table")
     return math.sqrt(sum((x - sum(row) / len(row)) ** 2 for row in values for x in row) / n_free)
 
 # %% ../nbs/62_variations.ipynb #ef86806f
@@ -264,7 +265,7 @@ def effects(
 ) -> list[Effect]:                       # of all rows but the base
     "Each row's difference from the base, beside the paper's (§6.2, Table 3)."
     found = {row["row"]: [one[measure] for one in row["found"]] for row in table["rows"]}
-    if "base" not in found: raise ValueError("the table has no row base: there is nothing to compare with")
+    if "base" not in found: raise UserError("the table has no row base: there is nothing to compare with")
     base, out = found["base"], []
     for row in table["rows"]:
         if row["row"] == "base": continue

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import sentencepiece as spm
 
+from . import UserError
+
 # %% ../nbs/51b_vocab.ipynb #897fc45f
 # SentencePiece writes a space as this sign, so a real one needs its three bytes
 SPACE = "\u2581"
@@ -29,16 +31,16 @@ class Vocab:
     ):
         self.model = model
         try: self.pieces = spm.SentencePieceProcessor(model_proto=model)
-        except RuntimeError: raise ValueError("not a SentencePiece model") from None
+        except RuntimeError: raise UserError("not a SentencePiece model") from None
         self.pad_id, self.bos_id, self.eos_id = self.pieces.pad_id(), self.pieces.bos_id(), self.pieces.eos_id()
         if min(self.pad_id, self.bos_id, self.eos_id) < 0:
-            raise ValueError("this model lacks <pad>, <s> or "
-                             "</s>: learn one with learn_bpe")
+            raise UserError("this model lacks <pad>, <s> or "
+                            "</s>: learn one with learn_bpe")
         self.space_bytes = [self.pieces.piece_to_id(f"<0x{byte:02X}>")
                             for byte in SPACE.encode()]
         if self.decode(self.encode(PROBE)) != PROBE:
-            raise ValueError("this model does not give text back as it "
-                             "was: learn one with learn_bpe")
+            raise UserError("this model does not give text back as it "
+                            "was: learn one with learn_bpe")
 
     def __len__(self) -> int: return self.pieces.get_piece_size()
 
@@ -49,8 +51,8 @@ class Vocab:
         "Piece ids of a sentence."
         try: first, *rest = map(self.pieces.encode, (" " + text).split(SPACE))
         except RuntimeError:
-            raise ValueError(f"text={text!r} holds half of a surrogate pair, no "
-                             "character: read it as UTF-8") from None
+            raise UserError(f"text={text!r} holds half of a surrogate pair, no "
+                            "character: read it as UTF-8") from None
         return first + [i for part in rest for i in self.space_bytes + part]
 
     def encode_many(
@@ -105,10 +107,10 @@ def learn_bpe(
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary in which nothing is unknown: rare characters fall back to bytes (§5.1)."
     if n_pieces < 300:
-        raise ValueError(f"n_pieces={n_pieces} is too few: 256 bytes, 4 special pieces "
-                         "and some letters need at least 300")
+        raise UserError(f"n_pieces={n_pieces} is too few: 256 bytes, 4 special pieces "
+                        "and some letters need at least 300")
     if n_sample < 1:
-        raise ValueError(f"n_sample={n_sample} is too few: take one line at least")
+        raise UserError(f"n_sample={n_sample} is too few: take one line at least")
     out, sample = io.BytesIO(), sample_lines(lines, n_sample)
     try: spm.SentencePieceTrainer.train(
         sentence_iterator=(" " + line for line in sample), model_writer=out,
@@ -119,14 +121,14 @@ def learn_bpe(
         eos_id=3,
         max_sentence_length=100_000, num_threads=n_threads, minloglevel=2)
     except RuntimeError:
-        raise ValueError(f"no vocabulary of n_pieces={n_pieces} can be learned: the "
-                         "text is empty, or has too many different "
-                         "characters for so few pieces") from None
+        raise UserError(f"no vocabulary of n_pieces={n_pieces} can be learned: the "
+                        "text is empty, or has too many different "
+                        "characters for so few pieces") from None
     return Vocab(out.getvalue())
 
 # %% ../nbs/51b_vocab.ipynb #c314c384
 def load_vocab(path: Path) -> Vocab:
     "A vocabulary from its file; ValueError if there is none."
     try: return Vocab(Path(path).read_bytes())
-    except OSError: raise ValueError(f"{path}: no vocabulary file there") from None
-    except ValueError as e: raise ValueError(f"{path}: {e}") from None
+    except OSError: raise UserError(f"{path}: no vocabulary file there") from None
+    except ValueError as e: raise UserError(f"{path}: {e}") from None
