@@ -5,22 +5,18 @@
 # %% auto #0
 __all__ = ['START', 'FORMAT', 'ABOUT', 'SPLITS', 'SIDES', 'PARTS', 'FILES', 'Rows', 'rows_of', 'Pairs', 'id_type', 'short_rows',
            'encode_pairs', 'padding_share', 'cut_points', 'batch_rows', 'Batch', 'pad_ids', 'collate', 'epoch_batches',
-           'Position', 'Step', 'share', 'training_steps', 'write_pairs', 'open_pairs', 'sha256_of', 'write_prepared',
-           'Prepared', 'open_prepared', 'clear_the_way', 'prepare']
+           'Position', 'Step', 'share', 'training_steps', 'write_pairs', 'open_pairs', 'write_prepared', 'Prepared',
+           'read_prepared_about', 'check_made_from', 'open_prepared', 'check_replaceable_text', 'prepare']
 
 # %% ../nbs/51c_batch.ipynb #35a320c7
-import glob
 import json
 import os
-import shutil
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from hashlib import file_digest
+from contextlib import ExitStack
+from functools import partial
 from itertools import chain, count, islice, pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +25,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import UserError
+from .files import (check_own, kind_of, read_json,
+                                         replace_folder, resolve, sha256, sweep)
 from .vocab import Vocab, learn_bpe, load_vocab
 
 # %% ../nbs/51c_batch.ipynb #b6577f03
@@ -334,12 +332,6 @@ def open_pairs(
                         mapped(f"{stem}.{side}.starts", "<i8"))
                    for side in SIDES))
 
-# %% ../nbs/51c_batch.ipynb #653f219e
-def sha256_of(path: Path) -> str:
-    "The SHA-256 of a file; empty if there is none."
-    if not path.is_file(): return ""
-    with path.open("rb") as f: return file_digest(f, "sha256").hexdigest()
-
 # %% ../nbs/51c_batch.ipynb #32dfe591
 def write_prepared(
     folder: Path,                       # empty
@@ -348,7 +340,7 @@ def write_prepared(
     made_from: dict[str, str | int],    # noted in about.json; `n_pieces` and `n_sample` are for `learn_bpe`
     quiet: bool,
 ) -> None:
-    "The vocabulary and the ids of both splits into a folder, each file flushed to the disk."
+    "Write the vocabulary and the ids of both splits into a folder."
     with tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
         vocab = learn_bpe(chain.from_iterable(bar), made_from["n_pieces"],
                           made_from["n_sample"])
@@ -356,10 +348,8 @@ def write_prepared(
     for split, pairs, total in zip(SPLITS, (train, valid), (bar.n, None)):
         with tqdm(pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet) as bar:
             write_pairs(folder / split, bar, vocab)
-    about = made_from | {name: sha256_of(folder / name) for name in FILES}
+    about = made_from | {name: sha256(folder / name) for name in FILES}
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    for path in folder.iterdir():
-        with path.open("rb+") as f: os.fsync(f.fileno())
 
 # %% ../nbs/51c_batch.ipynb #b0b2cff6
 class Prepared(NamedTuple):
@@ -369,21 +359,45 @@ class Prepared(NamedTuple):
     valid: Pairs
 
 # %% ../nbs/51c_batch.ipynb #7e6fc016
-def open_prepared(
-    folder: Path,
-    made_from: dict[str, str | int] | None = None,  # what about.json must say; None: its format alone
-) -> Prepared:
-    "What `prepare` made, its ids mapped into memory; ValueError if anything is missing, damaged or made from something else."
-    folder = Path(folder)
-    try: about = dict(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
-        raise UserError(f"{folder / ABOUT} is missing or damaged") from None
-    for name, wanted in (made_from or {"format": FORMAT}).items():
+def read_prepared_about(folder: Path) -> dict:
+    "What a folder of prepared text says of itself; UserError if it is not one, or holds links."
+    if kind_of(resolve(folder)) != "folder":
+        raise UserError(f"{folder} is not a folder of prepared text")
+    check_own(folder, {ABOUT, *FILES})
+    try:
+        about = read_json(folder / ABOUT)
+    except UserError as e:
+        raise UserError(f"{folder} is not a folder of prepared text: {e}") from None
+    if about.get("format") != FORMAT or not about.keys() >= {*FILES, "text_sha256"}:
+        raise UserError(f"{folder / ABOUT} is not of format {FORMAT}, which this version "
+                        "reads")
+    return about
+
+# %% ../nbs/51c_batch.ipynb #51c0ab01
+def check_made_from(folder: Path, made_from: dict[str, str | int]) -> None:
+    "UserError if a folder of prepared text was made from other text, or with other settings."
+    about = read_prepared_about(folder)
+    for name, wanted in made_from.items():
         if about.get(name) != wanted:
-            raise UserError(f"{folder} was made with "
-                            f"{name}={about.get(name)}, not {wanted}")
+            what = "from other text" if name == "text_sha256" else (
+                f"with {name}={about.get(name)}, not {wanted}")
+            raise UserError(f"{folder} was made {what}: choose another folder, or "
+                            "remove it first")
+
+# %% ../nbs/51c_batch.ipynb #51c0ab02
+def open_prepared(
+    folder: Path, made_from: dict[str, str | int] | None = None
+) -> Prepared:
+    """What `prepare` made, its ids mapped into memory.
+
+    UserError if anything is missing, damaged, or made from something else than
+    `made_from`, which names values of about.json (None: any text).
+    """
+    folder = Path(folder)
+    check_made_from(folder, made_from or {})
+    about = read_prepared_about(folder)
     for name in FILES:
-        if about.get(name) != sha256_of(folder / name):
+        if kind_of(folder / name) != "file" or about[name] != sha256(folder / name):
             raise UserError(f"{folder / name} is missing or damaged")
     vocab = load_vocab(folder / "vocab.model")
     return Prepared(vocab,
@@ -391,44 +405,40 @@ def open_prepared(
                       for split in SPLITS))
 
 # %% ../nbs/51c_batch.ipynb #38f38ff4
-def clear_the_way(
-    folder: Path,
-) -> None:
-    "Remove what killed preparations left beside the folder; ValueError if it holds anything but prepared text."
-    for part in folder.parent.glob(f"{glob.escape(folder.name)}.part-*"):
-        with suppress(OSError):  # another process may be about to rename it
-            if max(path.stat().st_mtime for path in (part, *part.rglob("*"))) < time.time() - 3600:
-                shutil.rmtree(part)
-    if not folder.exists(): return
-    foreign = (sorted({path.name for path in folder.iterdir()} - {*FILES, ABOUT})
-               if folder.is_dir() else [folder.name])
-    if foreign:
-        raise UserError(f"{folder} is no folder of prepared text, since there is "
-                        f"{foreign[0]}: name one of its own")
+def check_replaceable_text(folder: Path, made_from: dict[str, str | int]) -> None:
+    "UserError unless a folder holds nothing but prepared text made from the same as `made_from`."
+    check_made_from(folder, made_from)
+    for path in folder.iterdir():
+        if path.name not in {*FILES, ABOUT}:
+            raise UserError(f"{folder} cannot be replaced, because it also holds "
+                            f"{path.name}: choose another folder")
 
 # %% ../nbs/51c_batch.ipynb #0edd907a
 def prepare(
-    folder: Path,                      # made if need be; what a run's `data/` is
-    train: Iterable[tuple[str, str]],  # (source, target) sentences; this and the next can be gone through several times
+    folder: Path,
+    train: Iterable[tuple[str, str]],  # this and the next can be read several times
     valid: Iterable[tuple[str, str]],
-    text_sha256: str,                  # what tells the same text from other text
-    n_pieces: int,                     # of the vocabulary, as for `learn_bpe`
-    n_sample: int = 1_000_000,         # lines that the vocabulary is learned from, of both languages
+    text_sha256: str,  # tells the same text from other text
+    n_pieces: int,  # of the vocabulary, as for `learn_bpe`
+    n_sample: int = 1_000_000,  # lines that the vocabulary is learned from
     *,
-    quiet: bool = False,               # without progress bars
+    quiet: bool = False,  # without progress bars
 ) -> Prepared:
-    "Vocabulary and ids of a corpus on disk, made once and in parallel, afterwards only opened (§5.1)."
-    folder, made_from = Path(folder), {"format": FORMAT, "text_sha256": text_sha256,
-                                       "n_pieces": n_pieces, "n_sample": n_sample}
-    clear_the_way(folder)
-    if folder.exists():
-        try: return open_prepared(folder, made_from)
-        except ValueError as e: print(f"{e}: preparing the text anew", file=sys.stderr)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{folder.name}.part-", dir=folder.parent) as beside:
-        whole = Path(beside) / "whole"
-        whole.mkdir()
-        write_prepared(whole, train, valid, made_from, quiet)
-        if folder.exists(): shutil.rmtree(folder)
-        whole.rename(folder)
+    """Vocabulary and ids of a corpus on disk, made once, afterwards only opened (§5.1).
+
+    UserError if the folder holds something else, or was made from other text.
+    """
+    folder = Path(folder)
+    made_from = {"format": FORMAT, "text_sha256": text_sha256, "n_pieces": n_pieces,
+                 "n_sample": n_sample}
+    if kind_of(resolve(folder)) == "folder" and any(folder.iterdir()):
+        check_made_from(folder, made_from)
+        try:
+            return open_prepared(folder, made_from)
+        except UserError as e:
+            print(f"{e}: preparing the text again", file=sys.stderr)
+    check = partial(check_replaceable_text, made_from=made_from)
+    with replace_folder(folder, check) as new:
+        write_prepared(new, train, valid, made_from, quiet)
+    sweep(resolve(folder).parent)
     return open_prepared(folder)

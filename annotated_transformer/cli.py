@@ -8,7 +8,7 @@ __all__ = ['app', 'UsageError', 'STATUS_OF', 'DataName', 'DataFolder', 'SourceTe
            'main', 'choose_corpus', 'begun_before', 'first_process', 'say_how_it_ended', 'train_verb', 'prepare_verb',
            'average_verb', 'typed_lines', 'chosen_search', 'translate_verb', 'score_verb', 'attention_example',
            'write_attention', 'attention_verb', 'import_marian_verb', 'export_ct2_verb', 'measure_row', 'row_trainer',
-           'variations_verb', 'run_demo', 'demo_verb']
+           'variations_verb', 'check_demo', 'run_demo', 'demo_verb']
 
 # %% ../nbs/95_cli.ipynb #fff9517c
 import os
@@ -99,9 +99,10 @@ def say_how_it_ended(
     from annotated_transformer.checkpoint import read_config
     if not first_process(): return
     about = read_config(run)[1]
+    shared = f" --prepared {about['prepared']}" if "prepared" in about else ""
     if about["stopped"] in STATUS_OF:
         fail(f"{about['stopped']} at step {about['steps']}, saved; "
-             f"to go on: annotated-transformer train --resume {run}", STATUS_OF[about["stopped"]])
+             f"to go on: annotated-transformer train --resume {run}{shared}", STATUS_OF[about["stopped"]])
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
 # %% ../nbs/95_cli.ipynb #2e226f25
@@ -118,7 +119,7 @@ ValidSource = Annotated[Path | None, typer.Option(
     help="Source text to validate on; without it some lines of --src are set aside.")]
 ValidTarget = Annotated[Path | None, typer.Option(help="Its translation.")]
 SharedData = Annotated[Path | None, typer.Option(
-    help="A folder for the encoded text, for several runs to share; by itself in the run folder.")]
+    help="A folder for the encoded text that several runs can share; without it, the run folder. To be named again with --resume.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 AnyDevice = Annotated[str | None, typer.Option(
@@ -132,7 +133,7 @@ def train_verb(
     out: Annotated[Path | None, typer.Option(
         help="The run folder to make; it must not hold a run yet.")] = None,
     resume: Annotated[Path | None, typer.Option(
-        metavar="RUN", help="Go on with this run instead, from its newest checkpoint, with its own text and settings.")] = None,
+        metavar="RUN", help="Continue this run instead, from its newest checkpoint, with its own settings and text.")] = None,
     data: DataName = None,
     data_dir: DataFolder = None,
     src: SourceText = None,
@@ -160,20 +161,25 @@ def train_verb(
     from annotated_transformer.recipe import resume_run, train_run
     if (out is None) == (resume is None):
         raise UserError("name either --out, a new run folder, or --resume, one to go on with")
-    if resume is not None and (data or config or src or tgt or valid_src or valid_tgt
-                               or prepared or settings):
-        raise UserError("--resume takes text and settings from the run: leave them out")
+    if resume is not None and (config or settings):
+        raise UserError("--resume takes its settings from the run: leave --config and "
+                        "KEY=VALUE out")
     if shard and bleu:
         raise UserError("--bleu needs the whole model on a device: leave it or --shard out")
     score = validation_bleu if bleu else None
     if resume is None and begun_before(out): resume = out
+    text = (data, data_dir, src, tgt, valid_src, valid_tgt)
+    corpus = None  # of several processes, the first alone reads the text
     if resume is not None:
-        resume_run(resume, device, minutes, score=score, sharded=shard, quiet=quiet)
+        if first_process() and (data or src or tgt or valid_src or valid_tgt):
+            corpus = choose_corpus(*text)
+        resume_run(resume, device, minutes, corpus=corpus, prepared=prepared, score=score,
+                   sharded=shard, quiet=quiet)
     else:
-        recipe, corpus = override(get_recipe(config or "small"), settings or []), None
-        if first_process():  # of several, one looks at the folder and reads the text
+        recipe = override(get_recipe(config or "small"), settings or [])
+        if first_process():
             check_new_run(out)
-            corpus = choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt)
+            corpus = choose_corpus(*text)
         train_run(corpus, recipe, out, device, minutes, prepared=prepared, score=score,
                   sharded=shard, quiet=quiet)
     say_how_it_ended(resume or out)
@@ -204,7 +210,9 @@ def prepare_verb(
     check_new_run(out)
     prepare_run(choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt), recipe,
                 out, prepared, quiet=quiet)
-    typer.echo(f"{out} is ready to train: annotated-transformer train --resume {out}", err=True)
+    shared = f" --prepared {prepared}" if prepared else ""
+    typer.echo(f"{out} is ready to train: annotated-transformer train --resume {out}{shared}",
+               err=True)
 
 # %% ../nbs/95_cli.ipynb #fe0830fb
 @app.command("average")
@@ -213,8 +221,11 @@ def average_verb(
     last: Annotated[int, typer.Option(help="How many checkpoints, from the newest back.")],
 ) -> None:
     "Average the last checkpoints: what comes out is what translates."
-    from annotated_transformer.checkpoint import use_average
-    typer.echo(f"{run}: {use_average(run, last)}", err=True)
+    from annotated_transformer.checkpoint import read_config, use_average
+    from annotated_transformer.files import FolderLock
+    read_config(run)  # a folder that is no run is not locked either
+    with FolderLock(run):
+        typer.echo(f"{run}: {use_average(run, last)}", err=True)
 
 # %% ../nbs/95_cli.ipynb #9179b653
 def typed_lines() -> Iterator[list[bytes]]:
@@ -345,16 +356,13 @@ def attention_example(
     return AttentionExample(src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()})
 
 # %% ../nbs/95_cli.ipynb #37f16217
-def write_attention(
-    translator,
-    sentences: list[str],
-    out: Path,  # the page to write
-) -> None:
-    "One page that shows every head's attention over these sentences and their translations."
-    from annotated_transformer.checkpoint import write_atomically
-    from annotated_transformer.explorer import attention_page
+def write_attention(translator, sentences: list[str], out: Path) -> None:
+    "One page that shows every head's attention over these sentences and their translations; replaces only such a page."
+    from annotated_transformer.explorer import attention_page, is_attention_page
+    from annotated_transformer.files import replace_file
     page = attention_page([attention_example(translator, s) for s in sentences])
-    write_atomically(Path(out), page.encode())
+    with replace_file(Path(out), is_attention_page) as new:
+        new.write_bytes(page.encode())
 
 # %% ../nbs/95_cli.ipynb #37c0f241
 @app.command("attention")
@@ -364,8 +372,11 @@ def attention_verb(
     out: Annotated[Path, typer.Option(help="The page to write, ending in .html.")],
     device: TranslatingDevice = None,
 ) -> None:
-    "Translate a sentence and show where each head looked."
+    "Translate a sentence and draw the attention of every head."
+    from annotated_transformer.explorer import is_attention_page
+    from annotated_transformer.files import check_replaceable
     from annotated_transformer.marian import load_any
+    check_replaceable(out, is_attention_page)
     write_attention(load_any(run, device), [sentence], out)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
@@ -423,16 +434,14 @@ def row_trainer(
     quiet: bool,
 ):  # for `fill_table`
     "A function that trains a row, or goes on with it, and measures it; a signal becomes a KeyboardInterrupt that carries its name."
-    import shutil
     from annotated_transformer.checkpoint import read_config
     from annotated_transformer.recipe import resume_run, train_run
     def train_row(recipe, run: Path, minutes: float | None):
         if (run / "config.json").exists():
             if read_config(run)[0] != recipe:
                 raise UserError(f"{run} was begun with other settings: remove it")
-            resume_run(run, device, minutes, quiet=quiet)
+            resume_run(run, device, minutes, corpus=corpus, prepared=prepared, quiet=quiet)
         else:
-            shutil.rmtree(run, ignore_errors=True)  # an empty folder, of a process that was killed
             train_run(corpus, recipe, run, device, minutes, prepared=prepared, quiet=quiet)
         about = read_config(run)[1]
         if about["stopped"] in STATUS_OF:
@@ -483,50 +492,62 @@ def variations_verb(
     if not done:
         say(f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again")
 
+# %% ../nbs/95_cli.ipynb #95ab0001
+def check_demo(path: Path) -> None:
+    "UserError unless a folder is a demo as this program made it, which alone may be replaced by another."
+    from annotated_transformer.checkpoint import FORMAT, RUN_NAMES
+    from annotated_transformer.files import FolderLock, kind_of, read_json, sha256
+    report, weights = path / "report.json", path / "model.safetensors"
+    values = read_json(report) if kind_of(report) == "file" else {}
+    foreign = {p.name for p in path.iterdir()} - RUN_NAMES
+    foreign -= {"report.json", "attention.html", FolderLock.NAME}
+    if ((values.get("format"), values.get("kind")) != (FORMAT, "demo") or foreign
+            or kind_of(weights) != "file"
+            or values.get("weights_sha256") != sha256(weights)):
+        raise UserError(f"{path} is not a demo, or was changed since: choose another --out, "
+                        "or remove it first")
+    with FolderLock(path):  # a UserError if it is being trained further
+        pass
+
 # %% ../nbs/95_cli.ipynb #1864ee88
 def run_demo(
     out: Path,  # the run folder; replaced
 ) -> dict:      # what report.json says
     "Train `tiny` on the built-in corpus, measure it on held-out sentences, write report.json and attention.html."
-    import shutil
     import time
-    from annotated_transformer.checkpoint import check_new_run, read_config, write_json
+    from annotated_transformer.checkpoint import FORMAT, read_config
     from annotated_transformer.config import get_recipe
     from annotated_transformer.corpus import load_corpus
     from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
+    from annotated_transformer.files import replace_folder, resolve, sha256, sweep, write_json
     from annotated_transformer.heads import it_sentences
     from annotated_transformer.evaluate import bleu, load, pronoun_accuracy
     from annotated_transformer.recipe import train_run
-    if out.exists() and not (out / "config.json").exists():
-        raise UserError(f"{out} is no run that a demo could replace: choose another --out")
-    new = out.with_name(out.name + ".new")
-    if not out.exists(): check_new_run(out)
-    shutil.rmtree(new, ignore_errors=True)
-    corpus, began = load_corpus("builtin"), time.perf_counter()
-    train_run(corpus, get_recipe("tiny"), new)
-    train_seconds, stopped = time.perf_counter() - began, read_config(new)[1]["stopped"]
-    if stopped in STATUS_OF:  # a half-trained model must not replace an earlier demo
-        shutil.rmtree(new)
-        fail(f"interrupted by {stopped}: {out} is as it was", STATUS_OF[stopped])
-    translator = load(new)
-    plain = builtin(1000, seed=1, split="test")
-    # the two nouns differ in gender: guessing fails
-    it = it_sentences(800, patterns=tuple(p for p in PATTERNS if p.startswith("it_")))
-    said, said_it = translator.translate([s.en for s in plain]), translator.translate([s.en for s in it])
-    animals = [ANIMAL_TIRED, ANIMAL_WIDE]
-    report = {
-        "exact_match": sum(h == s.de for h, s in zip(said, plain)) / len(plain),
-        "bleu": bleu(said, [s.de for s in plain]).value,
-        "pronoun_accuracy": pronoun_accuracy(said_it, [s.de for s in it]),
-        "n_sentences": len(plain), "n_pronoun_sentences": len(it),
-        "train_seconds": train_seconds,
-        "animal": {s.en: h for s, h in zip(animals,
-                                           translator.translate([s.en for s in animals]))},
-    }
-    write_json(new / "report.json", report)
-    write_attention(translator, [s.en for s in animals], new / "attention.html")
-    shutil.rmtree(out, ignore_errors=True)
-    new.rename(out)
+    sweep(resolve(out).parent)
+    with replace_folder(out, check_demo) as new:
+        corpus, began = load_corpus("builtin"), time.perf_counter()
+        train_run(corpus, get_recipe("tiny"), new)
+        train_seconds, stopped = time.perf_counter() - began, read_config(new)[1]["stopped"]
+        if stopped in STATUS_OF:  # a half-trained model must not replace an earlier demo
+            fail(f"interrupted by {stopped}: {out} is as it was", STATUS_OF[stopped])
+        translator = load(new)
+        plain = builtin(1000, seed=1, split="test")
+        # the two nouns differ in gender: guessing fails
+        it = it_sentences(800, patterns=tuple(p for p in PATTERNS if p.startswith("it_")))
+        said, said_it = translator.translate([s.en for s in plain]), translator.translate([s.en for s in it])
+        animals = [ANIMAL_TIRED, ANIMAL_WIDE]
+        report = {
+            "format": FORMAT, "kind": "demo", "weights_sha256": sha256(new / "model.safetensors"),
+            "exact_match": sum(h == s.de for h, s in zip(said, plain)) / len(plain),
+            "bleu": bleu(said, [s.de for s in plain]).value,
+            "pronoun_accuracy": pronoun_accuracy(said_it, [s.de for s in it]),
+            "n_sentences": len(plain), "n_pronoun_sentences": len(it),
+            "train_seconds": train_seconds,
+            "animal": {s.en: h for s, h in zip(animals,
+                                               translator.translate([s.en for s in animals]))},
+        }
+        write_json(new / "report.json", report)
+        write_attention(translator, [s.en for s in animals], new / "attention.html")
     for s, h in zip(plain[:5], said): typer.echo(f"{s.en}\n    {h}")
     for en, de in report["animal"].items(): typer.echo(f"{en}\n    {de}")
     typer.echo(f"exact match {report['exact_match']:.1%}, BLEU {report['bleu']:.1f}, pronouns {report['pronoun_accuracy']:.1%}, "
@@ -538,7 +559,7 @@ def run_demo(
 @app.command("demo")
 def demo_verb(
     out: Annotated[Path, typer.Option(
-        help="The run folder; what stands there from an earlier demo is replaced.")] = Path("runs/demo"),
+        help="The run folder; an earlier demo there is replaced.")] = Path("runs/demo"),
 ) -> None:
     "Train for two minutes, translate, and look inside."
     run_demo(out)

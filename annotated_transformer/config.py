@@ -201,9 +201,18 @@ def recipe_to_dict(recipe: Recipe) -> dict:
     return asdict(recipe)
 
 # %% ../nbs/00_config.ipynb #1ec3f6a9
-def recipe_from_dict(
-    values: dict,  # {"model": {...}, "train": {...}} as `recipe_to_dict` made it; what else it holds is left alone
-) -> Recipe:
-    "The recipe that `recipe_to_dict` took apart; a part that is missing and a setting that is unknown are refused."
-    try: return Recipe(ModelConfig(**values["model"]), TrainConfig(**values["train"]))
-    except (KeyError, TypeError) as e: raise UserError(f"not the settings of a recipe: {e}") from None
+def recipe_from_dict(values: dict) -> Recipe:
+    """The recipe that `recipe_to_dict` took apart; other entries are left alone.
+
+    UserError if a part or a setting is missing, unknown, or has a wrong value.
+    """
+    parts = {}
+    for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
+        given, names = values.get(part), {field.name for field in fields(kind)}
+        if not isinstance(given, dict):
+            raise UserError(f"not the settings of a recipe: {part} is missing")
+        for name in sorted(names ^ given.keys()):
+            what = "missing" if name in names else "unknown"
+            raise UserError(f"not the settings of a recipe: {part}.{name} is {what}")
+        parts[part] = kind(**given)
+    return Recipe(**parts)

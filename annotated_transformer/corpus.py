@@ -13,8 +13,8 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import tarfile
-import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import pooch
 
 from . import UserError
+from .files import replace_file, resolve, sha256
 from .grammar import builtin
 
 # %% ../nbs/51a_corpus.ipynb #0aefa96c
@@ -100,17 +101,15 @@ class TextPairs:
                 else (pair for pair in pairs if self.keep(pair[0])))
 
 # %% ../nbs/51a_corpus.ipynb #bbf41d8d
-def fingerprint(
-    pairs: Iterable[tuple[str, str]],  # a list, or TextPairs
-) -> str:                              # 64 hexadecimal digits
-    "SHA-256 of a text: of its files' bytes for whole `TextPairs`, of its sentences for others."
+def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:
+    "SHA-256 of a text as 64 hexadecimal digits: of its files' bytes for whole `TextPairs`, of its sentences for others."
     total = hashlib.sha256()
     if isinstance(pairs, TextPairs) and pairs.keep is None:
         for path in chain.from_iterable(pairs.parts):
-            with open(path, "rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+            total.update(bytes.fromhex(sha256(path)))
     else:
-        for pair in pairs: total.update(json.dumps(pair).encode())
+        for pair in pairs:
+            total.update(json.dumps(pair).encode())
     return total.hexdigest()
 
 # %% ../nbs/51a_corpus.ipynb #38f7eb69
@@ -191,23 +190,25 @@ def download(
     raise UserError(f"cannot download {file.name}: {', '.join(failures)}")
 
 # %% ../nbs/51a_corpus.ipynb #a04a3bba
-def unpack(
-    archive: Path,              # .tgz
-    members: tuple[str, ...],   # wanted, by their names in the archive
-    folder: Path,               # gets them under these names
-) -> None:
-    "Take some files out of an archive, each whole or not at all; ValueError if one is not in it."
+def unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
+    """Take some files out of a .tgz archive into a folder, each whole or not at all.
+
+    UserError if a member is missing.
+    """
     pooch.get_logger().info("Unpacking %s to %s.", archive, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as aside, tarfile.open(archive, "r|gz") as tar:
+    with tarfile.open(archive, "r|gz") as tar:
         for info in tar:
             name = info.name.removeprefix("./")
-            if name not in members or not info.isreg(): continue
-            tar.extract(info, aside, filter="data")
+            if name not in members or not info.isreg():
+                continue
+            if resolve(folder) not in resolve(folder / name).parents:
+                raise UserError(f"{archive}: {name} leads out of {folder}")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(Path(aside, info.name), folder / name)
+            with replace_file(folder / name) as new, open(new, "wb") as file:
+                shutil.copyfileobj(tar.extractfile(info), file)
     missing = [name for name in members if not (folder / name).is_file()]
-    if missing: raise UserError(f"{archive} does not hold {', '.join(missing)}")
+    if missing:
+        raise UserError(f"{archive} does not hold {', '.join(missing)}")
 
 # %% ../nbs/51a_corpus.ipynb #44543498
 class Store:
@@ -358,19 +359,17 @@ def own_corpus(
     return Corpus("own", "src", "tgt", *splits, [], source)
 
 # %% ../nbs/51a_corpus.ipynb #04687200
-def corpus_from(
-    source: dict,  # `Corpus.source` of the one wanted
-) -> Corpus:
-    "The corpus that a source describes; ValueError if it describes none."
-    named = {"data", "data_dir", "n_train", "n_valid", "n_test", "seed"}
-    own = {"src", "tgt", "valid_src", "valid_tgt"}
-    kinds = (dict.fromkeys(("n_train", "n_valid", "n_test", "seed"), int)
-             | dict.fromkeys(("data_dir", "valid_src", "valid_tgt"), str | None))
-    if any(not isinstance(value, kinds.get(name, str))
-           for name, value in source.items()):
-        named = own = set()
-    if "data" in source and source.keys() <= named:
-        return load_corpus(source["data"],
-                           **{k: v for k, v in source.items() if k != "data"})
-    if {"src", "tgt"} <= source.keys() <= own: return own_corpus(**source)
-    raise UserError(f"source={source} names no text: it needs data, or src and tgt")
+def corpus_from(source: dict) -> Corpus:
+    """The synthetic corpus that `Corpus.source` describes.
+
+    UserError for any other text: a source may come from somebody else's file, and no file
+    is read because it says so.
+    """
+    sizes = {name: value for name, value in source.items() if name != "data"}
+    if source.get("data") != "builtin":
+        raise UserError("its text is not at hand: name it, by --data, or by --src and --tgt")
+    if not sizes.keys() <= {"n_train", "n_valid", "n_test", "seed"} or any(
+        type(value) is not int or not 0 <= value < 10**7 for value in sizes.values()
+    ):
+        raise UserError(f"source={source} does not describe the synthetic corpus")
+    return load_corpus("builtin", **sizes)

@@ -7,15 +7,15 @@ __all__ = ['ENCODER_LAYER', 'DECODER_LAYER', 'OUTSIDE', 'FINAL_NORM', 'N_POSITIO
            'position_table', 'put', 'add_vocabulary', 'engine_spec', 'export_ct2']
 
 # %% ../nbs/91_ct2.ipynb #432c5773
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from . import UserError
-from .checkpoint import Run, load_run, naming, new_folder, read_json
+from .checkpoint import Run, load_run
 from .config import ModelConfig
+from .files import check_free, kind_of, new_folder, read_json
 from .vocab import Vocab
 
 # %% ../nbs/91_ct2.ipynb #f12f7751
@@ -136,27 +136,24 @@ def engine_spec(
 QUANTIZATIONS = ("float32", "float16", "int8")
 
 # %% ../nbs/91_ct2.ipynb #20effdba
-def export_ct2(
-    run: Path,                      # a run folder
-    out: Path,                      # the folder to make
-    quantization: str = "float32",  # how weights are stored, one of `QUANTIZATIONS`
-) -> Path:                          # the folder
-    "Hand a run over to CTranslate2; ValueError for a run or a place that will not do, and then nothing is written."
-    out = Path(os.path.realpath(out))
+def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
+    """Hand a run over to CTranslate2: make the folder `out`, and return it.
+
+    `quantization` is one of `QUANTIZATIONS`. UserError, before anything is written, for a
+    run that cannot be exported, or if something other than an empty folder is in the way.
+    """
     if quantization not in QUANTIZATIONS:
         raise UserError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
-    if out.is_file() or out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} holds something already: choose another place, or remove it first")
+    check_free(out)
     config = Path(run) / "config.json"
-    if config.exists() and read_json(config).get("kind") == "marian":
+    if kind_of(config) == "file" and read_json(config).get("kind") == "marian":
         raise UserError(f"{run} was imported from Marian: CTranslate2 takes the folder that it "
                         "came from, by ct2-transformers-converter")
     found = load_run(run)
     spec = engine_spec(found)
     spec.validate()
     spec.optimize(quantization)
-    with naming(out): out.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(out) as part:
-        spec.save(str(part))
-        found.vocab.save(part / "vocab.model")
-    return out
+    with new_folder(out) as new:
+        spec.save(str(new))
+        found.vocab.save(new / "vocab.model")
+    return Path(out)

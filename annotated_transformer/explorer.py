@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['SIDES', 'PAGE_COLOURS', 'PAGE_STYLE', 'PAGE_VIEW', 'PAGE_CHOICES', 'PAGE_HEADS', 'PAGE_WORDS', 'PAGE_POINTING',
-           'PAGE_KEYS', 'PAGE_BODY', 'AttentionExample', 'example_data', 'shown_pieces', 'attention_page']
+           'PAGE_KEYS', 'PAGE_BODY', 'GENERATOR', 'AttentionExample', 'example_data', 'shown_pieces',
+           'is_attention_page', 'attention_page']
 
 # %% ../nbs/80a_explorer.ipynb #bdd76e13
 import html
 import json
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -385,6 +387,14 @@ Keys: Tab goes from part to part, arrows move within, Return picks.</figcaption>
 </main>
 """
 
+# %% ../nbs/80a_explorer.ipynb #80aa0001
+GENERATOR = "annotated_transformer attention page 1"  # the mark of a page, with its format's version
+
+def is_attention_page(path: Path) -> bool:
+    "Is this file a page that `attention_page` made, and may so be replaced by another?"
+    with open(path, "rb") as file:
+        return GENERATOR.encode() in file.read(1000)
+
 # %% ../nbs/80a_explorer.ipynb #e217b8a5
 def attention_page(
     examples: Sequence[AttentionExample],   # at least one
@@ -399,6 +409,7 @@ def attention_page(
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="{GENERATOR}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
   content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">

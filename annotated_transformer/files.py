@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAX_BYTES', 'STAGING', 'MARKER', 'FORMAT', 'LAST', 'resolve', 'kind_of', 'read_file', 'read_json', 'sha256', 'naming',
-           'fsync', 'FolderLock', 'sweep', 'replace_file', 'write_file', 'write_json', 'link_file', 'check_free',
-           'new_folder', 'replace_folder', 'remove', 'remove_known', 'check_own']
+           'fsync', 'FolderLock', 'sweep', 'check_replaceable', 'replace_file', 'write_file', 'write_json', 'link_file',
+           'check_free', 'new_folder', 'replace_folder', 'remove', 'remove_known', 'check_own']
 
 # %% ../nbs/50_files.ipynb #4c420859
 import hashlib
@@ -99,7 +99,10 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise type(e)(f"{path} cannot be written: {e}") from None
+        why = getattr(e, "why", e.strerror or str(e))  # of a file inside, its reason
+        named = type(e)(f"{path} cannot be written: {why}")
+        named.why = why
+        raise named from None
 
 # %% ../nbs/50_files.ipynb #8ec6085a
 def fsync(path: Path) -> None:
@@ -225,16 +228,9 @@ def sweep(folder: Path) -> None:
             finally:
                 os.close(handle)
 
-# %% ../nbs/50_files.ipynb #ca03ee16
-@contextmanager
-def replace_file(
-    path: Path, is_ours: Callable[[Path], bool] = lambda path: True
-) -> Iterator[Path]:
-    """Where to write the new version of a file, which then takes the old one's place at once.
-
-    UserError, before anything is written, if the target is no ordinary file or if
-    `is_ours` does not recognise it; OSError names what the disk refuses.
-    """
+# %% ../nbs/50_files.ipynb #c4ecfab1
+def check_replaceable(path: Path, is_ours: Callable[[Path], bool]) -> None:
+    "UserError unless a file can be written here: nothing is there, or a file that `is_ours` recognises."
     target = resolve(path)
     kind = kind_of(target)
     if kind not in ("nothing", "file"):
@@ -242,6 +238,20 @@ def replace_file(
     if kind == "file" and not is_ours(target):
         raise UserError(f"{path} is there already, and this program did not make it: "
                         "choose another name, or remove it first")
+
+# %% ../nbs/50_files.ipynb #ca03ee16
+@contextmanager
+def replace_file(
+    path: Path, is_ours: Callable[[Path], bool] = lambda path: True
+) -> Iterator[Path]:
+    """Where to write the new version of a file, which then takes the old one's place at once.
+
+    UserError as in `check_replaceable`, before anything is written; OSError names what the
+    disk refuses.
+    """
+    check_replaceable(path, is_ours)
+    target = resolve(path)
+    kind = kind_of(target)
     with _staging(target.parent) as part:
         new = part / "new"
         with naming(path):

@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'ONLY', 'OUTSIDE', 'ENCODER_LAYER', 'DECODER_LAYER', 'COPIES', 'TABLES', 'FILES', 'in_halves',
-           'SinusoidalHalves', 'MarianAttention', 'MarianEmbedding', 'MarianTransformer', 'MarianConfig', 'read_object',
-           'read_marian', 'build_marian', 'name_table', 'drop_copies', 'marian_shapes', 'read_marian_weights',
-           'load_pieces', 'MarianVocab', 'MarianTranslator', 'marian_search', 'with_marian_rules', 'import_marian',
-           'load_marian', 'load_any']
+           'SinusoidalHalves', 'MarianAttention', 'MarianEmbedding', 'MarianTransformer', 'MarianConfig', 'read_marian',
+           'build_marian', 'name_table', 'drop_copies', 'marian_shapes', 'read_marian_weights', 'load_pieces',
+           'MarianVocab', 'MarianTranslator', 'marian_search', 'with_marian_rules', 'import_marian', 'load_marian',
+           'is_imported', 'load_any']
 
 # %% ../nbs/90_marian.ipynb #4fa0da9b
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -24,14 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import UserError
-from .checkpoint import FORMAT, naming, new_folder, save_tensors, write_json
-from .checkpoint import check_finite, check_shapes, fingerprint, read_json, read_tensors, set_weights, shapes
+from .checkpoint import FORMAT, check_format, save_tensors
+from .checkpoint import check_finite, check_shapes, read_tensors, set_weights, shapes
 from .config import check_types, one_of, within
 from .decode import beam_search, best_ends, greedy_search
 from .distributed import pick_device
 from .embedding import Embedding
 from .evaluate import Translator, load
 from .feed_forward import FeedForward
+from .files import (check_own, kind_of, new_folder, read_file,
+                                         read_json, resolve, sha256, write_json)
 from .inference import ready_to_translate
 from .masking import causal_mask
 from .multi_head import MultiHeadAttention
@@ -137,6 +138,10 @@ class MarianConfig:
         within(self, "pad_token_id", "decoder_start_token_id", "eos_token_id", low=0,
                high=self.vocab_size)
         within(self, "length_penalty", low=0, high=11)
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            if self.d_model % 2 or self.d_model % getattr(self, name):
+                raise UserError(f"d_model={self.d_model} must be even and a multiple of "
+                                f"{name}={getattr(self, name)}")
         one_of("activation_function", self.activation_function, tuple(ACTIVATIONS))
 
 # %% ../nbs/90_marian.ipynb #c1d96b97
@@ -150,25 +155,14 @@ ONLY = {  # the value that we can run; None = must not be there
     "sequence_bias": None,
     "forced_bos_token_id": None, "suppress_tokens": None, "begin_suppress_tokens": None}
 
-# %% ../nbs/90_marian.ipynb #998ea552
-def read_object(
-    path: Path,  # a JSON file
-) -> dict:
-    "The JSON object of a file."
-    try: values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{path} cannot be read: {e}") from None
-    if not isinstance(values, dict): raise UserError(f"{path} holds no JSON object")
-    return values
-
 # %% ../nbs/90_marian.ipynb #2cb918fb
 def read_marian(
     folder: Path,  # a Marian checkpoint of Hugging Face
 ) -> MarianConfig:
     "What its two settings files say; ValueError for whatever our parts cannot do."
-    values, search = read_object(folder / "config.json"), folder / "generation_config.json"
+    values, search = read_json(folder / "config.json"), folder / "generation_config.json"
     if search.exists():
-        values |= {key: value for key, value in read_object(search).items()
+        values |= {key: value for key, value in read_json(search).items()
                    if value is not None}
     values = {key: value for key, value in values.items() if value is not None}
     known = {field.name: values[field.name]
@@ -309,7 +303,7 @@ class MarianVocab:
         config: MarianConfig,  # of the model that they belong to; ValueError if they do not
     ):
         self.source, self.target = (load_pieces(folder / name) for name in FILES[:2])
-        self.ids = read_object(folder / FILES[2])
+        self.ids = read_json(folder / FILES[2])
         n, special = config.vocab_size, {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
         if len(self.ids) != n or {i for i in self.ids.values() if type(i) is int} != set(range(n)):
             raise UserError(f"{folder / FILES[2]} has {len(self.ids)} pieces; "
@@ -384,23 +378,23 @@ def with_marian_rules(
     return ruled
 
 # %% ../nbs/90_marian.ipynb #fd7b380c
-def import_marian(
-    folder: Path,  # a Marian checkpoint of Hugging Face
-    run: Path,     # the run folder to make; must not exist
-) -> None:
-    "Make a run folder of a checkpoint: our names, their vocabulary; ValueError if it cannot be done."
+def import_marian(folder: Path, run: Path) -> None:
+    """Make a run folder of a Marian checkpoint of Hugging Face: our names, their vocabulary.
+
+    UserError if the run is there already or the checkpoint cannot be used.
+    """
     folder, run = Path(folder), Path(run)
-    if run.exists():
+    if kind_of(resolve(run)) != "nothing":
         raise UserError(f"{run} is there already: choose a new place for the run")
     config = read_marian(folder)
     _, weights = MarianVocab(folder, config), read_marian_weights(folder, config)
-    with naming(run): run.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(run) as part:
-        for name in FILES: (part / name).write_bytes((folder / name).read_bytes())
-        save_tensors(weights, part / "model.safetensors")
+    with new_folder(run) as new:
+        for name in FILES:
+            (new / name).write_bytes(read_file(folder / name))
+        save_tensors(weights, new / "model.safetensors")
         values = {"format": FORMAT, "kind": "marian", "marian": asdict(config),
-                  "sha256": {name: fingerprint(part / name) for name in FILES}}
-        write_json(part / "config.json", values)
+                  "sha256": {name: sha256(new / name) for name in FILES}}
+        write_json(new / "config.json", values)
 
 # %% ../nbs/90_marian.ipynb #e50fc480
 def load_marian(
@@ -412,14 +406,16 @@ def load_marian(
 ) -> MarianTranslator:
     "The translator of an imported model; ValueError if the folder or the device cannot be used."
     run = Path(run)
-    values, path = read_json(run / "config.json"), run / "model.safetensors"
+    path = run / "model.safetensors"
+    check_own(run, {"config.json", "model.safetensors", *FILES})
+    values = check_format(run / "config.json", read_json(run / "config.json"))
     if values.get("kind") != "marian":
         raise UserError(f"{run} was not imported from Marian: open it with evaluate.load")
     try: config = MarianConfig(**values["marian"])
     except (KeyError, TypeError, ValueError) as e:
         raise UserError(f"{run / 'config.json'}: not the settings of a Marian model: {e}") from None
     vocab, weights = MarianVocab(run, config), read_tensors(path)
-    if values.get("sha256") != {name: fingerprint(run / name) for name in FILES}:
+    if values.get("sha256") != {name: sha256(run / name) for name in FILES}:
         raise UserError(f"{run}: one of {', '.join(FILES)} is not the file that was imported")
     check_shapes(path, shapes(weights), marian_shapes(config))
     check_finite(path, weights)
@@ -430,6 +426,12 @@ def load_marian(
     return MarianTranslator(model, vocab, batch_tokens,
                             max(4, config.max_position_embeddings - 52), rules)
 
+# %% ../nbs/90_marian.ipynb #90ab0001
+def is_imported(run: Path) -> bool:
+    "Was this run folder imported from Marian? False if it is no run at all."
+    file = Path(run) / "config.json"
+    return kind_of(file) == "file" and read_json(file).get("kind") == "marian"
+
 # %% ../nbs/90_marian.ipynb #626a7a3c
 def load_any(
     run: Path,                       # a run folder, trained here or imported
@@ -439,7 +441,6 @@ def load_any(
     precision: str = "fp32",         # of the products: "fp32", "bf16" or "int8" (60)
 ) -> Translator:
     "The translator of a run of either kind."
-    config = Path(run) / "config.json"
-    if config.exists() and read_json(config).get("kind") == "marian":
+    if is_imported(run):
         return load_marian(run, device, search, batch_tokens, precision)
     return load(run, device, search or beam_search, batch_tokens, precision)

@@ -9,7 +9,6 @@ __all__ = ['ROWS', 'KEY_ROWS', 'SIZES', 'BASES', 'Row', 'recipe_of', 'paper_rows
 
 # %% ../nbs/62_variations.ipynb #baa50baa
 import math
-import shutil
 import time
 from collections.abc import Callable
 from itertools import groupby, pairwise
@@ -17,8 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import UserError
-from .checkpoint import FORMAT, check_new_run, read_json, read_metrics, write_json
+from .checkpoint import (FORMAT, RUN_NAMES, check_format, read_config,
+                                              read_metrics)
 from .config import ModelConfig, Recipe, TrainConfig, override, recipe_to_dict
+from .files import (check_own, kind_of, new_folder, read_json,
+                                         remove_known, write_json)
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
 class Row(NamedTuple):
@@ -114,10 +116,11 @@ def begin_table(
                 for k, v in (value.items() if isinstance(value, dict) else [(name, value)])}
     file, shared = folder / "settings.json", {"format": FORMAT, **plan.about, **recipe_to_dict(plan.base)}
     if not file.exists():
-        check_new_run(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(file, shared)
-    was, now = flat(read_json(file)), flat(shared)
+        with new_folder(folder) as new:
+            (new / "rows").mkdir()
+            write_json(new / "settings.json", shared)
+    check_own(folder, {"settings.json", "table.json", "rows"})
+    was, now = flat(check_format(file, read_json(file))), flat(shared)
     differ = [f"{name}={was.get(name)!r}, not {value!r}" for name, value in now.items() if was.get(name) != value]
     if differ: raise UserError(f"{folder} was begun with {'; '.join(differ)}: choose another --out")
 
@@ -131,14 +134,12 @@ def place_of(
     return folder / "rows" / f"{row.name.replace(' ', '-')}-seed{seed}"
 
 # %% ../nbs/62_variations.ipynb #0aa5e4d7
-def thin(
-    run: Path,  # a run folder that has been measured
-) -> None:
-    "Keep a run's settings and its curve, and remove the rest."
-    for path in run.iterdir() if run.exists() else ():
-        if path.name in ("config.json", "metrics.jsonl", "curve.svg"): continue
-        if path.is_dir(): shutil.rmtree(path)
-        else: path.unlink()
+def thin(run: Path) -> None:
+    "Keep the settings and the curve of a run that has been measured, and remove the other files of a run."
+    if kind_of(run) == "folder":
+        read_config(run)  # a UserError unless it is a run
+        remove_known(run, RUN_NAMES - {"config.json", "metrics.jsonl", "curve.svg"},
+                     keep_folder=True)
 
 # %% ../nbs/62_variations.ipynb #22065e16
 def curve_of(
@@ -156,14 +157,15 @@ def read_table(
 ) -> dict:  # what was shared, and "rows": each with "found", a list of what each seed gave, and its "curve"
     "The table so far."
     order = {row.name: i for i, row in enumerate(ROWS)}
-    files = [read_json(file) | {"curve": curve_of(file.with_suffix(""))} for file in (folder / "rows").glob("*.json")]
+    files = [check_format(file, read_json(file)) | {"curve": curve_of(file.with_suffix(""))} for file in (folder / "rows").glob("*.json")]
     files.sort(key=lambda one: (order.get(one["row"], len(order)), one["row"], one["seed"]))
     rows = []
     for _, group in groupby(files, key=lambda one: one["row"]):
         first, *_ = found = list(group)
         measures = [{key: one[key] for key in ("seed", *Measured._fields, "curve")} for one in found]
         rows.append({key: first[key] for key in ("row", "paper", "changes", "steps")} | {"found": measures})
-    return read_json(folder / "settings.json") | {"rows": rows}
+    settings = check_format(folder / "settings.json", read_json(folder / "settings.json"))
+    return settings | {"rows": rows}
 
 # %% ../nbs/62_variations.ipynb #ccf2f814
 def fill_table(
@@ -179,7 +181,6 @@ def fill_table(
     if minutes is not None and not minutes > 0: raise UserError(f"minutes={minutes} must be positive")
     todo = [(row, seed, recipe_of(row, plan.base, seed)) for seed in range(plan.n_seeds) for row in plan.rows]
     begin_table(folder, plan)
-    (folder / "rows").mkdir(exist_ok=True)
     for i, (row, seed, recipe) in enumerate(todo, start=1):
         run = place_of(folder, row, seed)
         file = run.with_name(run.name + ".json")
