@@ -30,9 +30,15 @@ from . import UserError
 
 # %% ../nbs/50_files.ipynb #8e4388b8
 def resolve(path: str | Path) -> Path:
-    "The absolute path with `..` and links followed; UserError for a text that is no path."
+    "The absolute path with `..` and links followed; UserError if `..` follows something that is no folder."
     try:
+        parts = Path(path).parts
+        if ".." in parts:
+            last = len(parts) - parts[::-1].index("..")
+            os.stat(Path(*parts[:last]))  # as the system sees it: new/.. is nothing
         return Path(os.path.realpath(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: what comes before .. is no folder") from None
     except ValueError as e:  # a zero byte
         raise UserError(f"{str(path)!r} is no path: {e}") from None
 

@@ -25,7 +25,7 @@ from annotated_transformer.attention import AdditiveAttention, attention
 from annotated_transformer.background import (AttentiveDecoder, DilatedDecoder, DilatedEncoder, EncoderDecoder, GatedDecoder, GatedEncoder,
                                               NoPosition, RecurrentDecoder, RecurrentEncoder, TwoWayEncoder)
 from annotated_transformer.batch import Batch, Pairs, encode_pairs, epoch_batches, training_steps
-from annotated_transformer.checkpoint import write_atomically
+from annotated_transformer.files import write_file
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.embedding import Embedding
@@ -179,7 +179,7 @@ def main() -> None:
         found["systems"][name] = {"d_model": width, "n_parameters": n_parameters(model), "peak_lr": peak_lr, "tries": tries, **about,
                                   **measure(model, vocab, corpus.test, asked)}
         print(name, json.dumps({k: v for k, v in found["systems"][name].items() if k != "curve"}), flush=True)
-        write_atomically(args.out, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+        write_file(args.out, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 if __name__ == "__main__": main()

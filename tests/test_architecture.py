@@ -19,23 +19,23 @@ MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}
 ALLOWED = {
     # layer 0: parts
     "config": "", "stack": "", "attention": "", "multi_head": "attention", "masking": "", "feed_forward": "", "embedding": "", "position": "",
-    "grammar": "", "corpus": "grammar", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "decode": "",
+    "files": "", "grammar": "", "corpus": "grammar files", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "decode": "",
     "inference": "distributed",
     # layer 1: what holds parts together
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
     "background": "", "complexity": "attention", "explorer": "",
-    "batch": "vocab", "train": "batch distributed", "visualize": "attention masking position",
+    "batch": "files vocab", "train": "batch distributed", "visualize": "attention masking position",
     # layer 2: the model and its run on disk
-    "checkpoint": "config vocab transformer distributed",
-    "variations": "config checkpoint", "parsing": "",
+    "checkpoint": "config files vocab transformer distributed",
+    "variations": "config files checkpoint", "parsing": "",
     # layer 3: a whole job
     "heads": "batch evaluate grammar visualize vocab",
     "evaluate": "corpus vocab batch inference decode distributed transformer checkpoint",
-    "marian": "inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint evaluate",
-    "recipe": "config corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
-    "ct2": "config vocab checkpoint",
+    "marian": "files inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint evaluate",
+    "recipe": "config files corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
+    "ct2": "config files vocab checkpoint",
     # layer 4
-    "cli": "config grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize explorer variations "
+    "cli": "config files grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize explorer variations "
            "transformer marian ct2 heads",
 }
 
@@ -82,6 +82,25 @@ FORWARD = {("recipe", "visualize")}  # an assembly draws its learning curve, wit
 def test_no_arrow_points_forward():
     place = {stem_of(p): i for i, p in enumerate(notebooks())}
     assert FORWARD == {(m, s) for m in modules() for s in siblings(m) if place[s] > place[m]}
+
+
+CHANGES_NAMES = {"rmtree", "unlink", "rename", "replace", "renames", "remove", "removedirs", "rmdir", "move", "link", "symlink"}
+
+
+def changes_files(node: ast.AST) -> bool:
+    "Is this a call that removes, replaces or renames a file? `replace` and `remove` only of os or shutil: texts and lists have theirs."
+    if not isinstance(node, ast.Call): return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    of = getattr(node.func.value, "id", "") if isinstance(node.func, ast.Attribute) else ""
+    if name in {"replace", "remove", "move", "link", "symlink"}: return of in {"os", "shutil"}
+    return name in CHANGES_NAMES
+
+
+@pytest.mark.parametrize("module", sorted(modules() | {"__main__", "__init__"}))
+def test_one_module_removes_and_renames(module):
+    tree = ast.parse((LIB / f"{module}.py").read_text(encoding="utf-8"))
+    found = [ast.unparse(node.func) for node in ast.walk(tree) if changes_files(node)]
+    assert bool(found) == (module == "files"), found
 
 
 def test_allowed_has_no_circle():

@@ -22,9 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from annotated_transformer.checkpoint import (
-    Progress, adam_state, average_weights, check_new_run, checkpoints, create_run, fingerprint, keep_as, latest, load_checkpoint, load_run,
-    load_weights, prune, read_config, replacing, save_checkpoint, save_weights, set_adam_state, write_atomically, write_config)
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig, get_recipe
+    Progress, about_weights, adam_state, average_weights, check_new_run, checkpoints, create_run, latest, load_checkpoint, load_run,
+    load_weights, prune, read_about, read_config, save_checkpoint, save_weights, set_adam_state, use_average, write_config)
+from annotated_transformer.config import ModelConfig, Recipe, TrainConfig, get_recipe, recipe_to_dict
+from annotated_transformer.files import link_file, replace_file, sha256, write_file
 from annotated_transformer.optimizer import adam
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
@@ -45,14 +46,14 @@ def model(vocab):
 
 def new_run(path, recipe, vocab, about):
     create_run(path, recipe, about)
-    write_atomically(path / "vocab.model", vocab.model)
+    write_file(path / "vocab.model", vocab.model)
     write_config(path, recipe, about)
 
 
 @pytest.fixture()
 def run(tmp_path, vocab, model):
     new_run(tmp_path / "run", RECIPE, vocab, {"data": "test", "src_lang": "en", "tgt_lang": "de"})
-    save_weights(model, tmp_path / "run/model.safetensors")
+    save_weights(model, tmp_path / "run/model.safetensors", about_weights(SIZES, "best on validation, step 1"))
     return tmp_path / "run"
 
 
@@ -91,7 +92,7 @@ def test_killed_while_saving(tmp_path, vocab, model):
 
 def test_reader_sees_old_or_new(tmp_path):
     path, old, new, bad = tmp_path / "f", b"o" * 200_000, b"n" * 300_000, []
-    write_atomically(path, old)
+    write_file(path, old)
     done = threading.Event()
 
     def read():
@@ -99,12 +100,12 @@ def test_reader_sees_old_or_new(tmp_path):
             if path.read_bytes() not in (old, new): bad.append(1)
     reader = threading.Thread(target=read)
     reader.start()
-    for i in range(30): write_atomically(path, (new, old)[i % 2])
+    for i in range(30): write_file(path, (new, old)[i % 2])
     done.set(); reader.join()
     assert not bad
 
 
-@pytest.mark.parametrize("save", [lambda path, model: save_weights(model, path), lambda path, model: write_atomically(path, b"n" * 100_000)],
+@pytest.mark.parametrize("save", [lambda path, model: save_weights(model, path), lambda path, model: write_file(path, b"n" * 100_000)],
                          ids=["weights", "bytes"])
 def test_full_disk(tmp_path, model, save):
     "No file may grow beyond a few bytes, as on a full disk: an OSError, the old file as it was, nothing beside it."
@@ -120,7 +121,7 @@ def test_full_disk(tmp_path, model, save):
 
 
 def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
-    for at in (1, 2):  # the fsync of config.json and of its folder
+    for at in range(1, 8):  # the fsync of config.json, of its folder, and of all that becomes the run
         calls = []
 
         def fails(handle, at=at, calls=calls):
@@ -131,15 +132,15 @@ def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_replacing_keeps_links_and_other_files(tmp_path):
-    (tmp_path / "real").write_text("old"); (tmp_path / "link").symlink_to("real"); (tmp_path / ".real.1.part").touch()  # of another process
-    write_atomically(tmp_path / "link", b"new")
+def test_replacing_follows_links_and_leaves_other_files(tmp_path):
+    (tmp_path / "real").write_text("old"); (tmp_path / "link").symlink_to("real"); (tmp_path / ".real.1.part").touch()  # of somebody else
+    write_file(tmp_path / "link", b"new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new" and (tmp_path / ".real.1.part").exists()
 
 
 def test_replacing_without_writing(tmp_path):
     with pytest.raises(FileNotFoundError):
-        with replacing(tmp_path / "f"): pass
+        with replace_file(tmp_path / "f"): pass
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,13 +186,67 @@ def bytes_of(path, edit): path.write_bytes(edit(path.read_bytes()))
 
 @pytest.mark.parametrize("text, says", [
     ("", "cannot be read"), ("{", "cannot be read"), ("[" * 100_000, "cannot be read"),
-    ("[]", "not of format 1"), ("1", "not of format 1"), ("null", "not of format 1"),
+    ("[]", "holds no JSON object"), ("1", "holds no JSON object"), ("null", "holds no JSON object"),
     ('{"format": 2}', "not of format 1"), ('{"format": "1"}', "not of format 1"), ('{"format": 1}', "not the settings of a recipe"),
-    ('{"format": 1, "model": 3, "train": {}}', "not the settings of a recipe"), ('{"format": 1, "model": {"n_heads": 0}, "train": {}}', "n_heads=0"),
-    ('{"format": 1, "model": {}, "train": {"dropout": "0.1"}}', "dropout='0.1'")])
+    ('{"format": 1, "model": 3, "train": {}}', "not the settings of a recipe"), ('{"format": 1, "model": {}, "train": {}}', "is missing")])
 def test_damaged_config(run, text, says):
     (run / "config.json").write_text(text)
     with pytest.raises(ValueError, match=says): load_run(run)
+
+
+def rewritten(run, change):
+    "Change the values of config.json."
+    values = json.loads((run / "config.json").read_text())
+    change(values)
+    (run / "config.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("part, name, value", [("model", "n_heads", 0), ("train", "dropout", "0.1"), ("train", "seed", 1.5), ("model", "norm", "none")])
+def test_wrong_settings(run, part, name, value):
+    rewritten(run, lambda values: values[part].update({name: value}))
+    with pytest.raises(ValueError, match=f"{name}={value!r}"): load_run(run)
+
+
+@pytest.mark.parametrize("part, name", [(part, name) for part, names in recipe_to_dict(RECIPE).items() for name in names])
+def test_missing_settings_are_refused(run, part, name):
+    "A default could be another number than the one that the weights were trained with."
+    rewritten(run, lambda values: values[part].pop(name))
+    with pytest.raises(ValueError, match=f"{part}.{name} is missing"): load_run(run)
+
+
+@pytest.mark.parametrize("name, value", [("n_heads", 4), ("norm", "pre"), ("n_positions", 77), ("d_k", 8)])
+def test_sizes_that_the_shapes_do_not_show(run, model, name, value):
+    "The weights say which sizes they were trained with; those of older versions do not, and load as before."
+    rewritten(run, lambda values: values["model"].update({name: value}))
+    if name == "norm":  # for the same shapes, a final norm has to be there
+        with pytest.raises(ValueError, match="norm='post', but config.json says norm='pre'"): load_run(run)
+        return
+    with pytest.raises(ValueError, match=f"was trained with {name}=.*, but config.json says {name}={value!r}"): load_run(run)
+    save_weights(model, run / "model.safetensors")
+    assert load_run(run).recipe.model.n_heads in (2, 4)
+
+
+@pytest.mark.parametrize("about", ["{", "[1]", "3", '{"model": 3}', '{"model": {"n_heads": [2]}}', "[" * 100_000])
+def test_a_header_that_says_nonsense(run, model, about):
+    save_file(model.state_dict(), run / "model.safetensors", {"about": about})
+    try: load_run(run)
+    except ValueError as e: assert "model.safetensors" in str(e)
+
+
+def test_the_weights_know_better_than_config(run, model):
+    "Two files cannot be replaced in one step: after a crash between them, what the weights say counts."
+    recipe, about = read_config(run)
+    write_config(run, recipe, about | {"weights": "average of 5 checkpoints"})
+    assert load_run(run).about["weights"] == "best on validation, step 1"
+    save_weights(model, run / "model.safetensors")
+    assert load_run(run).about["weights"] == "average of 5 checkpoints"
+
+
+def test_an_average_says_that_it_is_one(run, model):
+    save_checkpoint(run / "checkpoints", model, adam(model.parameters()), Progress(3))
+    which = use_average(run, 1)
+    assert which == "average of 1 checkpoints, step-0000003 to step-0000003" == read_about(run / "model.safetensors")["weights"]
+    assert read_config(run)[1]["weights"] == which and load_run(run).about["weights"] == which
 
 
 def test_config_that_is_no_text(run):
@@ -315,11 +370,11 @@ def test_a_run_begins_with_its_settings(tmp_path, vocab, model):
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json"]
     assert read_config(tmp_path / "run") == (RECIPE, {"data": "test"})
     with pytest.raises(ValueError, match="its training has not saved a model yet"): load_run(tmp_path / "run")
-    write_atomically(tmp_path / "run/vocab.model", vocab.model)
+    write_file(tmp_path / "run/vocab.model", vocab.model)
     save_weights(model, tmp_path / "run/model.safetensors")
     with pytest.raises(ValueError, match="is not the vocabulary that this run was trained with"): load_run(tmp_path / "run")
     write_config(tmp_path / "run", RECIPE, {"data": "test"})
-    assert load_run(tmp_path / "run").about == {"data": "test", "vocab_sha256": fingerprint(tmp_path / "run/vocab.model")}
+    assert load_run(tmp_path / "run").about == {"data": "test", "vocab_sha256": sha256(tmp_path / "run/vocab.model")}
 
 
 # checkpoints: a small training whose steps depend on their numbers alone
@@ -415,10 +470,10 @@ def test_from_the_very_beginning(folder):
 
 
 def test_two_that_load_share_nothing(third, trained):
-    one, two, before = new_training(1), new_training(2), fingerprint(third / "optimizer.safetensors")
+    one, two, before = new_training(1), new_training(2), sha256(third / "optimizer.safetensors")
     load_checkpoint(third, *one); load_checkpoint(third, *two)
     steps(*one, 4, 5)
-    assert bits(*two) == bits(*trained) != bits(*one) and fingerprint(third / "optimizer.safetensors") == before
+    assert bits(*two) == bits(*trained) != bits(*one) and sha256(third / "optimizer.safetensors") == before
 
 
 def test_what_is_given_is_not_kept(trained):
@@ -522,8 +577,8 @@ def test_any_number_of_processes(folder, third, trained):
     training, path = new_training(1), folder / "step-0000010"
     load_checkpoint(path, *training)
     again = save_checkpoint(folder, *training, Progress(11))
-    for name in (MODEL, ADAM): assert fingerprint(again / name) == fingerprint(path / name)
-    assert fingerprint(folder / "sliced.safetensors") == fingerprint(path / MODEL)
+    for name in (MODEL, ADAM): assert sha256(again / name) == sha256(path / name)
+    assert sha256(folder / "sliced.safetensors") == sha256(path / MODEL)
 
 
 # damaged checkpoints
@@ -531,7 +586,7 @@ def test_any_number_of_processes(folder, third, trained):
 def sign_again(path):
     "Make the fingerprints fit the files, as somebody would who edits a checkpoint."
     values = json.loads((path / "state.json").read_text())
-    values["sha256"] = {name: fingerprint(path / name) for name in values["sha256"]}
+    values["sha256"] = {name: sha256(path / name) for name in values["sha256"]}
     (path / "state.json").write_text(json.dumps(values))
 
 
@@ -714,25 +769,17 @@ def test_average_refuses(folder, trained, third):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_keep_as(tmp_path, monkeypatch, links):
+def test_link_file(tmp_path, monkeypatch, links):
     def refuses(*_): raise OSError("this disk has no second names")
     if not links: monkeypatch.setattr(os, "link", refuses)
     source, target = tmp_path / "best", tmp_path / "model"
     source.write_bytes(b"best"); target.write_bytes(b"older")
-    keep_as(source, target); keep_as(source, target)  # twice: a renaming of one file onto itself does nothing at all
+    link_file(source, target); link_file(source, target)  # twice: a renaming of one file onto itself does nothing at all
     assert target.read_bytes() == b"best" and target.samefile(source) == links
-    write_atomically(target, b"newer")
+    write_file(target, b"newer")
     assert source.read_bytes() == b"best" and sorted(p.name for p in tmp_path.iterdir()) == ["best", "model"]
-    with pytest.raises(OSError, match="model cannot be written"): keep_as(tmp_path / "none", target)
+    with pytest.raises(OSError, match="model cannot be written"): link_file(tmp_path / "none", target)
     assert target.read_bytes() == b"newer" and sorted(p.name for p in tmp_path.iterdir()) == ["best", "model"]
-
-
-def test_a_leftover_second_name_is_not_written_through(tmp_path):
-    "A process died inside keep_as, and its number came up again: the file that its .part still names must not change."
-    (tmp_path / "best").write_bytes(b"best")
-    os.link(tmp_path / "best", tmp_path / f".model.{os.getpid()}.part")
-    write_atomically(tmp_path / "model", b"newer")
-    assert (tmp_path / "best").read_bytes() == b"best" and (tmp_path / "model").read_bytes() == b"newer"
 
 
 # crashes and full disks

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from annotated_transformer.batch import prepare
 from annotated_transformer.checkpoint import read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import resume_run, train_run
+from annotated_transformer.recipe import resume_run, text_sha256, train_run
 
 SETTINGS = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=12", "batch_tokens=400", "valid_every=6", "save_every=3",
             "average_last=2", "dropout=0.1", "precision=fp32"]
@@ -109,12 +110,18 @@ def test_a_run_at_its_end_stays_as_it_is(straight, tmp_path):
 
 
 def test_what_a_killed_process_left_is_swept_away(corpus, tmp_path):
-    "In the run itself too: a process may be killed while it writes the run's own weights."
+    "In the run itself too: a process may be killed while it writes the run's own weights. What only looks like it stays."
     run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
-    left = [place / name for place in (run, run / "checkpoints") for name in (".model.safetensors.1.part", ".tmpAbC123")]
-    for path in left: path.write_bytes(b"half")
+    code = ("import os, signal, sys; from annotated_transformer.files import replace_file\n"
+            "with replace_file(sys.argv[1]) as new: new.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)")
+    places = (run, run / "checkpoints")
+    for place in places: subprocess.run([sys.executable, "-c", code, place / "model.safetensors"], check=False)
+    left = [path for place in places for path in place.glob(".annotated_transformer-*.part")]
+    assert len(left) == 2
+    kept = [place / name for place in places for name in (".model.safetensors.1.part", ".tmpAbC123", ".annotated_transformer-mine.part")]
+    for path in kept: path.write_bytes(b"somebody's")
     resume_run(run, "cpu", quiet=True)
-    assert [path for path in left if path.exists()] == []
+    assert [path for path in left if path.exists()] == [] and all(path.read_bytes() == b"somebody's" for path in kept)
 
 
 def test_data_that_was_lost_is_made_again(corpus, straight, tmp_path):
@@ -124,12 +131,47 @@ def test_data_that_was_lost_is_made_again(corpus, straight, tmp_path):
     assert weights(run) == weights(straight)
 
 
-def test_other_text_is_noticed(corpus, tmp_path):
-    "The data were made anew from other text: the run's vocabulary is not theirs."
+def other_text() -> Corpus: return load_corpus("builtin", n_train=300, n_valid=40, n_test=10, seed=1)
+
+
+def test_shared_text_is_not_overwritten(corpus, tmp_path):
+    "Another run with other text is refused, and the first one goes on with its own."
     shared = tmp_path / "shared"
     run = train(corpus, tmp_path / "run", minutes=1e-6, prepared=shared)
-    train(load_corpus("builtin", n_train=300, n_valid=40, n_test=10, seed=1), tmp_path / "other", minutes=1e-6, prepared=shared)
-    with pytest.raises(ValueError, match="gives another vocabulary than"): resume_run(run, "cpu", quiet=True)
+    before = {path.name: path.read_bytes() for path in shared.iterdir()}
+    with pytest.raises(ValueError, match="shared was made from other text"): train(other_text(), tmp_path / "other", prepared=shared)
+    assert not (tmp_path / "other").exists() and before == {path.name: path.read_bytes() for path in shared.iterdir()}
+    resume_run(run, "cpu", prepared=shared, quiet=True)
+
+
+def test_other_text_of_the_same_vocabulary_is_noticed(corpus, tmp_path):
+    "The vocabulary alone would not show it."
+    run = train(corpus, tmp_path / "run", minutes=1e-6)
+    turned = corpus._replace(train=corpus.train[::-1])  # the same sentences, and so the same vocabulary, in another order
+    prepare(tmp_path / "turned", turned.train, turned.valid, text_sha256(turned), 500, quiet=True)
+    assert (tmp_path / "turned/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
+    for more in ({"corpus": turned}, {"prepared": tmp_path / "turned"}):
+        with pytest.raises(ValueError, match="other text"): resume_run(run, "cpu", quiet=True, **more)
+    shutil.rmtree(run / "data")
+    shutil.copytree(tmp_path / "turned", run / "data")
+    with pytest.raises(ValueError, match="data was made from other text"): resume_run(run, "cpu", quiet=True)
+
+
+def test_text_outside_the_run_is_named_by_the_user(corpus, tmp_path):
+    "config.json may come from somebody else: it does not decide what is read."
+    run = train(corpus, tmp_path / "run", minutes=1e-6, prepared=tmp_path / "shared")
+    with pytest.raises(ValueError, match="uses encoded text outside its folder: name it, by --prepared"): resume_run(run, "cpu", quiet=True)
+    resume_run(run, "cpu", prepared=tmp_path / "shared", quiet=True)
+
+
+def test_runs_of_the_first_edition_go_on(corpus, straight, tmp_path):
+    "Their config.json has no fingerprint of the text: it is taken from the text's own folder, and noted."
+    run = train(corpus, tmp_path / "run", minutes=1e-6)
+    about = json.loads((run / "config.json").read_text())
+    text = about.pop("text_sha256")
+    (run / "config.json").write_text(json.dumps(about))
+    resume_run(run, "cpu", quiet=True)
+    assert weights(run) == weights(straight) and json.loads((run / "config.json").read_text())["text_sha256"] == text
 
 
 def test_runs_share_their_data(corpus, straight, tmp_path):
