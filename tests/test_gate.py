@@ -96,6 +96,12 @@ def test_folder_that_git_ignores(toy, tmp_path):
     assert files_of(toy) == before and drift(toy) == []
 
 
+def test_without_git(toy, monkeypatch):
+    before = files_of(toy)
+    monkeypatch.setenv("PATH", "")
+    assert files_of(toy) == before and drift(toy) == []
+
+
 def test_exit_code(toy):
     (toy / "annotated_transformer/stray.py").write_text("")
     done = subprocess.run([sys.executable, ROOT / "tools/gate.py", toy], capture_output=True, text=True)

@@ -73,8 +73,8 @@ def test_sdist_holds_the_repository(sdist):
 
 
 def test_sdist_runs_its_tests(unpacked):
-    "Without git, and without the checkout."
-    env = os.environ | {"PYTHONPATH": str(unpacked)}
+    "Without the checkout, and where no program but Python is found, git included."
+    env = os.environ | {"PYTHONPATH": str(unpacked), "PATH": ""}
     tests = ["tests/test_architecture.py", "tests/test_notebooks.py"]
     for command in (["tools/gate.py"], ["-m", "pytest", "-q", *tests]):
         done = subprocess.run([sys.executable, *command], cwd=unpacked, env=env,
