@@ -17,7 +17,8 @@ setup(
     long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
     long_description_content_type="text/markdown",
     author=cfg["author"],
-    license=cfg["license"],
+    license_expression=cfg["license"],  # SPDX; needs setuptools >= 77
+    license_files=["LICENSE"],
     keywords=cfg["keywords"].split(),
     url=cfg["git_url"],
     classifiers=["Programming Language :: Python :: 3", f"Intended Audience :: {cfg['audience']}"],

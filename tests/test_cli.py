@@ -17,7 +17,8 @@ import typer
 from safetensors.torch import save_file
 
 from annotated_transformer import corpus, recipe
-from annotated_transformer.cli import app, main
+from annotated_transformer.cli import DEFAULT_RECIPE, app, main
+from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import FILES, MarianConfig, build_marian, name_table
@@ -73,6 +74,7 @@ MISTAKES = {
     "no equals sign": (["dropout"], "key=value"),
     "out of range": (["label_smoothing=1.5"], "label_smoothing=1.5"),
     "unknown config": (["--config", "huge"], "huge"),
+    "empty config": (["--config", ""], "no recipe is called ''"),
     "unknown device": (["--device", "toaster"], "toaster"),
     "no time": (["--minutes", "0"], "minutes"),
     "unknown option": (["--colour", "blue"], "--colour"),
@@ -484,6 +486,25 @@ def test_help_is_worth_reading(verb, capsys):
     status, out, _ = run(capsys, *verb, "--help")
     assert status == 0 and "Usage:" in out and max(map(len, out.split("\n"))) <= 100
     assert all(name.strip("[]") in out for name in " ".join(FROZEN[v] for v in verb).split())
+
+
+@pytest.mark.parametrize("verb", ["train", "prepare"])
+def test_help_names_every_recipe_once(verb, capsys):
+    _, out, _ = run(capsys, verb, "--help")
+    # The help may break a line after a hyphen.
+    words = re.findall(r"[\w-]+", re.sub(r"-\n\s+", "-", out))
+    assert {name: words.count(name) for name in RECIPES} == dict.fromkeys(RECIPES, 1)
+    assert f"{DEFAULT_RECIPE} (the default)" in " ".join(out.split())
+
+
+def test_the_default_recipe(text, tmp_path, capsys):
+    out, settings = tmp_path / "run", ["n_pieces=500"]
+    status, _, err = run(
+        capsys, "prepare", "--src", text[0], "--tgt", text[1], "--out", out, "--quiet",
+        *settings)
+    assert status == 0, err
+    found = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert recipe_from_dict(found) == override(RECIPES[DEFAULT_RECIPE], settings)
 
 
 def shell(*args, **more) -> subprocess.CompletedProcess:

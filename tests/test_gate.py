@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from gate import drift, remake
+from gate import drift, files_of, remake
 from notebooks import write_clean
 
 
@@ -85,6 +85,21 @@ def test_reexports_stay(toy):
     "nbdev owns the version line of __init__.py and leaves the rest of it alone."
     with open(toy / "annotated_transformer/__init__.py", "a") as f: f.write("\nfrom annotated_transformer.toy import twice\n")
     assert drift(toy) == []
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_folder_that_git_ignores(toy, tmp_path):
+    "A source distribution unpacked under a checkout's build folder is seen whole."
+    before = files_of(toy)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("/toy/\n")
+    assert files_of(toy) == before and drift(toy) == []
+
+
+def test_without_git(toy, monkeypatch):
+    before = files_of(toy)
+    monkeypatch.setenv("PATH", "")
+    assert files_of(toy) == before and drift(toy) == []
 
 
 def test_exit_code(toy):

@@ -4,7 +4,7 @@ import re
 
 from conftest import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
-from pages import page_name, sidebar
+from pages import install_cell, page_name, sidebar
 
 
 def test_dialect(site, cfg):
@@ -45,6 +45,12 @@ def test_colab_installs_first(site, cfg):
     assert f"git clone -q --filter=blob:none {cfg['git_url']} project" in first and f"{cfg['lib_name']} {cfg['version']}" in first
     assert re.search(r"checkout -q ([0-9a-f]{40}|v[\d.]+)\n", first) and "%cd project/nbs" in first
     exec(compile(TransformerManager().transform_cell(first), "colab", "exec"), {"get_ipython": None})
+
+
+def test_colab_without_git(cfg, monkeypatch):
+    "Pages made where there is no git fetch the release instead of a commit."
+    monkeypatch.setenv("PATH", "")
+    assert f"checkout -q v{cfg['version']}\n" in install_cell(cfg)
 
 
 def test_plain_markdown(site):

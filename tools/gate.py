@@ -18,9 +18,12 @@ REMAKE = "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev
 
 
 def files_of(root: Path) -> list[str]:
-    "What git tracks or would track; without git, all but what tools leave behind."
-    git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root, capture_output=True, text=True)
-    if git.returncode == 0: names = git.stdout.split("\0")
+    "What git tracks or would track; where git knows nothing, all but what tools leave behind."
+    found = ""  # stays empty where git fails or knows none of the files
+    if shutil.which("git"):
+        command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+        found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout
+    if found: names = found.split("\0")
     else:
         left = re.compile(r"(^|/)(\.|(_proc|_docs|_preview|__pycache__|build|dist|runs)(/|$)|nbdev\.yml)")
         names = [n for p in root.rglob("*") if not left.search(n := p.relative_to(root).as_posix())]

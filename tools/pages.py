@@ -6,6 +6,7 @@
 import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html import escape
@@ -210,8 +211,10 @@ def write_plain(text: str, path: Path, folder: Path) -> None:
 
 def install_cell(cfg: dict[str, str]) -> str:
     "What Colab has to run first: the package and its records, at the commit that the page was made from."
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    at = git.stdout.strip() if git.returncode == 0 else f"v{cfg['version']}"
+    at = f"v{cfg['version']}"
+    if shutil.which("git"):
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        if git.returncode == 0: at = git.stdout.strip()
     return f"""# In Colab: {cfg['lib_name']} {cfg['version']}, as this page was made from it.
 import sys
 if "google.colab" in sys.modules:
