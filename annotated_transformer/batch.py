@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['START', 'FORMAT', 'ABOUT', 'SPLITS', 'SIDES', 'PARTS', 'FILES', 'Rows', 'rows_of', 'Pairs', 'id_type', 'short_rows',
-           'encode_pairs', 'padding_share', 'cut_points', 'batch_rows', 'Batch', 'pad_ids', 'collate', 'epoch_batches',
-           'Position', 'Step', 'share', 'training_steps', 'write_pairs', 'open_pairs', 'write_prepared', 'Prepared',
-           'read_prepared_about', 'check_made_from', 'open_prepared', 'check_replaceable_text', 'prepare']
+           'encode_pairs', 'pairs_that_fit', 'padding_share', 'cut_points', 'batch_rows', 'Batch', 'pad_ids', 'collate',
+           'epoch_batches', 'Position', 'Step', 'share', 'training_steps', 'write_pairs', 'open_pairs',
+           'write_prepared', 'Prepared', 'read_prepared_about', 'check_made_from', 'open_prepared',
+           'check_replaceable_text', 'prepare']
 
 # %% ../nbs/51c_batch.ipynb #35a320c7
 import json
@@ -118,6 +119,26 @@ def encode_pairs(
                            id_type(len(vocab)))
                    for i in (0, 1)))
     return data.take(short_rows(data.lengths(), max_len))
+
+# %% ../nbs/51c_batch.ipynb #bda65937
+def pairs_that_fit(
+    valid: Pairs,         # held-out text
+    n_positions: int,     # longest sequence that the model can take, in tokens
+    *,
+    quiet: bool = False,  # without the line on standard error
+) -> Pairs:
+    "The held-out pairs without those too long for learned positions; UserError if none is left."
+    kept = np.flatnonzero(valid.lengths().max(axis=1) <= n_positions)
+    n_long = len(valid) - len(kept)
+    if not len(kept):
+        raise UserError(f"n_positions={n_positions} is too small for every one of the "
+                        f"{len(valid)} validation pairs: "
+                        f"give some with at most {n_positions - 1} pieces on either side, "
+                        "or raise n_positions")
+    if n_long and not quiet:
+        print(f"validation leaves out {n_long} of {len(valid)} pairs: they have more than "
+              f"{n_positions - 1} pieces, and n_positions={n_positions}", file=sys.stderr)
+    return valid.take(kept) if n_long else valid
 
 # %% ../nbs/51c_batch.ipynb #54655cf5
 def padding_share(

@@ -166,7 +166,7 @@ def train_verb(
     from annotated_transformer.recipe import resume_run, train_run
     if (out is None) == (resume is None):
         raise UserError("name either --out, a new run folder, or --resume, one to go on with")
-    if resume is not None and (config or settings):
+    if resume is not None and (config is not None or settings):
         raise UserError("--resume takes its settings from the run: leave --config and "
                         "KEY=VALUE out")
     if shard and bleu:

@@ -124,6 +124,13 @@ class Recipe:
     model: ModelConfig
     train: TrainConfig
 
+    def __post_init__(self):
+        max_len, n_positions = self.train.max_len, self.model.n_positions
+        if self.model.position == "learned" and max_len + 1 > n_positions:
+            raise UserError(f"n_positions={n_positions} is too small for max_len={max_len}: "
+                            "learned positions must be max_len + 1 at least, so take "
+                            f"n_positions={max_len + 1} or max_len={n_positions - 1}")
+
 # %% ../nbs/00_config.ipynb #eabd46f3
 RECIPES = {
     "tiny": Recipe(

@@ -53,9 +53,28 @@ class Translation(NamedTuple):
     text: str
     score: float  # of the hypothesis (61a), the higher the better; of a line in parts, the sum over its parts
 
+# %% ../nbs/61b_evaluate.ipynb #a89456c4
+def _n_positions_of(model: Transformer) -> int | None:
+    "How many positions a model has, in tokens; None = no limit."
+    return getattr(getattr(model, "position", None), "n_positions", None)
+
+# %% ../nbs/61b_evaluate.ipynb #7a6b79bb
+def _within_positions(
+    n_positions: int,  # of the model, in tokens
+    max_pieces: int,   # wanted for the source
+    more: int,         # wanted for the translation, beyond its source's
+) -> tuple[int, int]:  # the two, as large as fits
+    "Limits with which neither the encoder nor the decoder needs more than `n_positions`; UserError if even 4 tokens and EOS do."
+    room = n_positions - 1  # EOS in the encoder, BOS in the decoder
+    if room < 4:
+        raise UserError(f"n_positions={n_positions} must be at least 5 to translate: "
+                        "a single character may take four pieces, and EOS follows")
+    max_pieces = min(max_pieces, max(4, room - more, room // 2))
+    return max_pieces, min(more, room - max_pieces)
+
 # %% ../nbs/61b_evaluate.ipynb #cda78bbc
 class Translator:
-    "A trained model and its vocabulary, ready to translate."
+    "A trained model and its vocabulary, ready to translate; learned positions may lower `max_pieces` and `more`."
     def __init__(
         self,
         model: Transformer,
@@ -70,6 +89,8 @@ class Translator:
         if not 1 <= batch_tokens < 2**31:
             raise UserError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
         if more < 0: raise UserError(f"more={more} must be at least 0")
+        if (n_positions := _n_positions_of(model)) is not None:
+            max_pieces, more = _within_positions(n_positions, max_pieces, more)
         self.model, self.vocab, self.search, self.more = model.eval(), vocab, search, more
         self.batch_tokens, self.max_pieces = batch_tokens, max_pieces
 
@@ -145,10 +166,7 @@ def load(
     "The translator of a run, made ready (60): it learns no more; ValueError if the folder or the device cannot be used."
     model, vocab, recipe, _ = load_run(run)
     model = ready_to_translate(model.to(pick_device(device or "cpu")), precision)
-    longest = recipe.train.max_len
-    if recipe.model.position == "learned":
-        longest = min(longest, recipe.model.n_positions - 50)
-    return Translator(model, vocab, batch_tokens, longest, search)
+    return Translator(model, vocab, batch_tokens, recipe.train.max_len, search)
 
 # %% ../nbs/61b_evaluate.ipynb #f5408749
 def line_groups(
@@ -386,9 +404,10 @@ def perplexity(
     model, vocab, nats = translator.model, translator.vocab, 0.0
     data, device = encode_pairs(zip(sources, references), vocab), next(model.parameters()).device
     lengths = data.lengths()
-    if lengths.max() > 4096:
-        raise UserError(f"a line of {lengths.max() - 1} pieces is too long: "
-                        "perplexity looks at it as a whole, split it")
+    limit = min(4096, _n_positions_of(model) or 4096)
+    if lengths.max() > limit:
+        raise UserError(f"a line of {lengths.max() - 1} pieces is too long: perplexity "
+                        f"takes it as a whole, {limit - 1} pieces at most, so split it")
     for rows in batch_rows(lengths, max(translator.batch_tokens, int(lengths.max())),
                            np.random.default_rng(0)):
         batch = collate(*data.take(rows), vocab).to(device)

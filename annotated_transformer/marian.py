@@ -69,10 +69,6 @@ class MarianAttention(MultiHeadAttention):
         super().__init__(d_model, n_heads)
         self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(d_model, d_model) for _ in range(4))
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        "As `MultiHeadAttention.forward`."
-        return self.attend(query, *self.keys_values(key, value), mask)
-
 # %% ../nbs/90_marian.ipynb #684f5ac6
 class MarianEmbedding(Embedding):
     "One matrix in three places (§3.4), and a bias on the logits."

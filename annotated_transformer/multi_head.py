@@ -17,10 +17,17 @@ from .attention import attention
 # %% ../nbs/322_multi_head.ipynb #372ce01c
 def project(
     x: Tensor,         # (…, d_model)
-    *maps: nn.Linear,  # without biases
+    *maps: nn.Module,  # linear maps, with or without biases
 ) -> list[Tensor]:     # (…, its width) of each map
-    "Several linear maps of the same vectors, as one product."
-    return list(F.linear(x, torch.cat([w.weight for w in maps])).split([w.out_features for w in maps], dim=-1))
+    "Several linear maps of the same vectors, as one product where all are plain `nn.Linear`."
+    if any(type(w) is not nn.Linear for w in maps):
+        return [w(x) for w in maps]
+    weight, bias = torch.cat([w.weight for w in maps]), None
+    if any(w.bias is not None for w in maps):
+        bias = torch.cat([
+            w.weight.new_zeros(w.out_features) if w.bias is None else w.bias for w in maps
+        ])
+    return list(F.linear(x, weight, bias).split([w.out_features for w in maps], dim=-1))
 
 # %% ../nbs/322_multi_head.ipynb #45a8236c
 def fast_attention(

@@ -50,6 +50,7 @@ class LearnedPosition(nn.Module):
         n_positions: int,  # longest sequence it can name, in tokens
     ):
         super().__init__()
+        self.n_positions = n_positions
         self.table = nn.Parameter(torch.empty(n_positions, d_model))
         nn.init.normal_(self.table, std=d_model ** -0.5)  # as the words' matrix starts (§3.4)
 
@@ -58,6 +59,6 @@ class LearnedPosition(nn.Module):
         x: Tensor,       # (b, n, d_model)
         start: int = 0,  # position of the first of the n
     ) -> Tensor:         # (b, n, d_model)
-        end, n = start + x.size(1), len(self.table)
+        end, n = start + x.size(1), self.n_positions
         if end > n: raise ValueError(f"position {end - 1} was never learned: n_positions={n} ends at {n - 1}, so shorten the sentence")
         return x + self.table[start:end]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from . import UserError
 from .batch import (Batch, Pairs, Position, Prepared, epoch_batches,
-                                         open_prepared, prepare,
+                                         open_prepared, pairs_that_fit, prepare,
                                          read_prepared_about, training_steps)
 from .checkpoint import (RUN_NAMES, Progress, about_weights,
                                               check_sizes, checkpoints, create_run,
@@ -51,7 +51,7 @@ def precision_context(
     device: torch.device,
 ) -> AbstractContextManager:
     "The forward pass in bf16 where it is asked for, or where the device multiplies it natively; weights stay fp32."
-    native = {"cuda": torch.cuda.is_bf16_supported,
+    native = {"cuda": partial(torch.cuda.is_bf16_supported, including_emulation=False),
               "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False)}
     wanted = (precision == "bf16"
               or precision == "auto" and native.get(device.type, lambda: False)())
@@ -310,6 +310,9 @@ def continue_run(
         recipe, about = read_config(run)  # rank 0 may have made it just now
     settings = recipe.train
     data = run_data(run, recipe, about, corpus, prepared, quiet=quiet)
+    if recipe.model.position == "learned":
+        data = data._replace(valid=pairs_that_fit(data.valid, recipe.model.n_positions,
+                                                  quiet=rank() > 0))
     objective, parallel, optimizer = build_training(recipe, data.vocab, device, sharded=sharded)
     last = latest(run / "checkpoints")
     if last: check_sizes(last / "model.safetensors", recipe.model)

@@ -9,7 +9,7 @@ from torch import nn
 
 from annotated_transformer.attention import AdditiveAttention, attention, attention_weights
 from annotated_transformer.masking import causal_mask, padding_mask, target_mask
-from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention, fast_attention
+from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention, fast_attention, project
 
 # Both sides round each score, weight and sum once or so: a few units in the last place of numbers near 1, summed over at most 9 keys.
 # Half precision has 11 bits and bfloat16 8, so their last place near 1 is about 1e-3 and 8e-3; gradients add up over queries as well.
@@ -230,6 +230,50 @@ def test_any_padding_on_either_side_changes_nothing(before, after):
     for make in (padding_mask, target_mask):
         a, b = (module(table[i], table[i], table[i], make(i, 0)) for i in (ids, padded))
         close(b[:, before:before + 4], a)
+
+
+# The fused projections
+
+
+@sweep
+@given(sizes, st.lists(st.tuples(sizes, st.booleans()), min_size=1, max_size=4), st.integers(0, 99))
+def test_fused_projections_are_the_separate_ones(d_model, maps, seed):
+    "Outputs and gradients, of the input and of every weight and bias, whichever of the maps have a bias."
+    torch.manual_seed(seed)
+    linears = [nn.Linear(d_model, width, bias) for width, bias in maps]
+    x = torch.randn(2, 3, d_model, requires_grad=True)
+    weights = [x, *(p for linear in linears for p in linear.parameters())]
+    together, apart = project(x, *linears), [linear(x) for linear in linears]
+    ones = [torch.randn_like(y) for y in apart]
+    for a, b in zip(together, apart, strict=True): close(a, b)
+    for a, b in zip(torch.autograd.grad(together, weights, ones), torch.autograd.grad(apart, weights, ones), strict=True): close(a, b)
+
+
+@pytest.mark.parametrize("which", [("w_q",), ("w_k",), ("w_v",), ("w_q", "w_v"), ("w_q", "w_k", "w_v", "w_o")], ids="+".join)
+def test_self_attention_adds_every_bias(which):
+    "As attention to another tensor with the same numbers does, where each map is called by itself."
+    torch.manual_seed(0)
+    module, x = MultiHeadAttention(12, 3, d_k=5, d_v=2), torch.randn(2, 4, 12)
+    before = module(x, x, x, None)
+    for name in which:
+        plain = getattr(module, name)
+        setattr(module, name, nn.Linear(plain.in_features, plain.out_features))
+        with torch.no_grad(): getattr(module, name).weight.copy_(plain.weight)
+    found = module(x, x, x, None)
+    close(found, module(x, x.clone(), x.clone(), None))
+    if which != ("w_k",): assert (found - before).abs().max() > 1e-3  # a bias on the keys cancels in the softmax
+
+
+def test_a_map_that_is_not_a_plain_linear_is_called():
+    class Scaled(nn.Linear):
+        def forward(self, x): return 3 * super().forward(x)
+    module, x = MultiHeadAttention(8, 2), torch.randn(2, 3, 8)
+    module.w_v = Scaled(8, 8, bias=False)
+    found = module(x, x, x, None)
+    plain = nn.Linear(8, 8, bias=False)
+    with torch.no_grad(): plain.weight.copy_(3 * module.w_v.weight)
+    module.w_v = plain
+    close(found, module(x, x, x, None))
 
 
 # Errors

@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
+from annotated_transformer import UserError
 from annotated_transformer import batch as module
 from annotated_transformer.batch import (ABOUT, FILES, Batch, Pairs, Position, batch_rows, collate, cut_points, encode_pairs, epoch_batches, id_type,
-                                         open_pairs, open_prepared, pad_ids, padding_share, prepare, rows_of, training_steps, write_pairs)
+                                         open_pairs, open_prepared, pad_ids, padding_share, pairs_that_fit, prepare, rows_of, training_steps,
+                                         write_pairs)
 from annotated_transformer.vocab import learn_bpe
 
 WORDS = "the dog cat sees a house der Hund die Katze sieht ein Haus und dann".split()
@@ -217,6 +219,24 @@ def test_long_pairs_are_left_out():
     lists = [(s, t) for s, t in zip(*LISTS, strict=True) if max(len(s), len(t)) <= 12]
     left = [step for step in steps(2 * N_EPOCH, max_len=12) if step.epoch == 0]
     assert 0 < len(lists) < 400 and sorted(pair for step in left for pair in sentences(step.micro)) == sorted(lists)
+
+
+@pytest.mark.parametrize("n_positions", [2, 7, 20, 29, 30, 100])
+def test_held_out_pairs_that_fit(n_positions, capsys):
+    "All pairs of at most n_positions tokens on either side and no other; one line tells of the others."
+    some = pairs_that_fit(DATA, n_positions)
+    kept = [i for i, sides in enumerate(zip(*LISTS)) if max(map(len, sides)) + 1 <= n_positions]
+    assert [row.tolist() for row in some.src] == [LISTS[0][i] for i in kept] and [row.tolist() for row in some.tgt] == [LISTS[1][i] for i in kept]
+    err = capsys.readouterr().err
+    if len(kept) == len(DATA): assert err == "" and some is DATA
+    else: assert err == (f"validation leaves out {len(DATA) - len(kept)} of 400 pairs: "
+                         f"they have more than {n_positions - 1} pieces, and n_positions={n_positions}\n")
+    pairs_that_fit(DATA, n_positions, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_no_held_out_pair_fits():
+    with pytest.raises(UserError, match="n_positions=1 is too small for every one of the 400 validation pairs"): pairs_that_fit(DATA, 1)
 
 
 def test_seeds_differ_by_step_and_rank():

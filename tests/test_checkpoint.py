@@ -153,12 +153,13 @@ def test_round_trip_to_the_bit(tmp_path, vocab, sizes):
     model = build_transformer(sizes, len(vocab), vocab.pad_id, dropout=0.1).eval()
     with torch.no_grad():  # numbers that are easily lost
         for i, p in enumerate(model.parameters()): p.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
-    new_run(tmp_path / "a/b/run", Recipe(sizes, TrainConfig()), vocab, {"data": "ä\u2028ß", "n": 1, "none": None})
+    recipe = Recipe(sizes, TrainConfig(max_len=19))
+    new_run(tmp_path / "a/b/run", recipe, vocab, {"data": "ä\u2028ß", "n": 1, "none": None})
     save_weights(model, tmp_path / "a/b/run/model.safetensors")
     found = load_run(tmp_path / "a/b/run")
     for name, weight in model.state_dict().items():
         assert weight.numpy().tobytes() == found.model.state_dict()[name].numpy().tobytes(), name
-    assert not found.model.training and found.recipe == Recipe(sizes, TrainConfig()) and found.vocab.model == vocab.model
+    assert not found.model.training and found.recipe == recipe and found.vocab.model == vocab.model
     assert {k: v for k, v in found.about.items() if k != "vocab_sha256"} == {"data": "ä\u2028ß", "n": 1, "none": None}
 
 

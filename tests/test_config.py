@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer import UserError
 from annotated_transformer.config import (
     KINDS,
     RECIPES,
@@ -105,6 +106,26 @@ def test_overriding_changes_neither_the_recipe_nor_the_order():
     changed = override(base, ["n_layers=2", "seed=1", "seed=2"])
     assert recipe_to_dict(base) == before and changed.train.seed == 2
     assert changed == override(changed, [])
+
+
+@pytest.mark.parametrize("max_len, n_positions", [(256, 256), (1024, 1024), (19, 10), (1, 1)])
+def test_learned_positions_that_end_within_max_len_are_refused(max_len, n_positions):
+    "One position more than pieces: EOS follows the source, BOS precedes the target."
+    settings, named = [f"max_len={max_len}", f"n_positions={n_positions}"], f"^n_positions={n_positions} is too small for max_len={max_len}:"
+    with pytest.raises(UserError, match=named): override(get_recipe("base"), [*settings, "position=learned"])
+    override(get_recipe("base"), settings)  # sinusoids have no end
+    override(get_recipe("base"), ["position=learned", f"max_len={max_len}", f"n_positions={max_len + 1}"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_may_learn_its_positions(name):
+    assert override(get_recipe(name), ["position=learned"]).model.position == "learned"
+
+
+def test_a_file_with_too_few_positions_is_refused():
+    values = recipe_to_dict(get_recipe("tiny"))
+    values["model"] |= {"position": "learned", "n_positions": 100}
+    with pytest.raises(UserError, match="n_positions=100 is too small for max_len=256"): recipe_from_dict(values)
 
 
 @same_each_time

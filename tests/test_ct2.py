@@ -33,9 +33,10 @@ def random_run(path: Path, vocab, **sizes) -> Path:
     model = build_transformer(config, len(vocab), vocab.pad_id)
     for name, weight in model.named_parameters():
         if weight.dim() == 1: torch.nn.init.normal_(weight, mean=float("norm.weight" in name), std=0.3)
-    create_run(path, Recipe(config, TrainConfig()), {})
+    recipe = Recipe(config, TrainConfig(max_len=40))
+    create_run(path, recipe, {})
     vocab.save(path / "vocab.model")
-    write_config(path, Recipe(config, TrainConfig()), {})
+    write_config(path, recipe, {})
     save_weights(model, path / "model.safetensors")
     return path
 
@@ -93,7 +94,7 @@ def trained(tmp_path_factory):
     "A run of some seconds (pre-norm, learned positions; the notebook's is post-norm, sinusoidal), its folder, 500 unseen sentences."
     folder = tmp_path_factory.mktemp("trained")
     settings = ["d_model=64", "d_ff=128", "n_pieces=600", "batch_tokens=800", "max_steps=120", "warmup_steps=40", "peak_lr=5e-3",
-                "norm=pre", "position=learned", "n_positions=120"]
+                "norm=pre", "position=learned", "n_positions=120", "max_len=119"]
     corpus = load_corpus("builtin", n_train=3000, n_valid=50, n_test=500)
     run = load_run(train_run(corpus, override(get_recipe("tiny"), settings), folder / "run", "cpu", quiet=True))
     export_ct2(folder / "run", folder / "out")

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer import UserError
 from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.corpus import text_lines
 from annotated_transformer.decode import Hypothesis, beam_search, greedy_search, sample, search_with
-from annotated_transformer.evaluate import Translation, Translator, cut, joined, line_groups, load, translate_stream
+from annotated_transformer.evaluate import Translation, Translator, cut, joined, line_groups, load, perplexity, translate_stream
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import SPACE, learn_bpe
 
@@ -256,13 +257,66 @@ def test_long_lines_are_reported(vocab, capsys):
     assert capsys.readouterr().err == f"line 3 is longer than 8 pieces: translated in {len(echo.split(long))} parts\n"
 
 
+# learned positions
+
+def learned_model(vocab, n_positions):
+    torch.manual_seed(0)
+    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, position="learned", n_positions=n_positions)
+    return build_transformer(sizes, len(vocab), vocab.pad_id)
+
+
+def endless(step, state, bos_id, eos_id, max_lens):
+    "Greedy search that never ends before the limit."
+    def without_end(last_ids, state):
+        log_probs, state = step(last_ids, state)
+        log_probs[..., eos_id] = -torch.inf
+        return log_probs, state
+    return greedy_search(without_end, state, bos_id, eos_id, max_lens)
+
+
+@pytest.mark.parametrize("n_positions", [5, 6, 9, 10, 30, 53, 54, 60, 102, 400])
+@pytest.mark.parametrize("more", [0, 3, 50, 1000])
+def test_search_stays_within_learned_positions(vocab, n_positions, more):
+    "The longest source with EOS, and BOS with the longest translation, have a position each; and no more room is given away than needed."
+    model = learned_model(vocab, n_positions)
+    translator = Translator(model, vocab, search=endless, more=more)
+    ids = vocab.encode("the dog" * 400)[:translator.max_pieces]
+    assert len(ids) == translator.max_pieces
+    (found,), = translator.search_ids([[*ids, vocab.eos_id]])
+    assert len(found.ids) == len(ids) + translator.more and vocab.eos_id not in found.ids
+    model(torch.tensor([[*ids, vocab.eos_id]]), torch.tensor([[vocab.bos_id, *found.ids]]))  # as a picture of it is made
+    assert translator.max_pieces == 256 or translator.more == more or translator.max_pieces + translator.more + 1 == n_positions
+    assert translator.max_pieces >= min(256, max(4, (n_positions - 1) // 2)) and translator.more <= more
+    assert len(translator.translate(["the dog " * 100, "x" * 300, "", "Ünï — 漢字"])) == 4  # cut into parts of `max_pieces`
+
+
+@pytest.mark.parametrize("n_positions", [1, 4])
+def test_too_few_learned_positions_to_translate(vocab, n_positions):
+    with pytest.raises(UserError, match=f"n_positions={n_positions} must be at least 5"): Translator(learned_model(vocab, n_positions), vocab)
+
+
+def test_limits_that_fit_are_left_alone(vocab):
+    model = learned_model(vocab, 31)
+    found = Translator(model, vocab, max_pieces=20, more=10)
+    assert (found.max_pieces, found.more) == (20, 10)
+
+
+def test_perplexity_within_learned_positions(vocab):
+    model, line = learned_model(vocab, 20), "a" * 18  # the space before them is a piece
+    assert len(vocab.encode(line)) == 19
+    assert perplexity(Translator(model, vocab), [line], [line]).n_pieces == 20
+    for pair in ((line + "a", "a"), ("a", line + "a")):
+        with pytest.raises(UserError, match="a line of 20 pieces is too long: .*19 pieces at most"):
+            perplexity(Translator(model, vocab), pair[:1], pair[1:])
+
+
 # runs and files
 
-@pytest.mark.parametrize("position, longest", [("sinusoidal", 200), ("learned", 40)])
-def test_load(tmp_path, vocab, position, longest):
+@pytest.mark.parametrize("position, n_positions, longest", [("sinusoidal", 90, 89), ("learned", 90, 44), ("learned", 30, 14), ("learned", 5, 4)])
+def test_load(tmp_path, vocab, position, n_positions, longest):
     "Lines are cut where training cut them, and earlier if the positions end earlier: then no line is too long for the model."
-    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, position=position, n_positions=90)
-    recipe = Recipe(sizes, TrainConfig(max_len=200))
+    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2, position=position, n_positions=n_positions)
+    recipe = Recipe(sizes, TrainConfig(max_len=n_positions - 1))
     create_run(tmp_path / "run", recipe, {})
     vocab.save(tmp_path / "run/vocab.model")
     write_config(tmp_path / "run", recipe, {})

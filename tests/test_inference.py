@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from annotated_transformer.config import ModelConfig
-from annotated_transformer.inference import Int8Linear, PackedLinear, can_pack, ready_to_translate
+from annotated_transformer import UserError, inference
+from annotated_transformer.inference import Int8Linear, PackedLinear, can_int8, can_pack, ready_to_translate
 from annotated_transformer.marian import MarianEmbedding
 from annotated_transformer.transformer import build_transformer
 
@@ -69,7 +70,7 @@ def test_the_model_says_the_same(sizes, precision, tolerance):
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, right, rtol=0, atol=tolerance)
     with torch.no_grad(): at_once = ready.embedding.logits(ready(src, tgt_in)).float().log_softmax(dim=-1)
-    torch.testing.assert_close(at_once, found, rtol=0, atol=tolerance)  # the attention's one product of three stays plain in int8
+    torch.testing.assert_close(at_once, found, rtol=0, atol=tolerance)  # in int8 the inputs are rounded together, not word by word
     assert not any(p.requires_grad for p in ready.parameters())
 
 
@@ -83,6 +84,68 @@ def test_an_embedding_with_a_bias():
     ready = ready_to_translate(model)
     torch.testing.assert_close(ready.embedding.logits(hidden), right, rtol=1e-5, atol=1e-5)
     assert torch.equal(ready.embedding(ids), looked_up)
+
+
+def small_model(**sizes):
+    torch.manual_seed(0)
+    return build_transformer(ModelConfig(**{"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 4, **sizes}), 50, 0)
+
+
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs), "int8"])
+def test_no_product_reads_the_plain_weights(precision):
+    "Encoder, decoder and logits use the packed weights alone: with NaN in the plain ones, nothing changes."
+    ready, src, tgt_in = ready_to_translate(small_model(), precision), torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
+    def outputs():
+        with torch.no_grad():
+            return ready.encode(src)[0], ready(src, tgt_in), words_of(ready, src, tgt_in)
+    before, n_maps = outputs(), 0
+    for module in ready.modules():
+        if isinstance(module, (PackedLinear, Int8Linear)) and module is not ready.embedding.output:  # whose matrix looks words up
+            module.weight = nn.Parameter(torch.full_like(module.weight, torch.nan), requires_grad=False)
+            n_maps += 1
+    assert n_maps == 2 * (4 + 2) + 2 * (4 + 4 + 2)
+    for a, b in zip(before, outputs(), strict=True): assert torch.equal(a, b)
+
+
+def test_the_int8_encoder_is_rounded():
+    "Off by rounding, as its maps are, and by more than fp32's last digits."
+    src = torch.randint(1, 50, (3, 7))
+    with torch.no_grad(): (right, _), (found, _) = (ready_to_translate(small_model(), p).encode(src) for p in ("fp32", "int8"))
+    assert 1e-3 < (found - right).norm() / right.norm() < 0.1
+
+
+def test_self_attention_in_int8_is_attention_in_int8():
+    "Bit for bit what the same maps give for keys and values in another tensor."
+    attention, x = ready_to_translate(small_model(), "int8").encoder.layers[0].self_attn, torch.randn(2, 5, 32)
+    assert torch.equal(attention(x, x, x, None), attention(x, x.clone(), x.clone(), None))
+
+
+def no_engine(monkeypatch):
+    def fails(weight, bias): raise RuntimeError("Didn't find engine for operation quantized::linear_prepack NoQEngine")
+    monkeypatch.setattr(torch.ops.quantized, "linear_prepack", fails)
+
+
+def no_tensors(monkeypatch): monkeypatch.delattr(torch, "quantize_per_channel")
+def no_operators(monkeypatch): monkeypatch.setattr(torch.ops, "quantized", object())
+
+
+def wrong_result(monkeypatch):
+    right = inference.pack_int8
+    monkeypatch.setattr(inference, "pack_int8", lambda weight, bias: right(2 * weight, bias))
+
+
+def test_8_bit_products_are_found(): assert can_int8() is True
+
+
+@pytest.mark.parametrize("lack", [no_engine, no_tensors, no_operators, wrong_result])
+def test_int8_is_refused_where_pytorch_lacks_it(monkeypatch, lack):
+    lack(monkeypatch)
+    assert can_int8() is False
+    model = small_model().train()
+    with pytest.raises(UserError, match="^precision=int8 needs 8-bit matrix products.*: take precision=fp32 or precision=bf16$"):
+        ready_to_translate(model, "int8")
+    assert model.training and all(p.requires_grad for p in model.parameters())  # refused before anything was changed
+    for other in ("fp32", "bf16"): assert not ready_to_translate(small_model(), other).training
 
 
 def test_refused():

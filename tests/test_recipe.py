@@ -3,14 +3,16 @@ import json
 import math
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from annotated_transformer import UserError
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.evaluate import load
+from annotated_transformer.evaluate import load, validation_bleu
 from annotated_transformer.distributed import pick_device
 from annotated_transformer.recipe import precision_context, schedule, train_run
 from annotated_transformer.train import Stop
@@ -49,6 +51,33 @@ def test_every_part_trains(change, corpus, tmp_path):
     assert load(run).translate(["The dog was tired."])
 
 
+LEARNED = [*SMALL, "valid_every=2", "position=learned", "max_len=70", "n_positions=71"]
+
+
+def with_valid(corpus, valid): return corpus._replace(valid=valid)
+
+
+def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
+    "They are left out of the validation loss and of BLEU, and one line says so; the run is that without them. Sinusoids take them all."
+    long = [("the dog was tired. " * 60, "kurz"), ("short", "der Hund war müde. " * 60)]
+    recipe, losses = override(get_recipe("tiny"), LEARNED), []
+    for name, valid in (("with", [*long, *corpus.valid]), ("without", corpus.valid)):
+        run = train_run(with_valid(corpus, valid), recipe, tmp_path / name, "cpu", score=validation_bleu, quiet=True)
+        losses.append([r["valid_loss"] for r in metrics(run) if "valid_loss" in r])
+        err = capsys.readouterr().err
+        assert err == ("validation leaves out 2 of 42 pairs: they have more than 70 pieces, and n_positions=71\n" if name == "with" else "")
+    assert len(losses[0]) == 3 and losses[0] == losses[1]
+    train_run(with_valid(corpus, long), override(recipe, ["position=sinusoidal", "max_steps=1"]), tmp_path / "all", "cpu", quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_no_held_out_sentence_fits_the_learned_positions(corpus, tmp_path):
+    only = with_valid(corpus, [("the dog was tired. " * 60, "kurz")])
+    with pytest.raises(UserError, match="n_positions=71 is too small for every one of the 1 validation pairs"):
+        train_run(only, override(get_recipe("tiny"), LEARNED), tmp_path / "run", "cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_same_seed_is_the_same_run(corpus, tmp_path):
     weights = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -80,6 +109,17 @@ def test_nothing_is_made_when_something_is_wrong(corpus, tmp_path):
                                ("toaster", tiny, {"device": "toaster"}), ("minutes=-1", tiny, {"minutes": -1})):
         with pytest.raises(ValueError, match=what): train_run(corpus, recipe, tmp_path / "run", quiet=True, **more)
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("native, emulated, expected", [(True, True, True), (False, True, False), (False, False, False)],
+                         ids=["Ampere and later", "T4", "none"])
+def test_auto_is_bf16_only_where_the_gpu_multiplies_it(monkeypatch, native, emulated, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation and emulated)
+    monkeypatch.setattr(torch, "autocast", lambda *settings: settings)
+    found = precision_context("auto", torch.device("cuda"))
+    assert found == ("cuda", torch.bfloat16) if expected else isinstance(found, nullcontext)
+    assert precision_context("bf16", torch.device("cuda")) == ("cuda", torch.bfloat16)  # asked for
+    assert isinstance(precision_context("fp32", torch.device("cuda")), nullcontext)
 
 
 def test_device_precision_schedule():
