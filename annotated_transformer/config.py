@@ -214,6 +214,8 @@ def recipe_from_dict(values: dict) -> Recipe:
     UserError if a part or a setting is missing, unknown, or has a wrong value.
     """
     parts = {}
+    if not isinstance(values, dict):
+        raise UserError("not the settings of a recipe: they are no JSON object")
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
         given, names = values.get(part), {field.name for field in fields(kind)}
         if not isinstance(given, dict):

@@ -21,11 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl  # not on Windows
-except ImportError:
-    fcntl = None
-
 from . import UserError
 
 # %% ../nbs/50_files.ipynb #8e4388b8
@@ -123,9 +118,11 @@ def fsync(path: Path) -> None:
 
 # %% ../nbs/50_files.ipynb #9b038630
 def _try_lock(handle: int) -> bool:
-    "Lock an open file without waiting: False if another holder has it; OSError where the disk has no locks."
-    if fcntl is None:
-        raise OSError("this system has no flock")
+    "Lock an open file without waiting: False if another holder has it; OSError where there are no locks."
+    try:
+        import fcntl  # here, since Windows has none
+    except ImportError:
+        raise OSError("this system has no flock") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -208,9 +205,11 @@ def _staging(parent: Path) -> Iterator[Path]:
         part = Path(tempfile.mkdtemp(prefix=STAGING, suffix=".part", dir=parent))
     handle = None
     try:
-        handle = os.open(part / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.write(handle, json.dumps({"format": FORMAT, "kind": "staging"}).encode())
-        with suppress(OSError):  # without locks, `sweep` leaves it alone
+        # without a marker, or without locks, `sweep` leaves it alone: a full disk must not
+        # prevent that something is removed
+        with suppress(OSError):
+            handle = os.open(part / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.write(handle, json.dumps({"format": FORMAT, "kind": "staging"}).encode())
             _try_lock(handle)
         yield part
     finally:
@@ -275,6 +274,7 @@ def _move_new(source: Path, target: Path) -> None:
     if kind_of(source) == "file":
         try:
             os.link(source, target)  # fails where a rename would replace
+            source.unlink()
         except FileExistsError:
             raise
         except OSError:  # a disk without hard links
@@ -347,6 +347,20 @@ def _fsync_tree(folder: Path) -> None:
         if kind_of(path) in ("file", "folder"):
             fsync(path)
 
+# %% ../nbs/50_files.ipynb #50ab0001
+def _move_all(moves: list[tuple[Path, Path]]) -> None:
+    "Move files and folders to names that are free; after an error all are back where they were."
+    moved = []
+    try:
+        for source, target in moves:
+            _move_new(source, target)
+            moved.append((source, target))
+            fsync(target.parent)
+    except OSError:
+        for source, target in reversed(moved):
+            os.rename(target, source)
+        raise
+
 # %% ../nbs/50_files.ipynb #46c75ac6
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
@@ -364,12 +378,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             yield new
             _fsync_tree(new)
             if existed:
-                for child in sorted(new.iterdir(), key=lambda child: child.name in LAST):
-                    _move_new(child, target / child.name)
+                children = sorted(new.iterdir(), key=lambda child: child.name in LAST)
+                _move_all([(child, target / child.name) for child in children])
             else:
-                _move_new(new, target)
-            fsync(target)
-            fsync(target.parent)
+                _move_all([(new, target)])
 
 # %% ../nbs/50_files.ipynb #bed9e0db
 @contextmanager

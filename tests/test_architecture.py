@@ -31,7 +31,8 @@ ALLOWED = {
     # layer 3: a whole job
     "heads": "batch evaluate grammar visualize vocab",
     "evaluate": "corpus vocab batch inference decode distributed transformer checkpoint",
-    "marian": "files inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint evaluate",
+    "marian": "files inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint "
+              "evaluate",
     "recipe": "config files corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
     "ct2": "config files vocab checkpoint",
     # layer 4

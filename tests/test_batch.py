@@ -295,15 +295,13 @@ def test_prepared_is_encoded(folder, capsys, nothing_is_made):
     assert capsys.readouterr() == ("", "") and sorted(os.listdir(folder.parent)) == ["data"] and sorted(os.listdir(folder)) == sorted([*FILES, ABOUT])
 
 
-@pytest.mark.parametrize("change, reason", [({"sha": "b2"}, "text_sha256=a1, not b2"), ({"n_pieces": 310}, "n_pieces=320, not 310"),
-                                            ({"n_sample": 150}, "n_sample=1000000, not 150")])
-def test_stale_is_made_anew(folder, capsys, change, reason):
-    text = [*TEXT, ("a new pair", "ein neues Paar")]
-    new = made(folder, text, **change)
-    assert capsys.readouterr().err == f"{folder} was made with {reason}: preparing the text anew\n"
-    assert same(new.train, encode_pairs(text, new.vocab)) and same(open_prepared(folder).train, new.train)
-    made(folder, text, **change)
-    assert capsys.readouterr().err == "" and sorted(os.listdir(folder.parent)) == ["data"]
+@pytest.mark.parametrize("change, reason", [({"sha": "b2"}, "from other text"), ({"n_pieces": 310}, "with n_pieces=320, not 310"),
+                                            ({"n_sample": 150}, "with n_sample=1000000, not 150")])
+def test_other_text_is_not_overwritten(folder, change, reason, nothing_is_made):
+    "Another run may be using it."
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=f"data was made {reason}: choose another folder, or remove it"): made(folder, **change)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()} and os.listdir(folder.parent) == ["data"]
 
 
 def cut_short(path): os.truncate(path, path.stat().st_size // 2)
@@ -319,22 +317,40 @@ def test_damage_is_noticed(folder, damage, name):
 
 
 @pytest.mark.parametrize("about", ["", "{", "[]", "3", "null", '{"format": 1}', '{"format": 0}', b"\xff"])
-def test_damaged_about(folder, about, capsys):
+def test_damaged_about(folder, about, nothing_is_made):
+    "Nothing proves that the other files are ours: they stay."
     (folder / ABOUT).write_bytes(about.encode() if isinstance(about, str) else about)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ValueError, match=str(folder)): open_prepared(folder)
-    made(folder)
-    assert capsys.readouterr().err.count("\n") == 1 and len(open_prepared(folder).train) == len(TEXT)
+    with pytest.raises(ValueError, match=str(folder)): made(folder)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_of_somebody_else(tmp_path, nothing_is_made):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/vocab.model").write_text("my own")
+    with pytest.raises(ValueError, match="mine is not a folder of prepared text"): made(tmp_path / "mine")
+    assert (tmp_path / "mine/vocab.model").read_text() == "my own"
+
+
+@pytest.mark.parametrize("name", [*FILES, ABOUT])
+def test_links_are_refused(folder, tmp_path, name, nothing_is_made):
+    "A folder that comes from elsewhere must hold its files itself."
+    (folder / name).rename(tmp_path / "outside")
+    (folder / name).symlink_to(tmp_path / "outside")
+    for use in (open_prepared, made):
+        with pytest.raises(ValueError, match=f"{name} is a link"): use(folder)
 
 
 def test_damaged_is_made_anew(folder, capsys):
     for name in FILES[:3]:
         cut_short(folder / name)
         assert len(made(folder).train) == len(TEXT)
-        assert capsys.readouterr().err == f"{folder / name} is missing or damaged: preparing the text anew\n"
+        assert capsys.readouterr().err == f"{folder / name} is missing or damaged: preparing the text again\n"
 
 
 def test_absent(tmp_path):
-    with pytest.raises(ValueError, match="about.json is missing or damaged"): open_prepared(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="nowhere is not a folder of prepared text"): open_prepared(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert len(made(tmp_path / "empty").train) == len(TEXT)
     assert len(made(tmp_path / "new" / "and" / "deeper").train) == len(TEXT)
@@ -350,12 +366,13 @@ def test_interrupted_leaves_nothing_and_harms_nothing(folder, tmp_path, error, c
             if self.passes > 1: raise error
 
     with pytest.raises(type(error)): made(tmp_path / "other", Breaking(TEXT))
-    with pytest.raises(type(error)): made(folder, Breaking(TEXT), sha="b2")
+    cut_short(folder / FILES[1])  # to be made again
+    with pytest.raises(type(error)): made(folder, Breaking(TEXT))
     assert os.listdir(tmp_path) == ["data"] and same(made(folder).train, open_prepared(folder).train)
 
 
 def test_killed_in_between(tmp_path):
-    "A half folder beside, and none under the name; what lies there for an hour is removed."
+    "Half a folder next to the name, and none under it; the next to prepare removes it, because nobody holds it any more."
     code = f"""if True:
         from annotated_transformer.batch import prepare
         from itertools import count
@@ -375,20 +392,22 @@ def test_killed_in_between(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     [half] = tmp_path.iterdir()
-    assert half.name.startswith("data.part-")
-    assert len(made(tmp_path / "data").train) == len(TEXT) and half.exists()  # another process might still write there
-    for path in (*half.rglob("*"), half): os.utime(path, (time.time() - 4000,) * 2)
-    made(tmp_path / "data")
+    assert half.name.startswith(".annotated_transformer-")
+    (tmp_path / ".annotated_transformer-mine.part").mkdir()  # without a marker
+    assert len(made(tmp_path / "data").train) == len(TEXT)
+    (tmp_path / ".annotated_transformer-mine.part").rmdir()
     assert os.listdir(tmp_path) == ["data"]
 
 
 def test_other_things_are_left_alone(folder, tmp_path):
     (folder / "thesis.txt").write_text("the only copy")
-    with pytest.raises(ValueError, match="since there is thesis.txt: name one of its own"): made(folder, sha="b2")
-    assert (folder / "thesis.txt").read_text() == "the only copy" and len(open_prepared(folder).train) == len(TEXT)
+    assert len(made(folder).train) == len(TEXT), "to open it disturbs nobody"
+    cut_short(folder / FILES[0])
+    with pytest.raises(ValueError, match="cannot be replaced, because it also holds thesis.txt"): made(folder)
+    assert (folder / "thesis.txt").read_text() == "the only copy" and len(list(folder.iterdir())) == len(FILES) + 2
     (tmp_path / "file").write_text("text")
-    with pytest.raises(ValueError, match="file is no folder of prepared text"): made(tmp_path / "file")
-    with pytest.raises(ValueError, match="missing or damaged"): open_prepared(tmp_path / "file")
+    with pytest.raises(ValueError, match="file is a file, and a folder is to be made"): made(tmp_path / "file")
+    with pytest.raises(ValueError, match="is not a folder of prepared text"): open_prepared(tmp_path / "file")
 
 
 def test_no_text(tmp_path):

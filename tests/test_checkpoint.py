@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from itertools import count
 
 import pytest
 import torch
@@ -121,15 +122,17 @@ def test_full_disk(tmp_path, model, save):
 
 
 def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
-    for at in range(1, 8):  # the fsync of config.json, of its folder, and of all that becomes the run
+    for at in count(1):  # the fsync of config.json, of its folder, and of all that becomes the run
         calls = []
 
         def fails(handle, at=at, calls=calls):
             calls.append(1)
             if len(calls) == at: raise OSError("No space left on device")
         monkeypatch.setattr(os, "fsync", fails)
-        with pytest.raises(OSError, match="No space"): create_run(tmp_path / "run", RECIPE, {})
-        assert list(tmp_path.iterdir()) == []
+        try: create_run(tmp_path / "run", RECIPE, {})
+        except OSError as e: assert "run cannot be written: No space left on device" in str(e) and list(tmp_path.iterdir()) == []
+        else: break
+    assert at > 4
 
 
 def test_replacing_follows_links_and_leaves_other_files(tmp_path):
@@ -202,7 +205,8 @@ def rewritten(run, change):
     (run / "config.json").write_text(json.dumps(values))
 
 
-@pytest.mark.parametrize("part, name, value", [("model", "n_heads", 0), ("train", "dropout", "0.1"), ("train", "seed", 1.5), ("model", "norm", "none")])
+@pytest.mark.parametrize("part, name, value", [("model", "n_heads", 0), ("train", "dropout", "0.1"), ("train", "seed", 1.5),
+                                               ("model", "norm", "none")])
 def test_wrong_settings(run, part, name, value):
     rewritten(run, lambda values: values[part].update({name: value}))
     with pytest.raises(ValueError, match=f"{name}={value!r}"): load_run(run)
@@ -263,6 +267,8 @@ def test_sizes_that_fit_no_machine(run):
 def test_sizes_that_are_not_the_weights(run):
     "Refused before a model of that size is built: this one would take hundreds of gigabytes."
     bytes_of(run / "config.json", lambda data: data.replace(b'"d_ff": 32', b'"d_ff": 2000000000'))
+    with pytest.raises(ValueError, match="was trained with d_ff=32, but config.json says d_ff=2000000000"): load_run(run)
+    save_file(load_file(run / "model.safetensors"), run / "model.safetensors")  # as the first edition wrote it, without its sizes
     with pytest.raises(ValueError, match=r"w_1.weight has shape \(32, 16\), this model needs \(2000000000, 16\)"): load_run(run)
 
 
@@ -623,11 +629,11 @@ DAMAGE = {
     "a count for each number": (tensors_of(ADAM, lambda t: t.update({"step." + EMBEDDING: torch.ones(20, 16)})), ADAM, r"needs \(\)"),
     "another name": (tensors_of(ADAM, swap("exp_avg." + EMBEDDING, "exp_avg.x")), ADAM, "lacks the weight exp_avg.embedding.weight"),
     "an average misshapen": (tensors_of(ADAM, lambda t: t.update({"exp_avg." + EMBEDDING: torch.ones(16, 20)})), ADAM, r"has shape \(16, 20\)"),
-    "state missing": (without(STATE), STATE, "cannot be read"),
+    "state missing": (without(STATE), STATE, "no such file"),
     "state empty": (text(""), STATE, "cannot be read"),
     "state cut": (text('{"format": 1, "step"'), STATE, "cannot be read"),
     "state too deep": (text("[" * 100_000), STATE, "cannot be read"),
-    "state a list": (text("[1]"), STATE, "not of format 1"),
+    "state a list": (text("[1]"), STATE, "holds no JSON object"),
     "state of another format": (state(lambda v: v | {"format": 2}), STATE, "not of format 1"),
     "no step": (state(lambda v: {k: x for k, x in v.items() if k != "step"}), STATE, "step='nothing' must be a number"),
     "step a text": (state(lambda v: v | {"step": "3"}), STATE, "step='3' must be a number"),
@@ -673,7 +679,7 @@ def test_checkpoint_of_another_model(third):
 
 def test_not_a_checkpoint(tmp_path, trained):
     for place in (tmp_path / "none", tmp_path):
-        with pytest.raises(ValueError, match="state.json cannot be read"): load_checkpoint(place, *trained)
+        with pytest.raises(ValueError, match="state.json: no such file"): load_checkpoint(place, *trained)
 
 
 # which there are, which go
@@ -686,7 +692,8 @@ def test_names_that_are_no_checkpoints(folder, trained):
     assert checkpoints(folder) == [] and latest(folder) is None
     path = save_checkpoint(folder, *trained, Progress(3))
     assert checkpoints(folder) == [path] and latest(folder) == path
-    assert list(folder.glob(".*")) == [] and (folder / "best.safetensors").exists() and (folder / "step-5").exists()
+    assert len(list(folder.glob(".*"))) == 2, "nothing shows that these are ours"
+    assert (folder / "best.safetensors").exists() and (folder / "step-5").exists()
 
 
 def test_order_is_that_of_the_numbers(folder):
@@ -721,7 +728,7 @@ def test_killed_while_pruning(folder, trained, monkeypatch):
     old, new = (save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2))
 
     def half(left, ignore_errors):
-        (left / MODEL).unlink()
+        next(left.rglob(MODEL)).unlink()
         raise KeyboardInterrupt
     monkeypatch.setattr(shutil, "rmtree", half)
     with pytest.raises(KeyboardInterrupt): prune(folder, 1)

@@ -114,14 +114,16 @@ ENDINGS = ["", "", "", "/", "/.", "/..", "/nope/..", "/deep/er", "/../home", "/.
 VERBS = {
     "train": ["train", "--out", "PLACE", "--device", "cpu", *NEW], "train shared": ["train", "--out", "new", "--prepared", "PLACE", *NEW],
     "train wrongly": ["train", "--out", "PLACE", *NEW, "batch_tokens=2"], "prepare": ["prepare", "--out", "PLACE", *NEW],
-    "prepare shared": ["prepare", "--out", "new", "--prepared", "PLACE", *NEW], "resume": ["train", "--resume", "PLACE", "--device", "cpu", "--quiet"],
+    "prepare shared": ["prepare", "--out", "new", "--prepared", "PLACE", *NEW],
+    "resume": ["train", "--resume", "PLACE", "--device", "cpu", "--quiet"],
     "resume shared": ["train", "--resume", "runs/mine", "--prepared", "PLACE", "--device", "cpu", "--quiet"],
     "resume other": ["train", "--resume", "PLACE", *TEXT, "--device", "cpu", "--quiet"], "average": ["average", "PLACE", "--last", "1"],
     "demo": ["demo", "--out", "PLACE"], "attention": ["attention", "runs/mine", "a dog.", "--out", "PLACE"],
     "attention of": ["attention", "PLACE", "a dog.", "--out", "new.html"], "export-ct2": ["export-ct2", "runs/mine", "PLACE"],
     "export-ct2 of": ["export-ct2", "PLACE", "new"], "import-marian": ["import-marian", "PLACE", "new"],
     "variations": ["variations", "--data", "builtin", "--rows", "base", "--seeds", "1", "--device", "cpu", "--quiet", "--out", "PLACE", *SIZES],
-    "translate": ["translate", "PLACE", "text/en", "--beam-size", "1"], "score": ["score", "PLACE", "--src", "text/en", "--ref", "text/de", "--beam-size", "1"]}
+    "translate": ["translate", "PLACE", "text/en", "--beam-size", "1"],
+    "score": ["score", "PLACE", "--src", "text/en", "--ref", "text/de", "--beam-size", "1"]}
 
 
 @pytest.fixture(scope="module")

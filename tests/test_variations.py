@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from annotated_transformer.checkpoint import create_run
 from annotated_transformer.config import Recipe, override
 from annotated_transformer.variations import (BASES, KEY_ROWS, ROWS, Measured, Plan, begin_table, choose_rows, curve_of, effects,
                                               fill_table, place_of, read_table, recipe_of, seed_spread, table_lines, thin, verdict)
@@ -80,8 +81,8 @@ class Trainer:
 
     def __call__(self, recipe: Recipe, run: Path, minutes: float | None) -> Measured:
         self.calls.append((run.name, (run / "checkpoints").exists()))
-        (run / "checkpoints").mkdir(parents=True, exist_ok=True)
-        for name in ("config.json", "vocab.model", "model.safetensors"): (run / name).write_text(name)
+        if not run.exists(): create_run(run, recipe, {})
+        for name in ("vocab.model", "model.safetensors"): (run / name).write_text(name)
         (run / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "loss": 3 - i / 10}) + "\n" for i in range(1, 21)))
         if len(self.calls) in self.interrupted: raise KeyboardInterrupt
         return measured(recipe)
@@ -115,6 +116,18 @@ def test_interrupted_and_gone_on_with(interrupted, straight, tmp_path):
 def test_what_is_left_of_a_run(straight):
     for run in (straight / "rows").iterdir():
         if run.is_dir(): assert {p.name for p in run.iterdir()} == {"config.json", "metrics.jsonl"}
+
+
+def test_what_is_not_of_a_run_is_kept(tmp_path):
+    fill_table(tmp_path / "t", plan("base", 1), Trainer(), say=lambda line: None)
+    run = place_of(tmp_path / "t", ROWS[0], 0)
+    (run / "diary.txt").write_text("today")
+    (run / "vocab.model").write_text("left by a killed process")
+    thin(run)
+    assert {p.name for p in run.iterdir()} == {"config.json", "metrics.jsonl", "diary.txt"}
+    (tmp_path / "mine").mkdir(); (tmp_path / "mine/vocab.model").write_text("my own")
+    with pytest.raises(ValueError, match="mine is not a run folder"): thin(tmp_path / "mine")
+    assert (tmp_path / "mine/vocab.model").read_text() == "my own"
 
 
 def test_curves(straight, tmp_path):
