@@ -20,6 +20,7 @@ from annotated_transformer import corpus, recipe
 from annotated_transformer.cli import DEFAULT_RECIPE, app, main
 from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
+from annotated_transformer.files import sha256, write_json
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import FILES, MarianConfig, build_marian, name_table
 from annotated_transformer.train import Stop
@@ -287,8 +288,9 @@ def test_average(trained, text, tmp_path, capsys):
 
 @pytest.mark.parametrize("args, message", [
     ([], "--out"), (["--out", "a", "--resume", "b"], "--resume"), (["--resume", "nowhere"], "is not a run folder"),
-    (["--resume", "nowhere", "dropout=0.3"], "leave them out"), (["--resume", "nowhere", "--data", "builtin"], "leave them out"),
-    (["--resume", "nowhere", "--tgt", "x"], "leave them out"), (["--resume", "nowhere", "--prepared", "x"], "leave them out"),
+    (["--resume", "nowhere", "dropout=0.3"], "takes its settings from the run"), (["--resume", "nowhere", "--data", "builtin"], "is not a run"),
+    (["--resume", "nowhere", "--config", "tiny"], "takes its settings from the run"), (["--resume", "nowhere", "--tgt", "x"], "--src"),
+    (["--resume", "nowhere", "--prepared", "x"], "is not a run folder"),
     (["--out", "a", "--data", "builtin", "--shard", "--bleu"], "--bleu"),
 ])
 def test_what_to_begin_and_what_to_go_on_with(args, message, capsys, tmp_path, monkeypatch):
@@ -313,20 +315,37 @@ def test_resume_leaves_an_average_alone(trained, tmp_path, capsys):
     assert before == [(out / name).read_bytes() for name in ("model.safetensors", "config.json")]
 
 
-def test_demo_replaces_runs_only(tmp_path, capsys):
-    "It once deleted whatever folder it was given."
+def demo_from(trained, out) -> None:
+    "A run folder as `demo` leaves it."
+    shutil.copytree(trained, out)
+    write_json(out / "report.json", {"format": 1, "kind": "demo", "weights_sha256": sha256(out / "model.safetensors")})
+
+
+def no_longer_a_demo(out: Path) -> None: (out / "report.json").write_text('{"format": 1, "kind": "demo"}')
+def trained_further(out: Path) -> None: shutil.copyfile(out / "checkpoints/step-0000002/model.safetensors", out / "model.safetensors")
+def with_a_note(out: Path) -> None: (out / "notes.txt").write_text("keep me")
+def without_a_report(out: Path) -> None: (out / "report.json").unlink()
+def of_the_first_edition(out: Path) -> None: (out / "report.json").write_text('{"exact_match": 0.97}')
+
+
+@pytest.mark.parametrize("change", [no_longer_a_demo, trained_further, with_a_note, without_a_report, of_the_first_edition], ids=lambda f: f.__name__)
+def test_demo_replaces_demos_only(change, trained, tmp_path, capsys):
+    "It once deleted whatever folder it was given, then whatever run."
+    demo_from(trained, tmp_path / "demo")
+    change(tmp_path / "demo")
     mine = write(tmp_path / "mine.txt", ["keep me"])
-    for out in (tmp_path, mine):
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for out in (tmp_path, mine, tmp_path / "demo", tmp_path / "demo/.."):
         status, _, err = run(capsys, "demo", "--out", out)
-        assert status == 2 and "choose another --out" in err and err.count("\n") == 1
-    assert mine.read_text() == "keep me\n"
+        assert status == 2 and ("choose another" in err) and err.count("\n") == 1, err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name, status", [("SIGINT", 130), ("SIGTERM", 143)])
 def test_interrupted_demo(name, status, trained, tmp_path, capsys, monkeypatch):
     "It once went on with what was half trained, and put it in the place of the earlier demo."
     out, plain = tmp_path / "demo", recipe.metrics_file
-    shutil.copytree(trained, out)
+    demo_from(trained, out)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     def harmed(path, *more): return lambda record: plain(path, *more)(record) or record.step == 2 and os.kill(os.getpid(), getattr(signal, name))
     monkeypatch.setattr(recipe, "metrics_file", harmed)
@@ -395,7 +414,7 @@ def test_export_ct2(trained, tmp_path, capsys):
         (found,) = engine.Translator(str(out), intra_threads=1).translate_batch([["\u2581"]], beam_size=1, max_decoding_length=5)
         assert len(found.hypotheses[0]) <= 5
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    for args, message in (([out], "holds something already"), ([tmp_path / "new", "--quantization", "int7"], "quantization='int7'")):
+    for args, message in (([out], "is not empty"), ([tmp_path / "new", "--quantization", "int7"], "quantization='int7'")):
         status, _, err = run(capsys, "export-ct2", trained, *args)
         assert status == 2 and message in err and err.count("\n") == 1
     assert before == {p.name: p.read_bytes() for p in out.iterdir()} and not (tmp_path / "new").exists()
