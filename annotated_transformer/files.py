@@ -197,6 +197,18 @@ STAGING = ".annotated_transformer-"  # a staging folder's name begins so
 MARKER = "staging.json"  # inside it
 FORMAT = 1  # of the marker
 
+# %% ../nbs/50_files.ipynb #50ab0002
+def _clear(part: Path) -> None:
+    "Remove a staging folder, the marker last: a process that is killed meanwhile leaves one that can be proved ours."
+    with suppress(OSError):
+        for path in part.iterdir():
+            if kind_of(path) == "folder":
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != MARKER:
+                path.unlink()
+        (part / MARKER).unlink(missing_ok=True)
+        part.rmdir()
+
 # %% ../nbs/50_files.ipynb #ca3df9b8
 @contextmanager
 def _staging(parent: Path) -> Iterator[Path]:
@@ -213,9 +225,9 @@ def _staging(parent: Path) -> Iterator[Path]:
             _try_lock(handle)
         yield part
     finally:
+        _clear(part)
         if handle is not None:
             os.close(handle)
-        shutil.rmtree(part, ignore_errors=True)
 
 # %% ../nbs/50_files.ipynb #5c18328b
 def sweep(folder: Path) -> None:
@@ -229,7 +241,7 @@ def sweep(folder: Path) -> None:
             try:
                 ours = read_json(marker) == {"format": FORMAT, "kind": "staging"}
                 if ours and _try_lock(handle):
-                    shutil.rmtree(part, ignore_errors=True)
+                    _clear(part)
             finally:
                 os.close(handle)
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['precision_context', 'schedule', 'BatchLoss', 'validation_loss', 'Keeper', 'text_sha256', 'prepared_folder',
            'make_run_data', 'run_data', 'build_training', 'trim_metrics', 'draw_curve', 'continue_run', 'conclude',
-           'new_run', 'run_lock', 'started_run', 'train_run', 'resume_run', 'prepare_run']
+           'check_apart', 'new_run', 'run_lock', 'started_run', 'train_run', 'resume_run', 'prepare_run']
 
 # %% ../nbs/55_recipe.ipynb #bc747d58
 import importlib.util
@@ -378,6 +378,14 @@ def conclude(
     if importlib.util.find_spec("matplotlib") and done.step:
         draw_curve(run)
 
+# %% ../nbs/55_recipe.ipynb #55ec0005
+def check_apart(out: Path, prepared: Path) -> None:
+    "UserError if the run folder and the shared folder of encoded text are one inside the other."
+    run, text = resolve(out), resolve(prepared)
+    if run == text or run in text.parents or text in run.parents:
+        raise UserError(f"--out {out} and --prepared {prepared} are one inside the other: "
+                        "choose separate folders")
+
 # %% ../nbs/55_recipe.ipynb #92fae9b7
 def new_run(
     corpus: Corpus, recipe: Recipe, out: Path, prepared: Path | None
@@ -390,6 +398,7 @@ def new_run(
     about = {"data": corpus.name, "src_lang": corpus.src_lang,
              "tgt_lang": corpus.tgt_lang, "source": corpus.source}
     if prepared is not None:
+        check_apart(out, prepared)
         about["prepared"] = str(resolve(prepared))
     create_run(out, recipe, about)
     return about

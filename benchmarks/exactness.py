@@ -66,7 +66,7 @@ class Runs:
         return self.start("--src", self.folder / "en", "--tgt", self.folder / "de", "--prepared", self.folder / "data", "--config", "tiny",
                           "--out", run, *SETTINGS, *settings)
 
-    def go_on(self, run: Path) -> subprocess.Popen: return self.start("--resume", run)
+    def go_on(self, run: Path) -> subprocess.Popen: return self.start("--resume", run, "--prepared", self.folder / "data")
 
     def straight(self, name: str, settings: list[str]) -> Path:
         "A run that is left alone."
@@ -122,7 +122,7 @@ def load_all(run: Path) -> int:
 
 def half_written(run: Path) -> list[str]:
     "What a reader never takes for whole: its names begin with a dot."
-    return sorted(str(path.relative_to(run)) for pattern in (".*", "checkpoints/.*") for path in run.glob(pattern))
+    return sorted(str(path.relative_to(run)) for pattern in (".annotated*", "checkpoints/.annotated*") for path in run.glob(pattern))
 
 
 # ---- what is tried
@@ -145,7 +145,7 @@ def kills(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     for i in range(args.kills):
         last, left, process = latest(run / "checkpoints"), set(half_written(run)), runs.go_on(run) if i else runs.begin(run, settings)
         wait_until(lambda last=last: latest(run / "checkpoints") != last, process)
-        if i % 2: wait_until(lambda pid=process.pid: any((run / "checkpoints").glob(f".*.{pid}.part")), process)  # it has begun to write
+        if i % 2: wait_until(lambda left=left: not left.issuperset(half_written(run)), process)  # it has begun to write
         time.sleep(rng.uniform(0, 0.015 if i % 2 else 0.2))  # a save takes some 0.03 seconds, a step and its save 0.07
         kill(process)
         in_a_save += not left.issuperset(half_written(run))
@@ -157,6 +157,25 @@ def kills(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     finish(runs.go_on(run))
     yield from same(run, runs.straight("undisturbed", settings))
     yield Fact("half-written files left at the end", ", ".join(half_written(run)) or 0, not half_written(run))
+
+
+def each(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
+    "As many runs as kills, each killed once, at any moment from the start of its process on, and then gone on with to its end."
+    settings = [*SMALL, "n_layers=1", "max_steps=12", "save_every=1", "valid_every=2"]
+    straight, rng, equal, begun = runs.straight("short", settings), random.Random(args.seed), 0, 0
+    for i in range(args.kills):
+        run = runs.folder / f"each-{i}"
+        process = runs.begin(run, settings)
+        if i % 5: wait_until(lambda run=run: (run / "config.json").exists(), process)
+        time.sleep(rng.uniform(0, 3))
+        kill(process) if process.poll() is None else process.communicate()
+        begun += (run / "config.json").exists()
+        finish(runs.go_on(run) if (run / "config.json").exists() else runs.begin(run, settings))
+        equal += all(fact.holds for fact in same(run, straight)) and not half_written(run)
+        shutil.rmtree(run)
+    yield Fact("runs killed once and gone on with", args.kills)
+    yield Fact("of them with a run folder when the kill came", begun)
+    yield Fact("of them equal at the end to one that was left alone, byte for byte", equal, equal == args.kills)
 
 
 def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Tensor]:
@@ -229,7 +248,7 @@ def full_disk(runs: Runs, straight: Path, settings: list[str], n_bytes: int, roo
         yield Fact(f"{room} left: gone on with after making space", "the same bits" if equal else "other bits", equal)
 
 
-TRIED = {"resume": resume, "kills": kills, "gradients": gradients, "disk": disk}
+TRIED = {"resume": resume, "kills": kills, "each": each, "gradients": gradients, "disk": disk}
 
 
 def main() -> None:
