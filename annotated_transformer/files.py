@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_BYTES', 'STAGING', 'MARKER', 'FORMAT', 'LAST', 'resolve', 'kind_of', 'read_file', 'read_json', 'sha256', 'naming',
            'fsync', 'FolderLock', 'sweep', 'check_replaceable', 'replace_file', 'write_file', 'write_json', 'link_file',
-           'check_free', 'new_folder', 'replace_folder', 'remove', 'remove_known', 'check_own']
+           'check_free', 'made_parents', 'new_folder', 'replace_folder', 'remove', 'remove_known', 'check_own']
 
 # %% ../nbs/50_files.ipynb #4c420859
 import hashlib
@@ -339,7 +339,7 @@ def check_free(path: Path) -> None:
 
 # %% ../nbs/50_files.ipynb #398e08c0
 @contextmanager
-def _parents(target: Path) -> Iterator[None]:
+def made_parents(target: Path) -> Iterator[None]:
     "Make the folders above a target; those that were made are removed again after an error."
     missing = [above for above in target.parents if kind_of(above) == "nothing"]
     try:
@@ -383,7 +383,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     check_free(path)
     target = resolve(path)
     existed = kind_of(target) == "folder"
-    with _parents(target), _staging(target if existed else target.parent) as part:
+    with made_parents(target), _staging(target if existed else target.parent) as part:
         new = part / "new"
         with naming(path):
             new.mkdir()

@@ -34,8 +34,8 @@ from .corpus import Corpus, corpus_from, fingerprint
 from .distributed import (any_rank, data_parallel, limit_kernels, n_ranks, pick_device,
                                                process_group, rank, rank_0_first, shard,
                                                sum_over_ranks)
-from .files import (FolderLock, kind_of, remove_known, replace_file,
-                                         resolve, sweep, write_file)
+from .files import (FolderLock, kind_of, made_parents, remove_known,
+                                         replace_file, resolve, sweep, write_file)
 from .label_smoothing import smoothed_loss
 from .optimizer import adam, linear_rate, paper_rate
 from .train import (Hook, NotFinite, StepRecord, Stop, append_json,
@@ -423,19 +423,20 @@ def started_run(
         yield None
         return
     existed, undone = kind_of(resolve(out)) == "folder", False
-    new_run(corpus, recipe, out, prepared)
-    try:
-        with run_lock(out) as lock:
-            try:
-                yield lock
-            except Exception:
-                undone = lock.is_held() and not read_metrics(out)
-                if undone:
-                    remove_known(out, RUN_NAMES, keep_folder=True)
-                raise
-    finally:
-        if undone:
-            remove_known(out, set(), keep_folder=existed)
+    with made_parents(resolve(out)):
+        new_run(corpus, recipe, out, prepared)
+        try:
+            with run_lock(out) as lock:
+                try:
+                    yield lock
+                except Exception:
+                    undone = lock.is_held() and not read_metrics(out)
+                    if undone:
+                        remove_known(out, RUN_NAMES, keep_folder=True)
+                    raise
+        finally:
+            if undone:
+                remove_known(out, set(), keep_folder=existed)
 
 # %% ../nbs/55_recipe.ipynb #e673082a
 def train_run(
