@@ -72,8 +72,11 @@ def save_weights(model: nn.Module, path: Path, about: dict | None = None) -> Non
 def read_tensors(
     path: Path,  # a safetensors file
 ) -> dict[str, Tensor]:
-    "The tensors of a file, by name."
-    try: return load_file(path)
+    "The tensors of a file, by name; UserError for a pipe or a device, which would block."
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise UserError(f"{path} is not a regular file")
+        return load_file(path)
     except FileNotFoundError: raise UserError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as e:
         raise UserError(f"{path} is not a readable safetensors file: {e}") from None

@@ -26,7 +26,7 @@ from sacrebleu.significance import PairedTest, Result
 from . import UserError
 from .batch import Pairs, batch_rows, collate, encode_pairs, pad_ids
 from .checkpoint import load_run
-from .corpus import read_lines, text_lines
+from .corpus import MAX_LINE, read_lines, text_lines
 from .decode import Hypothesis, beam_search, greedy_search
 from .distributed import pick_device
 from .inference import ready_to_translate
@@ -120,7 +120,14 @@ class Translator:
         lines: list[str],
     ) -> list[list[Translation]]:  # of each line, best first; a line without text has one, empty
         "The best translations of each line, as many as the search gives, batched by length."
-        parts = [(i, ids) for i, line in enumerate(lines) for ids in self.split(line)]
+        return self.n_best_of([self.split(line) for line in lines])
+
+    def n_best_of(
+        self,
+        lines: list[list[list[int]]],  # the parts of each line, from `split`
+    ) -> list[list[Translation]]:      # as from `n_best`
+        "The best translations of lines that are split into parts already."
+        parts = [(i, ids) for i, line in enumerate(lines) for ids in line]
         lengths = np.array([[len(ids) + 1] * 2 for _, ids in parts]).reshape(-1, 2)
         found: list[list[Hypothesis]] = [[]] * len(parts)
         budget = max(self.batch_tokens, lengths.max(initial=0))
@@ -165,7 +172,7 @@ def load(
 ) -> Translator:
     "The translator of a run, made ready (60): it learns no more; ValueError if the folder or the device cannot be used."
     model, vocab, recipe, _ = load_run(run)
-    model = ready_to_translate(model.to(pick_device(device or "cpu")), precision)
+    model = ready_to_translate(model.to(pick_device("cpu" if device is None else device)), precision)
     return Translator(model, vocab, batch_tokens, recipe.train.max_len, search)
 
 # %% ../nbs/61b_evaluate.ipynb #f5408749
@@ -173,9 +180,9 @@ def line_groups(
     stream: BinaryIO,   # a file opened in binary, a pipe, a terminal
     n_most: int = 256,  # most lines in a group
 ) -> Iterator[list[bytes]]:
-    "The lines of a stream in groups of what has come: nothing that is there waits for what is not."
+    "The lines of a stream in groups of what has come; a line longer than `MAX_LINE` is cut, and is the last."
     rest = bytearray()
-    while chunk := stream.read1(2 ** 16):
+    while len(rest) <= MAX_LINE and (chunk := stream.read1(2 ** 16)):
         rest += chunk
         if b"\n" not in chunk: continue
         *lines, rest = rest.split(b"\n")
@@ -187,19 +194,20 @@ def line_groups(
 def translate_stream(
     translator: Translator,
     groups: Iterable[list[bytes]],  # lines in UTF-8, as `line_groups` gives them
+    where: str = "",                # what an error names before the line's number
 ) -> Iterator[list[Translation]]:   # of each line, in order, best first
     "Translations of each line of a stream; lines translated in parts are reported on standard error."
     n_before = 0
     for group in groups:
-        some, wrong = [], None
+        lines, wrong, first = [], None, n_before + 1
         try:
-            for i, text in enumerate(text_lines(group, first=n_before + 1), start=n_before + 1):
-                some.append(text)
-                if (n_parts := len(translator.split(text))) > 1:
+            for i, text in enumerate(text_lines(group, where, first), start=first):
+                lines.append(parts := translator.split(text))
+                if len(parts) > 1:
                     print(f"line {i} is longer than {translator.max_pieces} pieces: "
-                          f"translated in {n_parts} parts", file=sys.stderr)
-        except ValueError as e: wrong = e
-        yield from translator.n_best(some)
+                          f"translated in {len(parts)} parts", file=sys.stderr)
+        except UserError as e: wrong = e
+        yield from translator.n_best_of(lines)
         if wrong: raise wrong
         n_before += len(group)
 

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'ONLY', 'OUTSIDE', 'ENCODER_LAYER', 'DECODER_LAYER', 'COPIES', 'TABLES', 'FILES', 'in_halves',
-           'SinusoidalHalves', 'MarianAttention', 'MarianEmbedding', 'MarianTransformer', 'MarianConfig', 'read_marian',
-           'build_marian', 'name_table', 'drop_copies', 'marian_shapes', 'read_marian_weights', 'load_pieces',
-           'MarianVocab', 'MarianTranslator', 'marian_search', 'with_marian_rules', 'import_marian', 'load_marian',
-           'is_imported', 'load_any']
+           'SinusoidalHalves', 'MarianAttention', 'MarianEmbedding', 'MarianTransformer', 'MarianConfig',
+           'marian_config', 'read_marian', 'build_marian', 'name_table', 'drop_copies', 'marian_shapes',
+           'read_marian_weights', 'load_pieces', 'MarianVocab', 'MarianTranslator', 'marian_search',
+           'with_marian_rules', 'import_marian', 'load_marian', 'is_imported', 'load_any']
 
 # %% ../nbs/90_marian.ipynb #4fa0da9b
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -151,12 +151,32 @@ ONLY = {  # the value that we can run; None = must not be there
     "sequence_bias": None,
     "forced_bos_token_id": None, "suppress_tokens": None, "begin_suppress_tokens": None}
 
+# %% ../nbs/90_marian.ipynb #b93f5c02
+def marian_config(
+    path: Path,      # the file they come from, for the message
+    values: object,  # the settings by name
+) -> MarianConfig:
+    "Settings as a `MarianConfig`; UserError names what is missing, unknown or out of range."
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no settings of a Marian model")
+    known = {field.name: field.default for field in fields(MarianConfig)}
+    missing = [name for name, default in known.items()
+               if default is MISSING and name not in values]
+    if missing: raise UserError(f"{path} lacks {', '.join(missing)}")
+    unknown = [name for name in values if name not in known]
+    if unknown: raise UserError(f"{path} has unknown settings: {', '.join(unknown)}")
+    try: return MarianConfig(**values)
+    except ValueError as e: raise UserError(f"{path}: {e}") from None
+
 # %% ../nbs/90_marian.ipynb #2cb918fb
 def read_marian(
     folder: Path,  # a Marian checkpoint of Hugging Face
 ) -> MarianConfig:
-    "What its two settings files say; ValueError for whatever our parts cannot do."
+    "What its two settings files say; UserError for whatever our modules cannot do."
     values, search = read_json(folder / "config.json"), folder / "generation_config.json"
+    if "format" in values and ("train" in values or values.get("kind") == "marian"):
+        raise UserError(f"{folder} is a run of annotated_transformer already, "
+                        "not a Marian checkpoint of Hugging Face")
     if search.exists():
         values |= {key: value for key, value in read_json(search).items()
                    if value is not None}
@@ -168,8 +188,8 @@ def read_marian(
             if values.get(key, value) != value:
                 raise UserError(f"{folder}: {key}={values[key]!r} is not supported, only {value!r} is")
     refuse_all_but(ONLY)
-    try: config = MarianConfig(**known, ban_pad="bad_words_ids" in values)
-    except (TypeError, ValueError) as e: raise UserError(f"{folder}: {e}") from None
+    config = marian_config(folder / "config.json",
+                           known | {"ban_pad": "bad_words_ids" in values})
     refuse_all_but({"bad_words_ids": [[config.pad_token_id]],
                     "forced_eos_token_id": config.eos_token_id,
                     "decoder_vocab_size": config.vocab_size})
@@ -240,7 +260,8 @@ def drop_copies(
         raise UserError(f"{path}: {', '.join(COPIES)} differ; here they are one matrix")
     def ours(table): return in_halves(positional_encoding(len(table), d_model))
     for table in tables:  # half precision has three digits
-        if table.shape[1:] != (d_model,) or not torch.allclose(table.float(), ours(table), atol=1e-3):
+        if (table.shape[1:] != (d_model,) or not len(table)
+                or not torch.allclose(table.float(), ours(table), atol=1e-3)):
             raise UserError(f"{path}: {' or '.join(TABLES)} holds no sines and cosines in halves")
     rest = {name: weight for name, weight in weights.items() if name not in COPIES + TABLES}
     return rest | dict(zip(COPIES, copies[:1]))
@@ -407,9 +428,7 @@ def load_marian(
     values = check_format(run / "config.json", read_json(run / "config.json"))
     if values.get("kind") != "marian":
         raise UserError(f"{run} was not imported from Marian: open it with evaluate.load")
-    try: config = MarianConfig(**values["marian"])
-    except (KeyError, TypeError, ValueError) as e:
-        raise UserError(f"{run / 'config.json'}: not the settings of a Marian model: {e}") from None
+    config = marian_config(run / "config.json", values.get("marian"))
     vocab, weights = MarianVocab(run, config), read_tensors(path)
     if values.get("sha256") != {name: sha256(run / name) for name in FILES}:
         raise UserError(f"{run}: one of {', '.join(FILES)} is not the file that was imported")
@@ -418,7 +437,7 @@ def load_marian(
     model = build_marian(config)
     set_weights(model, weights)
     rules = with_marian_rules(search or marian_search(config), config)
-    model = ready_to_translate(model.to(pick_device(device or "cpu")), precision)
+    model = ready_to_translate(model.to(pick_device("cpu" if device is None else device)), precision)
     return MarianTranslator(model, vocab, batch_tokens,
                             max(4, config.max_position_embeddings - 52), rules)
 

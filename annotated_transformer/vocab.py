@@ -128,7 +128,9 @@ def learn_bpe(
 
 # %% ../nbs/51b_vocab.ipynb #c314c384
 def load_vocab(path: Path) -> Vocab:
-    "A vocabulary from its file; ValueError if there is none."
+    "A vocabulary from its file; UserError if there is none."
+    if not Path(path).is_file():  # a pipe would block
+        raise UserError(f"{path}: no vocabulary file there")
     try: return Vocab(Path(path).read_bytes())
     except OSError: raise UserError(f"{path}: no vocabulary file there") from None
     except ValueError as e: raise UserError(f"{path}: {e}") from None

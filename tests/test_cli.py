@@ -267,6 +267,35 @@ def test_what_score_needs(options, message, trained, text, tmp_path, capsys, mon
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err if message else status == 0 and "Traceback" not in err
 
 
+def test_perplexity_needs_a_run(text, capsys):
+    "It was once ignored for files of translations."
+    status, out, err = run(capsys, "score", text[1], "--ref", text[1], "--perplexity")
+    assert (status, out, err) == (2, "", "annotated-transformer: --perplexity needs a run, not a file of translations\n")
+
+
+@pytest.mark.parametrize("system", ["nowhere", "loop"])
+def test_a_system_that_is_not_there(system, text, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    status, out, err = run(capsys, "score", system, "--ref", text[1])
+    assert (status, out, err) == (2, "", f"annotated-transformer: {system}: no such file or run\n")
+
+
+@pytest.mark.parametrize("verb", ["translate", "score", "attention", "train", "resume"])
+def test_a_device_without_a_name(verb, trained, marian, text, tmp_path, capsys):
+    "Four of the verbs once took it for the CPU."
+    out = tmp_path / "new"
+    import_run = tmp_path / "imported"
+    assert run(capsys, "import-marian", marian, import_run)[0] == 0
+    for model in (trained, import_run):
+        args = {"translate": ["translate", model, text[0]], "score": ["score", model, "--src", text[0], "--ref", text[1]],
+                "attention": ["attention", model, "A dog.", "--out", out], "resume": ["train", "--resume", trained],
+                "train": ["train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", out, *TINY]}[verb]
+        status, said, err = run(capsys, *args, "--device", "")
+        assert status == 2 and said == "" and err.startswith("annotated-transformer: device '' cannot be used here") and err.count("\n") == 1, err
+    assert not out.exists()
+
+
 def test_prepare_then_train(text, trained, tmp_path, capsys):
     "The two halves of train give the run that train gives."
     out = tmp_path / "run"
@@ -400,8 +429,11 @@ def test_import_marian(marian, text, trained, tmp_path, capsys):
         status, _, err = run(capsys, *verb)
         assert status == 2 and str(out) in err and err.count("\n") == 1, err
     assert not (tmp_path / "ct2").exists()
-    status, _, err = run(capsys, "import-marian", trained, tmp_path / "other")
-    assert status == 2 and str(trained) in err and err.count("\n") == 1 and not (tmp_path / "other").exists()
+    for mine in (trained, out):  # its message once quoted the constructor of MarianConfig
+        status, _, err = run(capsys, "import-marian", mine, tmp_path / "other")
+        assert (status, err) == (2, f"annotated-transformer: {mine} is a run of annotated_transformer already, "
+                                    "not a Marian checkpoint of Hugging Face\n")
+    assert not (tmp_path / "other").exists()
 
 
 def test_export_ct2(trained, tmp_path, capsys):

@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import io
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tracemalloc
 import zlib
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import pooch
 import pytest
@@ -20,8 +22,8 @@ import sacrebleu.dataset
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from annotated_transformer import UserError
-from annotated_transformer.corpus import (MULTI30K, WMT14, Corpus, Download, Newstest2014, TextPairs, corpus_from, download, fingerprint, load_corpus,
-                                          multi30k, own_corpus, read_lines, stream_pairs, unpack, wmt14)
+from annotated_transformer.corpus import (MAX_LINE, MULTI30K, WMT14, Corpus, Download, Newstest2014, TextPairs, corpus_from, download, fingerprint,
+                                          load_corpus, multi30k, own_corpus, read_lines, stream_lines, stream_pairs, unpack, wmt14)
 from annotated_transformer.grammar import builtin
 
 
@@ -47,6 +49,37 @@ def test_lines(tmp_path, name, data, lines):
     path = tmp_path / name
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     assert read_lines(path) == lines == read_lines(str(path))
+
+
+@pytest.mark.parametrize("name", ["f.en", "f.en.gz"])
+def test_a_line_has_a_limit(tmp_path, name):
+    "One of `MAX_LINE` bytes is read, with either line end or none; one more is refused by its number, after the lines before it."
+    path, most = tmp_path / name, b"a" * MAX_LINE
+    def written(data: bytes) -> Path:
+        path.write_bytes(gzip.compress(data, 1) if name.endswith("gz") else data)
+        return path
+    for data, lengths in ((most, [MAX_LINE]), (most + b"\n", [MAX_LINE]), (b"b\n" + most + b"\nc\n", [1, MAX_LINE, 1]),
+                          (most[1:] + b"\r\n", [MAX_LINE - 1]), (b"\xef\xbb\xbf" + most[3:] + b"\n", [MAX_LINE - 3])):
+        assert [len(line) for line in read_lines(written(data))] == lengths
+    for data, number in ((most + b"a", 1), (b"b\n\n" + most + b"a\nc\n", 3), (b"b\n" + most + b"\r\n", 2), (b"b\n" + most * 3, 2)):
+        found = stream_lines(written(data))
+        assert [next(found) for _ in range(number - 1)] == ["b", ""][:number - 1]
+        with pytest.raises(UserError) as e: next(found)
+        assert str(e.value) == f"{path}, line {number} is longer than {MAX_LINE} bytes: put each sentence on a line of its own"
+
+
+@pytest.mark.parametrize("name", ["endless", "endless.gz"])
+def test_no_more_is_read_than_a_line_may_have(tmp_path, name):
+    "A gigabyte in one line, which a small archive can hold, is not read into memory."
+    path, piece = tmp_path / name, bytes(2 ** 24)
+    if name.endswith("gz"): path.write_bytes(gzip.compress(piece, 1) * 64)
+    else:
+        with open(path, "wb") as file: file.truncate(2 ** 30)
+    tracemalloc.start()
+    with pytest.raises(UserError, match="line 1 is longer than"): read_lines(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * MAX_LINE
 
 
 def test_bad_files(tmp_path):
@@ -273,6 +306,55 @@ def test_all_addresses_fail(server, tmp_path):
     for what in ("/none/train.en.gz (404)", "/short/train.en.gz (", "/other/train.en.gz (SHA256 hash", ": put train.en.gz, train.de.gz, val.en.gz,",
                  "into a folder multi30k", "--data-dir or ANNOTATED_TRANSFORMER_DATA"): assert what in message
     assert "\n" not in message and files_in(tmp_path / "cache") == []
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    "What is on standard error, with what pooch logs there."
+    (handler,) = pooch.get_logger().handlers
+    now = SimpleNamespace(write=lambda text: sys.stderr.write(text), flush=lambda: None)  # the one of the moment
+    monkeypatch.setattr(handler, "stream", now)
+    monkeypatch.setattr(pooch.get_logger(), "level", logging.INFO)
+    pooch.get_logger()._cache.clear()  # of the levels that are on
+    yield lambda: capsys.readouterr().err
+    pooch.get_logger()._cache.clear()
+
+
+@pytest.mark.parametrize("n_bytes", [1000, 20_000_000])
+@pytest.mark.parametrize("how", ["none", "other", "short", "nobody"])
+def test_a_failed_download_is_its_error_alone(how, n_bytes, server, said, tmp_path):
+    "Each address was also logged, so that the command line printed three lines for one error."
+    file = put(server, "a.tgz", bytes(range(256)) * 40)._replace(n_bytes=n_bytes)
+    url = "http://127.0.0.1:1/a.tgz" if how == "nobody" else f"{server.url}/{how}/a.tgz"
+    with pytest.raises(UserError, match="cannot download a.tgz: http.*a.tgz"): download([url, url], file, tmp_path / "cache")
+    assert said() == "" and files_in(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("n_bytes, n_lines", [(1000, 0), (20_000_000, 1)])
+def test_a_large_download_is_logged(n_bytes, n_lines, server, said, tmp_path):
+    "From which address, and where it is now; a failure before it is not. Nothing when the file is there already."
+    file = put(server, "a.tgz", bytes(range(256)) * 40, "other", "good")._replace(n_bytes=n_bytes)
+    for n_now in (n_lines, 0):
+        path = download(file.urls, file, tmp_path / "cache")
+        assert said() == f"Downloading data from '{server.url}/good/a.tgz' to file '{path}'.\n" * n_now
+
+
+def test_a_failed_download_is_one_line_of_the_command_line(server, tmp_path):
+    file = put(server, "train.en.gz", b"text", "none", "other", "short")
+    code = ("import json, pooch, sys; from annotated_transformer import cli, corpus; pooch.os_cache = lambda name: sys.argv[1]; "
+            "corpus.multi30k.__defaults__ = (None, None, (corpus.Download(*json.loads(sys.argv[2])),)); "
+            "cli.main(['prepare', '--data', 'multi30k', '--out', sys.argv[1] + '/run'])")
+    left = subprocess.run([sys.executable, "-c", code, tmp_path / "cache", json.dumps(file)], capture_output=True, text=True, timeout=60)
+    assert left.returncode == 2 and left.stdout == "", left.stderr
+    assert left.stderr.startswith("annotated-transformer: cannot download train.en.gz: http://") and left.stderr.count("\n") == 1
+
+
+def test_a_failed_unpacking_is_its_error_alone(said, tmp_path):
+    (tmp_path / "a.tgz").write_bytes(archive({"a.en": b"One.\n"}))
+    with pytest.raises(UserError, match="does not hold a.de"): unpack(tmp_path / "a.tgz", ("a.de",), tmp_path / "to")
+    assert said() == ""
+    unpack(tmp_path / "a.tgz", ("a.en",), tmp_path / "to")
+    assert said() == f"Unpacked {tmp_path / 'a.tgz'} to {tmp_path / 'to'}.\n"
 
 
 def test_killed_download(server, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from annotated_transformer import UserError
 from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.corpus import text_lines
+from annotated_transformer.corpus import MAX_LINE, text_lines
 from annotated_transformer.decode import Hypothesis, beam_search, greedy_search, sample, search_with
 from annotated_transformer.evaluate import Translation, Translator, cut, joined, line_groups, load, perplexity, translate_stream
 from annotated_transformer.transformer import build_transformer
@@ -240,6 +240,46 @@ def test_lines_before_a_broken_one_are_translated(vocab, n_most):
     with pytest.raises(ValueError, match="line 3: byte 4 is not UTF-8"):
         for (best,) in stream: found.append(best.text)
     assert found == ["one", "two"]
+
+
+class Endless(io.RawIOBase):
+    "Some bytes, then the same one without an end; it counts what was read, and gives up far behind the limit."
+    def __init__(self, raw, size):
+        self.raw, self.size, self.n_read = raw, size, 0
+
+    def read1(self, size=-1):
+        found = self.raw[:self.size] or b"a" * min(size, self.size)
+        self.raw, self.n_read = self.raw[self.size:], self.n_read + len(found)
+        assert self.n_read < 3 * MAX_LINE, "nothing stops it"
+        return found
+
+
+@pytest.mark.parametrize("size", [1000, 2 ** 16])
+@pytest.mark.parametrize("n_most", [1, 2, 256])
+def test_lines_before_an_endless_one_are_translated(vocab, n_most, size):
+    raw = Endless(b"one\n\ntwo\n", size)
+    stream, found = translate_stream(Echo(vocab), line_groups(raw, n_most), "some.txt, "), []
+    with pytest.raises(UserError) as e:
+        for (best,) in stream: found.append(best.text)
+    assert str(e.value) == f"some.txt, line 4 is longer than {MAX_LINE} bytes: put each sentence on a line of its own"
+    assert found == ["one", "", "two"] and raw.n_read <= MAX_LINE + 2 ** 17
+
+
+def test_a_line_as_long_as_may_be_in_a_stream():
+    raw = b"a\n" + b"b" * MAX_LINE
+    for end in (b"", b"\n", b"\nc"):
+        lines = [line for group in line_groups(io.BytesIO(raw + end)) for line in group]
+        assert list(text_lines(lines)) == ["a", "b" * MAX_LINE, *(["c"] if end[1:] else [])]
+
+
+def test_each_line_is_encoded_once(vocab, monkeypatch):
+    "Once to be translated and to count its parts; it was done twice."
+    encoded, encode = [], vocab.encode
+    monkeypatch.setattr(vocab, "encode", lambda line: encoded.append(line) or encode(line))
+    lines = ["one", "a" * 100, "", "two", "three"]
+    groups = [[line.encode() for line in lines[:2]], [line.encode() for line in lines[2:]]]
+    found = [best.text for best, in translate_stream(Echo(vocab, max_pieces=8), groups)]
+    assert found == lines and encoded == [line for line in lines if line]
 
 
 def test_stream_reads_no_further_than_needed(vocab):

@@ -407,7 +407,8 @@ REFUSED = [
     ("config.json", put(vocab_size=10 ** 15, decoder_vocab_size=10 ** 15), "pieces; this model needs the ids from 0 to"),
     ("config.json", put(d_model="wide"), "d_model='wide' must be a whole number"),
     ("config.json", put(scale_embedding=1), "scale_embedding=1 must be true or false"),
-    ("config.json", lambda v: v.pop("encoder_layers") and None, "missing 1 required positional argument: 'encoder_layers'"),
+    ("config.json", lambda v: v.pop("encoder_layers") and None, r"config.json lacks encoder_layers$"),
+    ("config.json", lambda v: {"model_type": "marian"}, r"config.json lacks vocab_size, d_model, .*, scale_embedding$"),
     ("config.json", lambda v: [v], "holds no JSON object"),
     ("generation_config.json", put(no_repeat_ngram_size=3), "no_repeat_ngram_size=3 is not supported, only 0 is"),
     ("generation_config.json", put(forced_bos_token_id=5), "forced_bos_token_id=5 is not supported"),
@@ -432,6 +433,7 @@ REFUSED = [
     ("model.safetensors", lambda w: w.pop(COPIES[0]), f"lacks the weight {COPIES[0]}"),
     ("model.safetensors", lambda w: w.update({TABLES[1]: positional_encoding(128, 32)}), "holds no sines and cosines in halves"),
     ("model.safetensors", lambda w: w.update({TABLES[0]: torch.tensor(1.0)}), "holds no sines and cosines in halves"),
+    ("model.safetensors", lambda w: w.update({TABLES[0]: torch.zeros(0, 32)}), "holds no sines and cosines in halves"),
     ("model.safetensors", lambda w: w.update({TABLES[0]: torch.zeros(0, 32), TABLES[1]: torch.zeros(3)}), "holds no sines and cosines in halves"),
 ]
 
