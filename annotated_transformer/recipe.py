@@ -30,7 +30,8 @@ from .checkpoint import (Progress, checkpoints, create_run,
                                               write_atomically, write_config)
 from .config import Recipe, TrainConfig
 from .corpus import Corpus, corpus_from, fingerprint
-from .distributed import (any_rank, data_parallel, limit_kernels, n_ranks, pick_device,
+from .distributed import (DeferredInit, any_rank, data_parallel,
+                                               limit_kernels, n_ranks, pick_device,
                                                process_group, rank, rank_0_first, shard,
                                                sum_over_ranks)
 from .label_smoothing import smoothed_loss
@@ -204,13 +205,17 @@ def build_training(
     "Model, loss and optimiser, as the settings want them."
     settings = recipe.train
     torch.manual_seed(settings.seed)
-    model = build_transformer(recipe.model, len(vocab), vocab.pad_id, settings.dropout,
-                              settings.attention_dropout).to(device)
+    # what is sharded may be too large to be built whole
+    init = DeferredInit() if sharded else None
+    with init or nullcontext():
+        model = build_transformer(recipe.model, len(vocab), vocab.pad_id,
+                                  settings.dropout, settings.attention_dropout)
     if settings.compile: model.compile(dynamic=True)
     objective = BatchLoss(model, settings.label_smoothing,
                           precision_context(settings.precision, device))
     layers = [*model.encoder.layers, *model.decoder.layers]
-    parallel = shard(objective, layers) if sharded else data_parallel(objective, device)
+    parallel = (shard(objective, layers, device, init) if sharded
+                else data_parallel(objective.to(device), device))
     return objective, parallel, adam(objective.parameters(),
                                      (settings.adam_beta1, settings.adam_beta2),
                                      settings.adam_eps)
