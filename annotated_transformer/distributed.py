@@ -218,12 +218,15 @@ def shard(
             sliced.set_gradient_divide_factor(1.0)
             sliced.set_force_sum_reduction_for_comms(True)
     if init:
+        # as `to_empty`, for the deferred tensors alone
+        objective._apply(lambda t: (torch.empty_like(t, device=device) if t.is_meta
+                                    else t.to(device)))
+        weights = dict(objective.named_parameters())
         for tensor, full in init.replay():
-            owner, _, name = names[tensor].rpartition(".")
-            module = objective.get_submodule(owner)
-            setattr(module, name, nn.Parameter(placed_like(full, getattr(module, name))))
+            mine = weights[names[tensor]].detach()
+            mine.copy_(placed_like(full, mine))
             del full  # before the next is drawn
-    return objective if n_ranks() > 1 else objective.to(device)
+    return objective
 
 # %% ../nbs/52a_distributed.ipynb #b5c7c972
 def whole(
