@@ -31,7 +31,8 @@ from .checkpoint import (RUN_NAMES, Progress, about_weights,
                                               write_config)
 from .config import Recipe, TrainConfig
 from .corpus import Corpus, corpus_from, fingerprint
-from .distributed import (any_rank, data_parallel, limit_kernels, n_ranks, pick_device,
+from .distributed import (DeferredInit, any_rank, data_parallel,
+                                               limit_kernels, n_ranks, pick_device,
                                                process_group, rank, rank_0_first, shard,
                                                sum_over_ranks)
 from .files import (FolderLock, kind_of, made_parents, remove_known,
@@ -165,7 +166,8 @@ class Keeper:
     def save(self) -> None:
         "Write a checkpoint, and remove those that are no longer wanted."
         folder = self.run / "checkpoints"
-        save_checkpoint(folder, self.objective.model, self.optimizer, self.progress)
+        about = about_weights(self.recipe.model, f"checkpoint of step {self.progress.step}")
+        save_checkpoint(folder, self.objective.model, self.optimizer, self.progress, about)
         if rank() == 0: prune(folder, self.settings.keep_last)
 
 # %% ../nbs/55_recipe.ipynb #f9fa9eee
@@ -247,13 +249,17 @@ def build_training(
     "Model, loss and optimiser, as the settings want them."
     settings = recipe.train
     torch.manual_seed(settings.seed)
-    model = build_transformer(recipe.model, len(vocab), vocab.pad_id, settings.dropout,
-                              settings.attention_dropout).to(device)
+    # what is sharded may be too large to be built whole
+    init = DeferredInit() if sharded else None
+    with init or nullcontext():
+        model = build_transformer(recipe.model, len(vocab), vocab.pad_id,
+                                  settings.dropout, settings.attention_dropout)
     if settings.compile: model.compile(dynamic=True)
     objective = BatchLoss(model, settings.label_smoothing,
                           precision_context(settings.precision, device))
     layers = [*model.encoder.layers, *model.decoder.layers]
-    parallel = shard(objective, layers) if sharded else data_parallel(objective, device)
+    parallel = (shard(objective, layers, device, init) if sharded
+                else data_parallel(objective.to(device), device))
     return objective, parallel, adam(objective.parameters(),
                                      (settings.adam_beta1, settings.adam_beta2),
                                      settings.adam_eps)

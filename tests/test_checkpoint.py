@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from annotated_transformer.checkpoint import (
-    Progress, about_weights, adam_state, average_weights, check_new_run, checkpoints, create_run, latest, load_checkpoint, load_run,
-    load_weights, prune, read_about, read_config, save_checkpoint, save_weights, set_adam_state, use_average, write_config)
+    Progress, about_weights, average_weights, check_new_run, checkpoints, create_run, expected_state, latest, load_checkpoint, load_run,
+    load_weights, matched_state, optimizer_state, prune, read_about, read_config, save_checkpoint, save_weights, use_average, write_config)
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig, get_recipe, recipe_to_dict
 from annotated_transformer.files import link_file, replace_file, sha256, write_file
 from annotated_transformer.optimizer import adam
@@ -418,7 +418,7 @@ def steps(model, optimizer, first, last, objective=None):
 
 
 def bits(model, optimizer):
-    tensors = {**model.state_dict(), **adam_state(model, optimizer)}
+    tensors = {**model.state_dict(), **optimizer_state(model, optimizer)}
     return {name: tensor.detach().numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -451,7 +451,7 @@ def test_checkpoint_round_trip_to_the_bit(folder):
     saved, found = new_training(0), new_training(1)
     steps(*saved, 1, 2)
     with torch.no_grad():  # numbers that are easily lost
-        for i, tensor in enumerate([*saved[0].parameters(), *(v for v in adam_state(*saved).values() if v.dim())]):
+        for i, tensor in enumerate([*saved[0].parameters(), *(v for v in optimizer_state(*saved).values() if v.dim())]):
             tensor.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
     load_checkpoint(save_checkpoint(folder, *saved, Progress(2)), *found)
     assert bits(*found) == bits(*saved)
@@ -483,13 +483,14 @@ def test_two_that_load_share_nothing(third, trained):
     assert bits(*two) == bits(*trained) != bits(*one) and sha256(third / "optimizer.safetensors") == before
 
 
-def test_what_is_given_is_not_kept(trained):
+def test_what_is_given_is_not_kept(trained, tmp_path):
     "Two that are given one and the same state, where `Optimizer.load_state_dict` by itself would keep the tensors."
-    given, one, two = adam_state(*trained), new_training(1), new_training(2)
-    set_adam_state(*one, given); set_adam_state(*two, given)
+    given, one, two = optimizer_state(*trained), new_training(1), new_training(2)
+    for model, optimizer in (one, two):
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": matched_state(tmp_path, given, 3, model, optimizer)})
     steps(*one, 4, 5)
-    for others in (two, trained): assert all(map(torch.equal, given.values(), adam_state(*others).values()))
-    assert not any(one_has is of_given for one_has, of_given in zip(adam_state(*one).values(), given.values(), strict=True))
+    for others in (two, trained): assert all(map(torch.equal, given.values(), optimizer_state(*others).values()))
+    assert not any(one_has is of_given for one_has, of_given in zip(optimizer_state(*one).values(), given.values(), strict=True))
 
 
 def test_frozen_weights(folder):
@@ -503,7 +504,12 @@ def test_frozen_weights(folder):
     assert not any("embedding" in name for name in load_file(path / ADAM))
     load_checkpoint(path, *found)
     assert bits(*found) == bits(*saved)
-    with pytest.raises(ValueError, match="has a weight exp_avg|lacks the weight exp_avg"): load_checkpoint(path, *new_training(1))
+    all_of_it = new_training(1)  # one that moves the embedding too, from now on
+    load_checkpoint(path, *all_of_it)
+    assert bits(*all_of_it) == bits(*saved) and all_of_it[0].embedding.weight not in all_of_it[1].state
+    steps(*all_of_it, 3, 3)
+    with pytest.raises(ValueError, match=r"has a weight \w+.embedding.weight, which"):
+        load_checkpoint(save_checkpoint(folder, *all_of_it, Progress(3)), *found)
     with pytest.raises(ValueError, match="the optimizer moves weights that the model has not"):
         save_checkpoint(folder, saved[0], found[1], Progress(3))
 
@@ -518,6 +524,184 @@ def test_order_of_the_weights_does_not_matter(third):
     assert steps(*plain, 4, 5) == steps(other[0], optimizer, 4, 5) and bits(*plain) == bits(other[0], optimizer)
 
 
+# optimisers other than Adam
+
+class CountsInPython(torch.optim.Optimizer):
+    "Its state are Python numbers and a tensor of another shape than the weight."
+    def __init__(self, params): super().__init__(params, {"lr": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None: continue
+                state = self.state[p]
+                if not state: state |= {"n": 0, "decayed": 1.0, "even": True, "nothing": None, "lengths": torch.zeros(2)}
+                state["n"] += 1
+                state["decayed"] /= 3
+                state["even"] = not state["even"]
+                state["lengths"] = 0.5 * state["lengths"] + torch.stack([p.norm(), p.grad.norm()])
+                p.sub_(p.grad, alpha=group["lr"] * state["decayed"] / state["n"] * (1 + state["even"] + state["lengths"].sum().item()))
+
+
+OPTIMIZERS = {
+    "SGD": lambda params: torch.optim.SGD(params),
+    "SGD, momentum": lambda params: torch.optim.SGD(params, momentum=0.9, dampening=0.5),
+    "SGD, momentum, fused": lambda params: torch.optim.SGD(params, momentum=0.9, nesterov=True, fused=True),
+    "AdamW": lambda params: torch.optim.AdamW(params),
+    "AdamW, fused": lambda params: torch.optim.AdamW(params, fused=True),
+    "Adam, amsgrad": lambda params: torch.optim.Adam(params, amsgrad=True),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, momentum=0.5, centered=True),
+    "Adagrad": lambda params: torch.optim.Adagrad(params),
+    "Adafactor": lambda params: torch.optim.Adafactor(params),
+    "NAdam": lambda params: torch.optim.NAdam(params),
+    "Rprop": lambda params: torch.optim.Rprop(params),
+    "ASGD": lambda params: torch.optim.ASGD(params),
+    "Python numbers": CountsInPython,
+}
+
+
+def other_training(seed, kind):
+    model, _ = new_training(seed)
+    return model, OPTIMIZERS[kind](model.parameters())
+
+
+def numbers(optimizer):
+    "The state's Python numbers, exactly, and the types of everything."
+    return [{key: (type(value), None if isinstance(value, torch.Tensor) else value) for key, value in state.items() if value is not None}
+            for state in optimizer.state_dict()["state"].values()]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_any_optimiser_goes_on(folder, kind):
+    "Three steps, a checkpoint, three steps of fresh objects: losses, weights and state of six steps, to the bit."
+    whole, first, second = (other_training(seed, kind) for seed in (0, 0, 1))
+    losses = steps(*whole, 1, 6)
+    assert steps(*first, 1, 3) == losses[:3]
+    path = save_checkpoint(folder, *first, Progress(3))
+    assert steps(*second, load_checkpoint(path, *second).step + 1, 6) == losses[3:]
+    assert bits(*second) == bits(*whole) and numbers(second[1]) == numbers(whole[1])
+    assert sha256(save_checkpoint(folder, *whole, Progress(6)) / ADAM) == sha256(save_checkpoint(folder, *second, Progress(7)) / ADAM)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind != "SGD, momentum, fused"])  # PyTorch's fused SGD cannot
+def test_weights_without_a_gradient_yet(folder, kind):
+    "Of weights that did not take part in the first three steps nothing is stored, and they begin at the fourth as if nothing had happened."
+    def late(model, optimizer, first, last):
+        model.decoder.requires_grad_(first > 3)
+        return steps(model, optimizer, first, last)
+    whole, first, second = (other_training(seed, kind) for seed in (0, 0, 1))
+    losses = late(*whole, 1, 3) + late(*whole, 4, 6)
+    assert late(*first, 1, 3) == losses[:3]
+    path = save_checkpoint(folder, *first, Progress(3))
+    if kind != "Adagrad": assert not any(".decoder." in name for name in load_file(path / ADAM))  # its constructor makes the state
+    load_checkpoint(path, *second)
+    assert late(*second, 4, 6) == losses[3:] and bits(*second) == bits(*whole)
+
+
+def first_edition_state(model, optimizer):
+    "optimizer.safetensors as the first edition wrote it: Adam alone, zeros for weights without a gradient yet."
+    tensors = {}
+    for name, weight in model.named_parameters():
+        zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight), "step": torch.zeros(())}
+        mine = optimizer.state.get(weight) or zeros
+        tensors |= {f"{key}.{name}": mine[key].detach() for key in ("exp_avg", "exp_avg_sq", "step")}
+    return tensors
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("n_steps", [0, 3])
+def test_checkpoints_of_the_first_edition(folder, n_steps, fused):
+    "They load, and go on to the bit, and a new checkpoint of the same training has the same names."
+    whole, first, second = (new_training(seed, fused=fused) for seed in (0, 0, 1))
+    losses, state = steps(*whole, 1, 6), steps(*first, 1, n_steps)
+    path = save_checkpoint(folder, *first, Progress(n_steps))
+    state = first_edition_state(*first)
+    if n_steps: assert load_file(path / ADAM).keys() == state.keys()
+    save_file(state, path / ADAM)
+    sign_again(path)
+    assert load_checkpoint(path, *second).step == n_steps
+    assert steps(*second, n_steps + 1, 6) == losses[n_steps:] and bits(*second) == bits(*whole)
+
+
+def test_settings_are_not_the_checkpoints(folder):
+    "Learning rate, momentum and the like are those of the optimiser that is given."
+    first = other_training(0, "SGD, momentum")
+    steps(*first, 1, 2)
+    path = save_checkpoint(folder, *first, Progress(2))
+    model, _ = new_training(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=7.0, momentum=0.3)
+    load_checkpoint(path, model, optimizer)
+    assert [(g["lr"], g["momentum"], g["dampening"]) for g in optimizer.param_groups] == [(7.0, 0.3, 0)]
+
+
+@pytest.mark.parametrize("saved, loaded, says", [
+    ("SGD", "AdamW", "lacks the weight step.encoder"), ("SGD, momentum", "SGD", "has a weight momentum_buffer.*, which this model has not"),
+    ("SGD, momentum", "RMSprop", "lacks the weight step.encoder"), ("AdamW", "Adam, amsgrad", "lacks the weight max_exp_avg_sq.encoder"),
+    ("Adam, amsgrad", "AdamW", "has a weight max_exp_avg_sq"), ("Adafactor", "Adagrad", "has a weight|lacks the weight sum"),
+    ("Adagrad", "Adafactor", "has a weight|lacks the weight row_var")])
+def test_state_of_another_optimiser(folder, saved, loaded, says):
+    "A ValueError, and neither the model nor the optimiser is changed: fresh ones, and ones that have made a step."
+    first = other_training(0, saved)
+    steps(*first, 1, 2)
+    path = save_checkpoint(folder, *first, Progress(2))
+    for n_steps in (0, 1):
+        second = other_training(1, loaded)
+        steps(*second, 1, n_steps)
+        before = bits(*second)
+        with pytest.raises(ValueError, match=f"{ADAM} ({says})"): load_checkpoint(path, *second)
+        assert bits(*second) == before
+
+
+def test_misshapen_state_of_any_optimiser(folder):
+    first, second = (other_training(seed, "Adafactor") for seed in (0, 1))
+    steps(*first, 1, 1)
+    path = save_checkpoint(folder, *first, Progress(1))
+    tensors_of(ADAM, lambda t: t.update({"row_var." + EMBEDDING: torch.ones(1, 20)}))(path)
+    with pytest.raises(ValueError, match=r"row_var.embedding.weight has shape \(1, 20\), this model needs \(20, 1\)"): load_checkpoint(path, *second)
+    assert not second[1].state
+
+
+def test_state_that_no_checkpoint_holds(folder):
+    "L-BFGS keeps lists of earlier gradients: refused when it is saved, and nothing is written."
+    model, _ = new_training(0)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = Objective(model)(*torch.randint(4, 20, (2, 4, 6)))
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+    with pytest.raises(ValueError, match="LBFGS keeps old_dirs as list: a checkpoint holds tensors and numbers of single weights only"):
+        save_checkpoint(folder, model, optimizer, Progress(1))
+    assert list(folder.iterdir()) == []
+    model, optimizer = new_training(0)
+    optimizer.state["of all weights"] = {"n": 1}
+    with pytest.raises(ValueError, match="Adam keeps n as int: a checkpoint holds .* of single weights only"):
+        save_checkpoint(folder, model, optimizer, Progress(1))
+    with pytest.raises(ValueError, match="LBFGS cannot go on from a checkpoint, a step on zeros fails: .*closure"):
+        list(expected_state(torch.optim.LBFGS(model.parameters())))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_expecting_changes_nothing(kind):
+    "Weights, gradients, state and settings stay, also under a scheduler, which puts a step of its own in the place of the optimiser's."
+    training = model, optimizer = other_training(0, kind)
+    Objective(model)(*torch.randint(4, 20, (2, 4, 6))).backward()
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
+    before, grads, groups = bits(*training), [p.grad.clone() for p in model.parameters()], str(optimizer.state_dict()["param_groups"])
+    numbers = torch.get_rng_state()
+    expected = list(expected_state(optimizer))
+    assert bits(*training) == before and all(map(torch.equal, grads, (p.grad for p in model.parameters())))
+    assert str(optimizer.state_dict()["param_groups"]) == groups and torch.equal(torch.get_rng_state(), numbers)
+    assert all(value.is_meta for state in expected for value in state.values() if isinstance(value, torch.Tensor))
+    optimizer.step()
+    schedule.step()
+    def seen(states): return [{key: (type(value), getattr(value, "shape", None)) for key, value in of.items() if value is not None} for of in states]
+    assert seen(expected) == seen(optimizer.state.get(p, {}) for p in model.parameters())
+
+
 # two processes, each with a slice of every tensor. The forks come before there are any threads.
 SLICED = '''
 import os, sys
@@ -526,23 +710,25 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 torch.set_num_threads(1)
-from annotated_transformer.checkpoint import Progress, adam_state, gather, load_checkpoint, save_checkpoint, save_weights
-from annotated_transformer.distributed import shard
+from annotated_transformer.checkpoint import Progress, gather, load_checkpoint, optimizer_state, save_checkpoint, save_weights
+from annotated_transformer.distributed import data_parallel, shard
 from annotated_transformer.optimizer import adam
 from safetensors.torch import load_file
-from test_checkpoint import Objective, new_training, steps
+from test_checkpoint import OPTIMIZERS, Objective, new_training, steps
 
 folder = Path(sys.argv[1])
 
-def sliced(seed):
+def sliced(seed, optimizer=adam, whole=False):
     model, _ = new_training(seed)
-    objective = shard(Objective(model), [*model.encoder.layers, *model.decoder.layers])
-    return (model, adam(model.parameters())), objective
+    objective = Objective(model)
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    parallel = data_parallel(objective, torch.device("cpu")) if whole else shard(objective, layers)
+    return (model, optimizer(model.parameters())), parallel
 
-def everything(model, optimizer): return gather(model.state_dict()) | gather(adam_state(model, optimizer))
+def everything(model, optimizer): return gather(model.state_dict()) | gather(optimizer_state(model, optimizer))
 
 def slices(model, optimizer):
-    tensors = [*model.state_dict().values(), *adam_state(model, optimizer).values()]
+    tensors = [*model.state_dict().values(), *optimizer_state(model, optimizer).values()]
     return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 
 def work(rank):
@@ -562,6 +748,21 @@ def work(rank):
     assert load_checkpoint(folder / "step-0000010", *second).step == 10
     assert steps(*second, 4, 6, other_objective) == losses[3:]
     assert all(map(torch.equal, slices(*whole), slices(*second)))
+    others = ["SGD, momentum", "Adam, amsgrad", "NAdam", "Adagrad"]
+    for i, (optimizer, whole) in enumerate([(adam, True), *((OPTIMIZERS[kind], False) for kind in others)]):
+        straight, first, second = (sliced(seed, optimizer, whole) for seed in (0, 0, 1))
+        losses = steps(*straight[0], 1, 6, straight[1])
+        assert steps(*first[0], 1, 3, first[1]) == losses[:3]
+        save_checkpoint(folder, *first[0], Progress(20 + i))
+        dist.barrier()
+        load_checkpoint(folder / f"step-{20 + i:07d}", *second[0])
+        assert steps(*second[0], 4, 6, second[1]) == losses[3:]
+        assert all(map(torch.equal, slices(*straight[0]), slices(*second[0])))
+    first, objective = sliced(0, OPTIMIZERS["Adafactor"])
+    try: load_checkpoint(folder / "step-0000004", *first)
+    except ValueError as e: assert "cannot be sharded like its weight" in str(e), e
+    else: raise AssertionError("a factor of a state was sharded")
+    assert not first[1].state
     dist.barrier()
     os._exit(0)
 
@@ -580,6 +781,9 @@ def alone(program, folder) -> str:
 
 def test_any_number_of_processes(folder, third, trained):
     "Saved by one, loaded by two that hold slices; three steps and three on two are six on two; saved by two, loaded by one, to the bit."
+    factored = other_training(0, "Adafactor")
+    steps(*factored, 1, 3)
+    save_checkpoint(folder, *factored, Progress(4))
     alone(SLICED, folder)
     training, path = new_training(1), folder / "step-0000010"
     load_checkpoint(path, *training)
@@ -623,7 +827,7 @@ DAMAGE = {
     "a weight misshapen": (tensors_of(MODEL, lambda t: t.update({EMBEDDING: t[EMBEDDING].t().contiguous()})), MODEL, r"has shape \(16, 20\)"),
     "optimiser missing": (without(ADAM), ADAM, "no such file"),
     "optimiser cut": (cut(ADAM), ADAM, "not a readable safetensors file"),
-    "optimiser empty": (tensors_of(ADAM, dict.clear), ADAM, "lacks the weight exp_avg"),
+    "optimiser empty": (tensors_of(ADAM, dict.clear), ADAM, "lacks the weight step.encoder"),
     "a square missing": (tensors_of(ADAM, lambda t: t.pop("exp_avg_sq." + EMBEDDING)), ADAM, "lacks the weight exp_avg_sq.embedding.weight"),
     "a count missing": (tensors_of(ADAM, lambda t: t.pop("step." + EMBEDDING)), ADAM, "lacks the weight step.embedding.weight"),
     "a count for each number": (tensors_of(ADAM, lambda t: t.update({"step." + EMBEDDING: torch.ones(20, 16)})), ADAM, r"needs \(\)"),
@@ -792,7 +996,7 @@ def test_link_file(tmp_path, monkeypatch, links):
 
 # crashes and full disks
 
-@pytest.mark.parametrize("ruin", [lambda *both: both[0].embedding.weight, lambda *both: adam_state(*both)["exp_avg_sq.embedding.weight"]],
+@pytest.mark.parametrize("ruin", [lambda *both: both[0].embedding.weight, lambda *both: optimizer_state(*both)["exp_avg_sq.embedding.weight"]],
                          ids=["weights", "optimiser"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_are_not_finite(folder, ruin, value):

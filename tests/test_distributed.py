@@ -9,14 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from annotated_transformer import distributed
 from annotated_transformer.batch import Pairs, rows_of, training_steps
-from annotated_transformer.config import ModelConfig
+from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.distributed import (
     any_rank, data_parallel, first_answer, launched, n_ranks, pick_device, placed_like, process_group, rank, rank_0_first, reduce_now,
     shard, sum_over_ranks, whole)
 from annotated_transformer.label_smoothing import smoothed_loss
+from annotated_transformer.recipe import build_training
 from annotated_transformer.train import NotFinite, Stop, train
 from annotated_transformer.transformer import build_transformer
 
@@ -76,6 +80,41 @@ def training(wrap=lambda objective: objective, rank=0, n_ranks=1, accumulate=1, 
             "losses": [r.loss for r in records], "norms": [r.grad_norm for r in records], "steps": [r.step for r in records]}
 
 
+class Memory(TorchDispatchMode):
+    "The most bytes that tensors hold at one time, while it is open."
+    def __init__(self):
+        super().__init__()
+        self.alive, self.peak = {}, 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {key: (ref, n) for key, (ref, n) in self.alive.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(n for _, n in self.alive.values()))
+        return out
+
+
+BUILT = {"post": {}, "pre": {"norm": "pre", "position": "learned", "n_positions": 20}}
+
+
+class Vocab20:
+    pad_id = 0
+    def __len__(self): return 20
+
+
+def built(case, sharded):
+    "A model as a run begins with it, what it took to build it, and the objective."
+    recipe = Recipe(ModelConfig(n_layers=4, d_model=32, d_ff=65, n_heads=4, **BUILT[case]), TrainConfig(precision="fp32", seed=3))
+    with Memory() as memory: objective, parallel, optimizer = build_training(recipe, Vocab20(), CPU, sharded=sharded)
+    tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
+    assert {id(p) for p in objective.parameters()} == {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: whole(tensor.detach()) for name, tensor in tensors.items()}, memory.peak, parallel
+
+
 def refusal(action):
     try: action()
     except NotFinite as e: return str(e)
@@ -110,6 +149,10 @@ def worker(folder):
         def stops(record): return Stop("enough") if me == n - 1 and record.step == 2 else None
         found["stopped"] = training(WRAPS["data_parallel"], *others, hooks=[stops])
         found["broken"] = refusal(lambda: training(WRAPS["data_parallel"], *others, broken=me == n - 1))
+        for case in BUILT:
+            tensors, peak, objective = built(case, sharded=True)
+            sliced = {name: p.to_local().nbytes for name, p in objective.named_parameters()}
+            found["built", case] = tensors, peak, sliced
         uneven = data_parallel(objective := Objective(), CPU)
         if me == n - 1: objective.model.position.table = objective.model.position.table[:2]  # it grows again when it is used
         uneven(next(steps(MANY, *others)).micro[0]).backward()
@@ -190,6 +233,29 @@ def test_slices_make_up_the_whole(found):
         assert torch.equal(torch.cat([f["local"][name] for f in found]), p)
         assert max(len(f["local"][name]) for f in found) <= -(-len(p) // len(found))
     assert all(f["back"] and f["sliced after a look"] for f in found)
+
+
+@pytest.mark.parametrize("case", BUILT)
+def test_a_sharded_run_begins_with_the_same_weights(found, case):
+    "Bit for bit, the table of positions too, and every parameter is sliced."
+    right, _, _ = built(case, sharded=False)
+    for f in found:
+        tensors, _, sliced = f["built", case]
+        assert tensors.keys() == right.keys() and all(torch.equal(tensors[name], right[name]) for name in right)
+        for name, n_bytes in sliced.items():
+            rows = -(-len(right[name]) // len(found)) if right[name].dim() else 1
+            assert n_bytes <= rows * right[name].nbytes // len(right[name])
+    assert [sum(f["built", case][2][name] for f in found) for name in sliced] == [right[name].nbytes for name in sliced]
+
+
+def test_a_sharded_run_is_never_whole_on_a_rank(found):
+    "While it is built: the slices, one whole tensor and its slice, and the small tensors that are not drawn. An ordinary build has all."
+    right, peak, _ = built("pre", sharded=False)
+    sizes, small = [tensor.nbytes for tensor in right.values()], sum(t.nbytes for name, t in right.items() if "norm" in name)
+    assert peak >= sum(sizes)
+    for f in found:
+        _, peak, sliced = f["built", "pre"]
+        assert sum(sliced.values()) <= peak <= sum(sliced.values()) + 2 * max(sizes) + 2 * small < sum(sizes)
 
 
 def test_slices_meet_only_in_the_last_micro_batch(found):

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from safetensors.torch import load_file
 
 from annotated_transformer.batch import prepare
-from annotated_transformer.checkpoint import read_metrics
+from annotated_transformer.checkpoint import checkpoints, latest, read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
@@ -66,6 +67,16 @@ def harm():
         return hook
     train.metrics_file = harmed
 if "HARM" in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0": harm()
+def watch():
+    import json
+    from annotated_transformer import train
+    plain = train.train
+    def watched(objective, *args):
+        parameters = [(type(p.data).__name__, p.numel(), getattr(p.data, "to_local", lambda: p)().numel()) for p in objective.parameters()]
+        with open(os.environ["WATCH"] + os.environ.get("RANK", ""), "w") as file: json.dump(parameters, file)
+        return plain(objective, *args)
+    train.train = watched
+if "WATCH" in os.environ: watch()
 """
 
 
@@ -74,7 +85,8 @@ def harming(tmp_path_factory):
     "Environment that kills, or terminates, rank 0 at a step."
     folder = tmp_path_factory.mktemp("harm")
     (folder / "sitecustomize.py").write_text(HARM)
-    return lambda what, step: {"PYTHONPATH": str(folder), "HARM": what, "AT_STEP": str(step)}
+    path = os.pathsep.join([str(folder), str(ROOT)])  # the package of this checkout, whichever is installed
+    return lambda what, step: {"PYTHONPATH": path, "HARM": what, "AT_STEP": str(step)}
 
 
 def test_killed_and_gone_on_with(text, harming, tmp_path):
@@ -218,3 +230,36 @@ def test_another_number_of_processes_goes_on(text, tmp_path):
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert command(*text, "--out", tmp_path / "one", *WITHOUT_DROPOUT).returncode == 0
     assert distance(run, tmp_path / "one") < 1e-4
+
+
+def test_sharded_from_the_command_line(text, harming, tmp_path):
+    """Two processes that hold slices are killed in step 8, go on sharded from step 6, stop when their time is used up; one process goes on, whole.
+    Every parameter is sliced while --shard is given, the losses are those of a run that was never sharded, and the result translates."""
+    run, two, never = tmp_path / "run", ["--nproc-per-node", "2"], harming("SIGKILL", 0)
+    killed = command(*text, "--out", run, *WITHOUT_DROPOUT, "--shard", torchrun=two, **harming("SIGKILL", 8), WATCH=str(tmp_path / "first"))
+    assert killed.returncode != 0 and [p.name for p in checkpoints(run / "checkpoints")] == ["step-0000003", "step-0000006"], killed.stderr[-2000:]
+    again = ["--resume", run, "--device", "cpu", "--quiet"]
+    stopped = command(*again, "--shard", "--minutes", "1e-6", torchrun=two, **never, WATCH=str(tmp_path / "second"))
+    assert stopped.returncode == 0, stopped.stderr[-2000:]
+    assert latest(run / "checkpoints").name == "step-0000007"
+    whole = command(*again, **never, WATCH=str(tmp_path / "third"))
+    assert whole.returncode == 0, whole.stderr
+    one = command(*text, "--out", tmp_path / "one", *WITHOUT_DROPOUT, **never)
+    assert one.returncode == 0, one.stderr
+
+    parameters = json.loads((tmp_path / "third").read_text())
+    assert {kind for kind, _, _ in parameters} == {"Tensor"}
+    for name in ("first", "second"):
+        ranks = [json.loads((tmp_path / f"{name}{i}").read_text()) for i in (0, 1)]
+        assert {kind for rank in ranks for kind, _, _ in rank} == {"DTensor"}
+        assert [a[2] + b[2] for a, b in zip(*ranks, strict=True)] == [n for _, n, _ in parameters] == [n for _, n, _ in ranks[0]]
+        assert all(a[2] > 0 and b[2] > 0 for a, b in zip(*ranks, strict=True))
+
+    found, right = ([(r["step"], r.get("loss") or r["valid_loss"]) for r in read_metrics(out) if r["step"] != 7 or "loss" in r]
+                    for out in (run, tmp_path / "one"))
+    assert [step for step, _ in found] == [step for step, _ in right] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 12]
+    assert [loss for _, loss in found] == pytest.approx([loss for _, loss in right], rel=1e-5)
+    assert distance(run, tmp_path / "one") < 1e-4
+    translated = subprocess.run([sys.executable, "-m", "annotated_transformer", "translate", run, "--device", "cpu"], capture_output=True,
+                                input="The dog was tired.\nA cat sleeps.\n", text=True, timeout=120)
+    assert translated.returncode == 0 and translated.stdout.count("\n") == 2, translated.stderr
