@@ -108,7 +108,7 @@ class Vocab20:
 
 def built(case, sharded):
     "A model as a run begins with it, what it took to build it, and the objective."
-    recipe = Recipe(ModelConfig(n_layers=4, d_model=32, d_ff=65, n_heads=4, **BUILT[case]), TrainConfig(precision="fp32", seed=3))
+    recipe = Recipe(ModelConfig(n_layers=4, d_model=32, d_ff=65, n_heads=4, **BUILT[case]), TrainConfig(precision="fp32", seed=3, max_len=19))
     with Memory() as memory: objective, parallel, optimizer = build_training(recipe, Vocab20(), CPU, sharded=sharded)
     tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
     assert {id(p) for p in objective.parameters()} == {id(p) for group in optimizer.param_groups for p in group["params"]}
