@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from . import UserError
 from .checkpoint import FORMAT, check_new_run, read_json, read_metrics, write_json
-from .config import ModelConfig, Recipe, TrainConfig, override, recipe_to_dict
+from .config import (ModelConfig, Recipe, TrainConfig,
+                                           check_minutes, override, recipe_to_dict)
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
 class Row(NamedTuple):
@@ -176,7 +177,7 @@ def fill_table(
 ) -> bool:                               # is all done?
     "Train and measure the rows that are missing, one after the other; what is done already is left alone."
     folder, began = Path(folder), time.monotonic()
-    if minutes is not None and not minutes > 0: raise UserError(f"minutes={minutes} must be positive")
+    check_minutes(minutes)
     todo = [(row, seed, recipe_of(row, plan.base, seed)) for seed in range(plan.n_seeds) for row in plan.rows]
     begin_table(folder, plan)
     (folder / "rows").mkdir(exist_ok=True)
