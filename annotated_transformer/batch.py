@@ -199,6 +199,10 @@ class Batch(NamedTuple):
         return Batch(*(t.to(device, non_blocking=True) for t in self[:3]),
                      self.n_tokens)
 
+    def pin_memory(self) -> "Batch":
+        "The same batch in pinned memory, from which a GPU can copy it while it computes."
+        return Batch(*(t.pin_memory() for t in self[:3]), self.n_tokens)
+
 # %% ../nbs/51c_batch.ipynb #51653696
 def pad_ids(
     rows: Rows | Sequence[Sequence[int]],  # at least one
@@ -268,10 +272,11 @@ def share(
     rows: np.ndarray,  # row numbers of the whole step
     rank: int,         # whose share, below `n_ranks`
     n_ranks: int,
-    accumulate: int,   # micro-batches the share is cut into
-) -> list[Batch]:      # `accumulate` of them on every rank; one without text is a row of padding and counts no token
+    accumulate: int,   # micro-batches the share is cut into, at most
+) -> list[Batch]:      # as many on every rank, none of them needless; one without text is a row of padding and counts no token
     "One rank's part of a step's rows, as batches of neighbours."
-    parts = np.array_split(rows, n_ranks * accumulate)[rank * accumulate:(rank + 1) * accumulate]
+    n_micro = min(accumulate, max(1, -(-len(rows) // n_ranks)))  # a row each at least
+    parts = np.array_split(rows, n_ranks * n_micro)[rank * n_micro:(rank + 1) * n_micro]
     padding = torch.full((1, 1), vocab.pad_id)
     return [collate(*data.take(part), vocab) if len(part)
             else Batch(padding, padding, padding, 0)
@@ -288,7 +293,7 @@ def training_steps(
     start: Position = START,       # of a new run, or where an interrupted one stood
     rank: int = 0,
     n_ranks: int = 1,
-    accumulate: int = 1,           # micro-batches for each rank and step
+    accumulate: int = 1,           # micro-batches for each rank and step, at most
 ) -> Iterator[Step]:
     "Step after step, epoch after epoch, without end: what is learned in a step does not depend on ranks and accumulation (§5.1)."
     if not 0 <= rank < n_ranks or accumulate < 1:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['precision_context', 'schedule', 'BatchLoss', 'validation_loss', 'Keeper', 'text_sha256', 'prepared_folder',
-           'make_run_data', 'run_data', 'build_training', 'trim_metrics', 'draw_curve', 'continue_run', 'conclude',
-           'check_apart', 'new_run', 'run_lock', 'started_run', 'train_run', 'resume_run', 'prepare_run']
+           'make_run_data', 'run_data', 'build_training', 'trim_metrics', 'draw_curve', 'sync_interval', 'continue_run',
+           'conclude', 'check_apart', 'new_run', 'run_lock', 'started_run', 'train_run', 'resume_run', 'prepare_run']
 
 # %% ../nbs/55_recipe.ipynb #bc747d58
 import importlib.util
@@ -29,7 +29,7 @@ from .checkpoint import (RUN_NAMES, Progress, about_weights,
                                               read_config, read_metrics, save_checkpoint,
                                               save_weights, set_run_weights, use_average,
                                               write_config)
-from .config import Recipe, TrainConfig
+from .config import Recipe, TrainConfig, check_minutes
 from .corpus import Corpus, corpus_from, fingerprint
 from .distributed import (DeferredInit, any_rank, data_parallel,
                                                limit_kernels, n_ranks, pick_device,
@@ -39,10 +39,11 @@ from .files import (FolderLock, kind_of, made_parents, remove_known,
                                          replace_file, resolve, sweep, write_file)
 from .label_smoothing import smoothed_loss
 from .optimizer import adam, linear_rate, paper_rate
-from .train import (Hook, NotFinite, StepRecord, Stop, append_json,
-                                         metrics_file, on_signal, progress_bar,
-                                         stop_after,
-                                         tensorboard, train)
+from .train import (STOP_SIGNALS, Hook, NotFinite, StepRecord,
+                                         Stop, append_json, metrics_file, on_signal,
+                                         progress_bar, stop_after, summary_writer,
+                                         train)
+from .train import tensorboard as tensorboard_hook
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 
@@ -132,6 +133,7 @@ class Keeper:
         self.run, self.objective, self.optimizer, self.valid, self.recipe = run, objective, optimizer, valid, recipe
         self.settings = recipe.train
         self.progress, self.began_with, self.score = progress, progress, score
+        self.outcome = progress  # of the last validation pass, scheduled or not
 
     def __call__(self, record: StepRecord) -> Stop | None:
         self.progress = self.progress._replace(step=record.step, epoch=record.epoch,
@@ -141,19 +143,26 @@ class Keeper:
         if record.step % self.settings.save_every == 0: self.save()
         return stop
 
-    def look(self) -> Stop | None:
-        "Measure the weights as they are now."
+    def look(
+        self,
+        scheduled: bool = True,  # False: at the end of a sitting, between two steps of `valid_every`
+    ) -> Stop | None:
+        "Measure the weights as they are now; a pass outside the schedule is forgotten when the run goes on."
         now, model = self.progress, self.objective.model
         loss = validation_loss(self.objective, self.valid)
         better = loss < now.best_loss
-        self.progress = now._replace(**{"best_loss": loss, "best_step": now.step,
-                                        "n_worse": 0}
-                                     if better else {"n_worse": now.n_worse + 1})
-        best = self.run / "checkpoints" / "best.safetensors"
+        self.outcome = now._replace(**{"best_loss": loss, "best_step": now.step,
+                                       "n_worse": 0}
+                                    if better else {"n_worse": now.n_worse + 1})
+        if scheduled: self.progress = self.outcome
+        best, shown = (self.run / "checkpoints" / "best.safetensors",
+                       self.run / "model.safetensors")
         which = f"best on validation, step {now.step}"
-        if better: save_weights(model, best, about_weights(self.recipe.model, which))
+        if better:
+            save_weights(model, best if scheduled else shown,
+                         about_weights(self.recipe.model, which))
         if rank() == 0:
-            if better: set_run_weights(self.run, which, best)
+            if better and scheduled: set_run_weights(self.run, which, best)
             more = self.score(model) if self.score else {}
             found = {"step": now.step, "valid_loss": loss,
                      "valid_ppl": math.exp(min(loss, 700)), **more,
@@ -297,6 +306,17 @@ def draw_curve(
         figure.savefig(new, format="svg")
     close(figure)
 
+# %% ../nbs/55_recipe.ipynb #3a0e2295
+def sync_interval(
+    valid_every: int,
+    save_every: int,
+    device: torch.device,
+) -> int:  # `sync_every` of `train`
+    "Steps reported together: on CUDA the largest number up to 10 that divides both intervals, elsewhere 1."
+    if device.type != "cuda": return 1
+    both = math.gcd(valid_every, save_every)
+    return max(n for n in range(1, 11) if both % n == 0)
+
 # %% ../nbs/55_recipe.ipynb #bc89a5ea
 def continue_run(
     run: Path,                     # a run folder
@@ -310,8 +330,9 @@ def continue_run(
     score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each look at the validation set
     sharded: bool = False,         # as for `build_training`
     quiet: bool = False,           # without progress bars
+    tensorboard: bool = False,     # write curves for TensorBoard too
 ) -> Stop:                         # why the loop ended
-    "Take a run from where it stands to its end; an interruption by Ctrl-C or SIGTERM leaves a checkpoint."
+    "Take a run from where it stands to its end; Ctrl-C, SIGTERM or a closed terminal leave a checkpoint."
     with rank_0_first():
         recipe, about = read_config(run)  # rank 0 may have made it just now
     settings = recipe.train
@@ -336,50 +357,60 @@ def continue_run(
         sweep(run)
         trim_metrics(run, start.step)
         bar = None if quiet else progress_bar(settings.max_steps, minutes, start.step)
-        closing = [hook for hook in (bar, tensorboard(run / "tensorboard")) if hook]
+        board = tensorboard_hook(run / "tensorboard") if tensorboard else None
+        closing = [hook for hook in (bar, board) if hook]
         # the lock first: nothing is written into a folder that is ours no longer
-        first_only = [lambda record: lock.check(), metrics_file(run / "metrics.jsonl", start.seconds), *closing,
+        first_only = [lambda record: lock.check(),
+                      metrics_file(run / "metrics.jsonl", start.seconds), *closing,
                       *([stop_after(minutes)] if minutes else []), *hooks]
     try:
         with on_signal() as signal:
             stop = train(parallel, steps, optimizer,
                          schedule(settings, recipe.model.d_model), settings.max_steps,
-                         [*first_only, keeper, signal], settings.clip_norm)
+                         [*first_only, keeper, signal], settings.clip_norm,
+                         sync_interval(settings.valid_every, settings.save_every, device))
     except NotFinite as e:
         raise NotFinite(f"{e}; the last good checkpoint is "
                         f"{latest(run / 'checkpoints') or 'not there yet'}") from None
     finally:
         for hook in closing: hook.close()
-    signals = ("SIGINT", "SIGTERM")
-    went_on, interrupted = keeper.progress.step > start.step, any_rank(stop.reason in signals, device)
+    went_on, interrupted = keeper.progress.step > start.step, any_rank(stop.reason in STOP_SIGNALS, device)
+    done = keeper.progress
     if went_on:
         if lock: lock.check()
-        if not interrupted and keeper.progress.step % settings.valid_every:
-            keeper.look()
-        if keeper.progress.step % settings.save_every: keeper.save()
+        if not interrupted and done.step % settings.valid_every:
+            keeper.look(scheduled=done.step == settings.max_steps)
+            done = keeper.outcome
+        if done.step % settings.save_every: keeper.save()
     with rank_0_first():
         # one that had ended stays as it is
-        if rank() == 0 and (went_on or about.get("stopped") in (None, *signals)):
+        if rank() == 0 and (went_on or about.get("stopped") in (None, *STOP_SIGNALS)):
             lock.check()
-            conclude(run, recipe, keeper.progress, stop, interrupted=interrupted)
+            conclude(run, recipe, done, keeper.progress, stop, interrupted=interrupted)
     return stop
 
 # %% ../nbs/55_recipe.ipynb #6f41a21b
 def conclude(
-    run: Path, recipe: Recipe, done: Progress, stop: Stop, *, interrupted: bool
+    run: Path, recipe: Recipe, done: Progress, scheduled: Progress, stop: Stop,
+    *, interrupted: bool,
 ) -> None:
-    "Choose the weights that translate: the average, else the best on validation, else the last; and note which."
+    """Choose the weights that translate: the average, else the best on validation, else the last; and note which.
+
+    `done` counts every validation pass, `scheduled` those of the schedule alone.
+    """
     folder = run / "checkpoints"
     n = 0 if interrupted else min(recipe.train.average_last, len(checkpoints(folder)))
     best, last = folder / "best.safetensors", latest(folder)
+    which = f"best on validation, step {done.best_step}"
     about = read_config(run)[1] | {"stopped": stop.reason, "steps": done.step}
+    if done.best_step != scheduled.best_step:  # the weights of now: they are in place
+        about["weights"] = which
     write_config(run, recipe, about)
     if n:
         use_average(run, n)
-    elif done.best_step and best.exists():
-        which = f"best on validation, step {done.best_step}"
+    elif done.best_step == scheduled.best_step != 0 and best.exists():
         set_run_weights(run, read_about(best).get("weights", which), best)
-    elif last:  # interrupted before the first validation pass
+    elif done.best_step == 0 and last:  # interrupted before the first validation pass
         set_run_weights(run, f"last, step {done.step}", last / "model.safetensors")
     if importlib.util.find_spec("matplotlib") and done.step:
         draw_curve(run)
@@ -457,16 +488,17 @@ def train_run(
     score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each look at the validation set
     sharded: bool = False,           # as for `build_training`
     quiet: bool = False,             # without progress bars
+    tensorboard: bool = False,       # write curves for TensorBoard too; UserError where it is not installed
 ) -> Path:                           # the run folder
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
     out = Path(out)
-    if minutes is not None and not minutes > 0:
-        raise UserError(f"minutes={minutes} must be positive")
+    check_minutes(minutes)
+    if tensorboard: summary_writer()
     where = pick_device(device)
     with process_group(where):
         with started_run(corpus, recipe, out, prepared) as lock:
             continue_run(out, where, lock, corpus, prepared, minutes, hooks, score=score,
-                         sharded=sharded, quiet=quiet)
+                         sharded=sharded, quiet=quiet, tensorboard=tensorboard)
     return out
 
 # %% ../nbs/55_recipe.ipynb #fa2243fa
@@ -481,16 +513,17 @@ def resume_run(
     score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each look at the validation set
     sharded: bool = False,         # as for `build_training`
     quiet: bool = False,           # without progress bars
+    tensorboard: bool = False,     # write curves for TensorBoard too; UserError where it is not installed
 ) -> Path:                         # the run folder
     "Go on with a run from its last checkpoint; a run that has reached its end stays as it is."
     run = Path(run)
-    if minutes is not None and not minutes > 0:
-        raise UserError(f"minutes={minutes} must be positive")
+    check_minutes(minutes)
+    if tensorboard: summary_writer()
     read_config(run)  # a wrong folder is refused before anything is joined
     where = pick_device(device)
     with process_group(where), run_lock(run) as lock:
         continue_run(run, where, lock, corpus, prepared, minutes, hooks, score=score,
-                     sharded=sharded, quiet=quiet)
+                     sharded=sharded, quiet=quiet, tensorboard=tensorboard)
     return run
 
 # %% ../nbs/55_recipe.ipynb #f16d6539

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from . import UserError
 from .checkpoint import (FORMAT, RUN_NAMES, check_format, read_config,
                                               read_metrics)
-from .config import ModelConfig, Recipe, TrainConfig, override, recipe_to_dict
+from .config import (ModelConfig, Recipe, TrainConfig,
+                                           check_minutes, override, recipe_to_dict)
 from .files import (check_own, kind_of, new_folder, read_json,
                                          remove_known, write_json)
 
@@ -178,7 +179,7 @@ def fill_table(
 ) -> bool:                               # is all done?
     "Train and measure the rows that are missing, one after the other; what is done already is left alone."
     folder, began = Path(folder), time.monotonic()
-    if minutes is not None and not minutes > 0: raise UserError(f"minutes={minutes} must be positive")
+    check_minutes(minutes)
     todo = [(row, seed, recipe_of(row, plan.base, seed)) for seed in range(plan.n_seeds) for row in plan.rows]
     begin_table(folder, plan)
     for i, (row, seed, recipe) in enumerate(todo, start=1):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import sentencepiece as spm
@@ -60,12 +61,48 @@ def trained(text, tmp_path_factory) -> Path:
 
 
 def test_a_run_holds_what_it_should(trained):
-    found = {p.name for p in trained.iterdir()} - {"tensorboard"}  # where TensorBoard is installed
+    found = {p.name for p in trained.iterdir()}
     assert found == {"config.json", "vocab.model", "data", "model.safetensors", "metrics.jsonl", "curve.svg", "checkpoints"}
     config = json.loads((trained / "config.json").read_text(encoding="utf-8"))
     assert config["steps"] == 4 and config["model"]["d_model"] == 32 and "validation" in config["weights"]
     assert {p.name for p in (trained / "checkpoints").iterdir()} == {"step-0000002", "step-0000004", "best.safetensors"}
     assert not [p for p in trained.rglob(".*")], "no temporary file is left"
+
+
+@pytest.fixture
+def fake_tensorboard(monkeypatch) -> list:
+    "What was written for TensorBoard, by a module of its name."
+    class SummaryWriter:
+        def __init__(self, folder): notes.append(folder)
+        def add_scalar(self, name, value, step): notes.append((name, step))
+        def close(self): notes.append("closed")
+    notes, fake = [], ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    return notes
+
+
+def test_tensorboard_is_written_where_it_is_asked_for(text, fake_tensorboard, tmp_path, capsys):
+    "It once was wherever it was installed."
+    words = ["train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--device", "cpu", "--quiet", *TINY]
+    assert run(capsys, *words, "--out", tmp_path / "plain")[0] == 0 and fake_tensorboard == []
+    assert run(capsys, *words, "--out", tmp_path / "curves", "--tensorboard", "--minutes", "1e-6")[0] == 0
+    names = ["loss", "learning rate", "tokens", "gradient"]
+    sitting = [tmp_path / "curves/tensorboard", *((name, 1) for name in names), "closed"]
+    assert fake_tensorboard == sitting
+    assert run(capsys, "train", "--resume", tmp_path / "curves", "--device", "cpu", "--quiet", "--minutes", "1e-6", "--tensorboard")[0] == 0
+    assert fake_tensorboard == sitting + [sitting[0], *((name, 2) for name in names), "closed"]
+
+
+def test_tensorboard_that_is_not_installed(text, trained, tmp_path, capsys, monkeypatch):
+    "Refused before anything is made, and before the text is read."
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    for words in (["--src", tmp_path / "nowhere", "--tgt", text[1], "--out", tmp_path / "run"], ["--resume", trained]):
+        status, _, err = run(capsys, "train", *words, "--tensorboard")
+        assert (status, err) == (2, "annotated-transformer: TensorBoard is not installed: pip install tensorboard\n")
+    assert not list(tmp_path.iterdir()) and {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+    assert run(capsys, "train", "--resume", trained, "--device", "cpu", "--quiet")[0] == 0  # without the option nothing is imported
 
 
 MISTAKES = {
@@ -77,7 +114,10 @@ MISTAKES = {
     "unknown config": (["--config", "huge"], "huge"),
     "empty config": (["--config", ""], "no recipe is called ''"),
     "unknown device": (["--device", "toaster"], "toaster"),
-    "no time": (["--minutes", "0"], "minutes"),
+    "no time": (["--minutes", "0"], "minutes=0.0 must be positive and finite"),
+    "time without end": (["--minutes", "inf"], "minutes=inf must be positive and finite"),
+    "more time than a float holds": (["--minutes", "1e400"], "minutes=inf must be positive and finite"),
+    "no number of minutes": (["--minutes", "nan"], "minutes=nan must be positive and finite"),
     "unknown option": (["--colour", "blue"], "--colour"),
 }
 
@@ -498,7 +538,9 @@ def test_variations(variations, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("args, message", [
     (["--data", "wmt14"], "there is a base for builtin and for multi30k"), (["--rows", "A h=3"], "no row is called 'A h=3'"),
-    (["--seeds", 0], "--seeds"), (["--minutes", 0], "minutes=0.0 must be positive"), (["--steps", 0], "max_steps=0"),
+    (["--seeds", 0], "--seeds"), (["--minutes", 0], "minutes=0.0 must be positive"),
+    (["--minutes", "inf"], "minutes=inf must be positive and finite"), (["--minutes", "nan"], "minutes=nan must be positive and finite"),
+    (["--steps", 0], "max_steps=0"),
     (["d_modl=3"], "did you mean d_model?"), (["n_heads=3"], "does not split into n_heads=3"), (["--device", "toaster"], "toaster")])
 def test_wrong_variations(args, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(corpus, "load_corpus", lambda name, data_dir=None, **_: load_corpus(name, data_dir, n_train=300, n_valid=20, n_test=1))
@@ -511,7 +553,7 @@ def test_wrong_variations(args, message, tmp_path, capsys, monkeypatch):
 
 FROZEN = {  # what scripts rely on: a new name gets a place here, an old one stays
     "train": "[KEY=VALUE] --out --resume --data --data-dir --src --tgt --valid-src --valid-tgt --prepared --config --minutes --device --bleu --shard "
-             "--quiet",
+             "--tensorboard --quiet",
     "prepare": "[KEY=VALUE] --out --data --data-dir --src --tgt --valid-src --valid-tgt --prepared --config --quiet",
     "average": "RUN --last",
     "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --batch-tokens --precision --device --quiet",

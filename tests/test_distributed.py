@@ -25,7 +25,7 @@ from annotated_transformer.train import NotFinite, Stop, train
 from annotated_transformer.transformer import build_transformer
 
 CPU, SINGLE, DOUBLE = torch.device("cpu"), torch.float32, torch.float64
-MANY, FEW, ONE = 80, 24, 12  # tokens a step: some nine pairs; two or three, which leaves micro-batches empty; one, which leaves ranks empty
+MANY, FEW, ONE = 80, 30, 12  # tokens a step: some nine pairs; three, which leave a micro-batch of two ranks empty; one, which leaves ranks empty
 
 
 class Objective(nn.Module):
@@ -64,8 +64,8 @@ def gradient(case, wrap=lambda objective: objective, rank=0, n_ranks=1, accumula
     return {name: whole(p.grad) for name, p in objective.named_parameters()}, [batch.n_tokens for batch in step.micro]
 
 
-def training(wrap=lambda objective: objective, rank=0, n_ranks=1, accumulate=1, hooks=(), broken=False):
-    "Four steps of the real loop, with Adam and clipping, in float64: rounding cannot hide a mistake there."
+def training(wrap=lambda objective: objective, rank=0, n_ranks=1, accumulate=1, hooks=(), broken=False, sync_every=1):
+    "Four steps of the real loop, with Adam and clipping, in float64: rounding cannot hide a mistake there. A diverged one stops with its message."
     class Breaks(Objective):
         n_calls = 0
         def forward(self, batch):
@@ -75,8 +75,9 @@ def training(wrap=lambda objective: objective, rank=0, n_ranks=1, accumulate=1, 
     wrapped = wrap(objective)
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.0, fused=True)
     found = steps(MANY, rank, n_ranks, accumulate)
-    stop = train(wrapped, found, optimizer, lambda step: 1e-3 * step, 4, [records.append, *hooks], clip_norm=0.5)
-    return {"weights": {name: whole(p.detach()) for name, p in objective.named_parameters()}, "stop": stop.reason,
+    try: stop = train(wrapped, found, optimizer, lambda step: 1e-3 * step, 4, [records.append, *hooks], 0.5, sync_every).reason
+    except NotFinite as e: stop = str(e)
+    return {"weights": {name: whole(p.detach()) for name, p in objective.named_parameters()}, "stop": stop,
             "losses": [r.loss for r in records], "norms": [r.grad_norm for r in records], "steps": [r.step for r in records]}
 
 
@@ -115,11 +116,6 @@ def built(case, sharded):
     return {name: whole(tensor.detach()) for name, tensor in tensors.items()}, memory.peak, parallel
 
 
-def refusal(action):
-    try: action()
-    except NotFinite as e: return str(e)
-
-
 def worker(folder):
     "What each process does; the tests below look at what it found."
     found, me = {}, int(os.environ["RANK"])
@@ -134,6 +130,10 @@ def worker(folder):
         for name, wrap in WRAPS.items():
             for case in GRADIENTS: found[case, name] = gradient(case, wrap, *others)
             found["training", name] = training(wrap, *others, accumulate=2)
+            found["in groups", name] = training(wrap, *others, accumulate=2, sync_every=3)
+            # the loss of one rank breaks in the third step; the second step's last micro-batch is its second call
+            found["broken", name] = training(wrap, *others, broken=me == n - 1)
+            found["broken in groups", name] = training(wrap, *others, broken=me == n - 1, sync_every=4)
         module = shard(Objective(), [])  # in one piece
         tensors = {name: p.detach() for name, p in module.named_parameters()}
         found["local"] = {name: p.to_local().clone() for name, p in tensors.items()}
@@ -148,7 +148,6 @@ def worker(folder):
         found["begun"] = begun.state_dict()
         def stops(record): return Stop("enough") if me == n - 1 and record.step == 2 else None
         found["stopped"] = training(WRAPS["data_parallel"], *others, hooks=[stops])
-        found["broken"] = refusal(lambda: training(WRAPS["data_parallel"], *others, broken=me == n - 1))
         for case in BUILT:
             tensors, peak, objective = built(case, sharded=True)
             sliced = {name: p.to_local().nbytes for name, p in objective.named_parameters()}
@@ -213,7 +212,8 @@ def test_gradient_is_that_of_one_process(found, case, wrap):
         grads, n_tokens = f[case, wrap]
         assert off(grads, right) < {SINGLE: 1e-6, DOUBLE: 1e-13}[GRADIENTS[case][2]]  # rounding, added up in another order
         assert all(torch.equal(grads[name], found[0][case, wrap][0][name]) for name in grads)
-    if not case.startswith("many"): assert 0 in sum((f[case, wrap][1] for f in found), [])  # some part was empty
+    empty = case.startswith("one") or case.startswith("few") and len(found) == 2
+    assert (0 in sum((f[case, wrap][1] for f in found), [])) == empty
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -272,8 +272,22 @@ def test_one_hook_on_one_rank_stops_all(found):
     assert all(f["stopped"]["steps"] == [1, 2] for f in found)
 
 
-def test_a_broken_loss_on_one_rank_stops_all(found):
-    assert all(f["broken"].startswith("the loss became inf at step 3") for f in found)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_steps_read_in_groups_are_the_same(found, wrap):
+    for f in found:
+        one_by_one, groups = f["training", wrap], f["in groups", wrap]
+        assert all(torch.equal(groups["weights"][name], w) for name, w in one_by_one["weights"].items())
+        assert all(groups[name] == one_by_one[name] for name in ("stop", "losses", "norms", "steps"))
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_broken_loss_on_one_rank_stops_all(found, wrap):
+    "With the weights of two steps on all of them, in groups as well, where the fourth step was begun."
+    for f in found:
+        one_by_one, groups = f["broken", wrap], f["broken in groups", wrap]
+        assert groups["stop"] == one_by_one["stop"] and groups["stop"].startswith("the loss became inf at step 3")
+        assert groups["steps"] == one_by_one["steps"] == [1, 2]
+        assert all(torch.equal(groups["weights"][name], w) and w.isfinite().all() for name, w in one_by_one["weights"].items())
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
@@ -283,7 +297,8 @@ def test_shares_sum_to_the_step(case, n, accumulate):
     "What the processes compute, one after the other in this one; in float64."
     right, _ = gradient(case, accumulate=1, dtype=DOUBLE)
     each = [gradient(case, rank=i, n_ranks=n, accumulate=accumulate, dtype=DOUBLE) for i in range(n)]
-    assert {len(n_tokens) for _, n_tokens in each} == {accumulate}
+    n_rows = len(next(steps(GRADIENTS[case][0])).micro[0].src)
+    assert {len(n_tokens) for _, n_tokens in each} == {min(accumulate, -(-n_rows // n))}
     assert sum(sum(n_tokens) for _, n_tokens in each) == next(steps(GRADIENTS[case][0])).n_tokens
     assert off({name: sum(grads[name] for grads, _ in each) for name in right}, right) < 1e-13
 

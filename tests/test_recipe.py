@@ -3,6 +3,7 @@ import json
 import math
 import os
 import signal
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.evaluate import load, validation_bleu
 from annotated_transformer.distributed import pick_device
-from annotated_transformer.recipe import precision_context, schedule, train_run
+from annotated_transformer.recipe import precision_context, resume_run, schedule, sync_interval, train_run
 from annotated_transformer.train import Stop
 
 SMALL = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=6",
@@ -106,7 +107,9 @@ def test_minutes_stop_the_loop(corpus, tmp_path):
 def test_nothing_is_made_when_something_is_wrong(corpus, tmp_path):
     tiny = override(get_recipe("tiny"), SMALL)
     for what, recipe, more in (("longest sentence", override(tiny, ["batch_tokens=2"]), {}), ("max_len=1", override(tiny, ["max_len=1"]), {}),
-                               ("toaster", tiny, {"device": "toaster"}), ("minutes=-1", tiny, {"minutes": -1})):
+                               ("toaster", tiny, {"device": "toaster"}), ("minutes=-1", tiny, {"minutes": -1}),
+                               ("minutes=inf", tiny, {"minutes": float("inf")}),
+                               ("minutes=nan", tiny, {"minutes": float("nan")})):
         with pytest.raises(ValueError, match=what): train_run(corpus, recipe, tmp_path / "run", quiet=True, **more)
         assert not (tmp_path / "run").exists()
 
@@ -120,6 +123,28 @@ def test_auto_is_bf16_only_where_the_gpu_multiplies_it(monkeypatch, native, emul
     assert found == ("cuda", torch.bfloat16) if expected else isinstance(found, nullcontext)
     assert precision_context("bf16", torch.device("cuda")) == ("cuda", torch.bfloat16)  # asked for
     assert isinstance(precision_context("fp32", torch.device("cuda")), nullcontext)
+
+
+def test_tensorboard_that_is_not_installed(corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "run", "cpu", quiet=True, tensorboard=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
+def test_resume_checks_the_minutes(wrong, tmp_path):
+    with pytest.raises(UserError, match=f"minutes={wrong} must be positive and finite"): resume_run(tmp_path, "cpu", minutes=wrong)
+
+
+def test_steps_are_read_in_groups_on_cuda_alone():
+    "Groups of at most ten, which end where a validation pass or a checkpoint is due."
+    cuda = torch.device("cuda", 0)
+    for valid_every in (*range(1, 40), 500, 2**31 - 1):
+        for save_every in (1, 6, 7, 10, 22, 600, 1500):
+            fits = [n for n in range(1, 11) if valid_every % n == save_every % n == 0]
+            assert sync_interval(valid_every, save_every, cuda) == max(fits)
+            assert {sync_interval(valid_every, save_every, torch.device(kind)) for kind in ("cpu", "mps", "xpu")} == {1}
 
 
 def test_device_precision_schedule():

@@ -1,10 +1,14 @@
 """A run that was broken off goes on as if nothing had happened: killed, terminated, restarted by torchrun, with another number of processes."""
+import fcntl
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,7 @@ from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
 from annotated_transformer.recipe import resume_run, text_sha256, train_run
+from annotated_transformer.train import Stop
 
 SETTINGS = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=12", "batch_tokens=400", "valid_every=6", "save_every=3",
             "average_last=2", "dropout=0.1", "precision=fp32"]
@@ -46,11 +51,12 @@ def train(corpus: Corpus, out: Path, settings=SETTINGS, **more) -> Path:
 def straight(corpus, tmp_path_factory) -> Path: return train(corpus, tmp_path_factory.mktemp("runs") / "straight")
 
 
-def command(*args: str, torchrun: list[str] | None = None, **environment: str) -> subprocess.CompletedProcess:
-    "The command line in a process of its own, or in several under torchrun."
+def command(*args: str, torchrun: list[str] | None = None, hangup=signal.SIG_DFL, **environment: str) -> subprocess.CompletedProcess:
+    "The command line in a process of its own, or in several under torchrun; `hangup`: what it does at SIGHUP, where the tests may run under nohup."
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", *torchrun] if torchrun else [sys.executable]
     outside = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | {"OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run([*start, "-m", "annotated_transformer", "train", *map(str, args)], capture_output=True, text=True, env=outside, timeout=300)
+    return subprocess.run([*start, "-m", "annotated_transformer", "train", *map(str, args)], capture_output=True, text=True, env=outside, timeout=300,
+                          preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup))
 
 
 # A process that does something to itself at one step of its first start: sitecustomize is read by every Python that starts.
@@ -101,7 +107,7 @@ def test_killed_and_gone_on_with(text, harming, tmp_path):
     assert same[0] == same[1]
 
 
-@pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
 def test_asked_to_stop(name, status, text, harming, tmp_path):
     "It saves, says how to go on, and leaves with the signal's status; going on gives the weights of an undisturbed run."
     run = tmp_path / "run"
@@ -112,6 +118,34 @@ def test_asked_to_stop(name, status, text, harming, tmp_path):
     assert command("--resume", run, "--device", "cpu", "--quiet").returncode == 0
     assert command(*text, "--out", tmp_path / "whole", *SETTINGS).returncode == 0
     assert weights(run) == weights(tmp_path / "whole")
+
+
+def test_under_nohup_a_hangup_is_ignored(text, harming, tmp_path):
+    ended = command(*text, "--out", tmp_path / "run", *SETTINGS, hangup=signal.SIG_IGN, **harming("SIGHUP", 5))
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "run/config.json").read_text())["steps"] == 12
+
+
+def test_a_closed_terminal(text, tmp_path):
+    "A real one: what the process writes afterwards fails, and the run is saved all the same."
+    mine, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 200))  # room for the bar
+    words = [sys.executable, "-m", "annotated_transformer", "train", *text[:-1], "--out", str(tmp_path / "run"), *SETTINGS, "max_steps=2000"]
+
+    def take_the_terminal():
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    environment = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, stdin=its, stdout=its, stderr=its, env=environment, preexec_fn=take_the_terminal)
+    os.close(its)
+    shown = b""
+    while not re.search(rb"step \d+ loss", shown): shown += os.read(mine, 1000)
+    os.close(mine)
+    assert process.wait(timeout=60) == 129
+    about = json.loads((tmp_path / "run/config.json").read_text())
+    assert about["stopped"] == "SIGHUP" and about["steps"] > 0
+    assert (tmp_path / f"run/checkpoints/step-{about['steps']:07d}").exists()
 
 
 def test_a_run_at_its_end_stays_as_it_is(straight, tmp_path):
@@ -205,6 +239,63 @@ def test_early_stop(corpus, tmp_path):
     run = train(corpus, tmp_path / "run", [*SETTINGS, "patience=2", "valid_every=2", "peak_lr=1e-12", "max_steps=100", "average_last=0"])
     about = json.loads((run / "config.json").read_text())
     assert "no gain on the validation set in 2 looks" in about["stopped"] and about["steps"] < 100
+
+
+@pytest.fixture
+def worsening(monkeypatch):
+    "Learning up to step 6, and then steps so wide that the validation loss is higher at 8 than at 4, and lowest at 6."
+    monkeypatch.setattr("annotated_transformer.recipe.schedule", lambda *_: lambda step: 1e-2 if step <= 6 else 0.3)
+
+
+def chosen(run: Path) -> dict:
+    "Where a run ended, and which weights it has chosen."
+    about = json.loads((run / "config.json").read_text())
+    return {"weights": weights(run), "which": about["weights"], "stopped": about["stopped"], "steps": about["steps"]}
+
+
+PATIENT = [*SETTINGS, "patience=2", "valid_every=4", "max_steps=100", "average_last=0"]
+
+
+@pytest.mark.parametrize("sittings", [(6,), (2,), (4,), (7, 9), (5, 6, 7), (6, 10, 11)], ids=str)
+def test_early_stopping_does_not_depend_on_interruptions(sittings, corpus, worsening, tmp_path):
+    "A validation pass at the end of a sitting once counted: as one without gain, or as the best. Steps 4, 8 and 12 are the ones that count."
+    straight = chosen(train(corpus, tmp_path / "straight", PATIENT))
+    assert straight["steps"] == 12 and straight["which"] == "best on validation, step 4"
+    run = tmp_path / "run"
+    for number, at in enumerate(sittings):
+        hooks = [lambda record, at=at: Stop("enough") if record.step == at else None]
+        if number: resume_run(run, "cpu", hooks=hooks, quiet=True)
+        else: train(corpus, run, PATIENT, hooks=hooks)
+        assert chosen(run)["stopped"] == "enough" and [r["step"] for r in read_metrics(run) if "valid_loss" in r][-1] == at
+    resume_run(run, "cpu", quiet=True)
+    assert chosen(run) == straight
+
+
+def test_the_end_of_a_sitting_is_chosen_until_the_run_goes_on(corpus, worsening, tmp_path):
+    "Better weights are of use at once."
+    def at(step): return [lambda record: Stop("enough") if record.step == step else None]
+    four = train(corpus, tmp_path / "four", PATIENT, hooks=at(4))
+    six = train(corpus, tmp_path / "six", PATIENT, hooks=at(6))
+    assert chosen(six)["which"] == "best on validation, step 6" and weights(six) != weights(four)
+    assert weights(six) == (six / "checkpoints/step-0000006/model.safetensors").read_bytes()
+    resume_run(six, "cpu", hooks=at(9), quiet=True)
+    assert chosen(six)["which"] == "best on validation, step 4" and weights(six) == weights(four)
+
+
+@pytest.mark.parametrize("sync_every", [2, 3, 6])
+def test_steps_read_in_groups_are_the_same_run(sync_every, corpus, straight, tmp_path, monkeypatch):
+    "As on a GPU: validation and checkpoints find the weights of their steps, an interruption ends a group."
+    monkeypatch.setattr("annotated_transformer.recipe.sync_interval", lambda *_: sync_every)
+    settings = [*SETTINGS, f"save_every={sync_every}", "average_last=0"]
+    with monkeypatch.context() as patch:
+        patch.setattr("annotated_transformer.recipe.sync_interval", lambda *_: 1)
+        one_by_one = train(corpus, tmp_path / "one by one", settings)
+    run = train(corpus, tmp_path / "run", settings, hooks=[lambda record: Stop("enough") if record.step == 5 else None])
+    assert chosen(run)["steps"] == 6
+    resume_run(run, "cpu", quiet=True)
+    assert chosen(run) == chosen(one_by_one)
+    same = [[{**r, "seconds": 0} for r in read_metrics(r)] for r in (run, one_by_one)]
+    assert same[0] == same[1]
 
 
 def distance(a: Path, b: Path) -> float:

@@ -5,15 +5,23 @@ import re
 import signal
 import sys
 import threading
+import time
+from contextlib import closing
 from itertools import count, islice
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import annotated_transformer.train as loop
+from annotated_transformer import UserError
 from annotated_transformer.batch import Batch, Step
 from annotated_transformer.train import (
-    NotFinite, StepRecord, Stop, every, metrics_file, on_signal, progress_bar, stop_after, tensorboard, train)
+    STOP_SIGNALS, NotFinite, StepRecord, Stop, every, metrics_file, on_signal, prefetch, progress_bar, stop_after, tensorboard, train)
+
+CPU = torch.device("cpu")
 
 
 def steps(seed=0, start=1, n_micro=1):
@@ -45,16 +53,18 @@ def weights(objective): return torch.cat([p.detach().flatten() for p in objectiv
 def test_equals_the_plain_loop():
     objective, plain, records = Objective(), Objective(), []
     run(objective, 7, [records.append], rate=lambda step: 0.02 / step)
-    losses = []
+    losses, norms = [], []
     for step in islice(steps(), 7):
         loss = plain(step.micro[0]) / step.n_tokens
         grads = torch.autograd.grad(loss, list(plain.parameters()))
+        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
         with torch.no_grad():
             for p, g in zip(plain.parameters(), grads): p -= 0.02 / step.step * g
         losses.append(loss.item())
     torch.testing.assert_close(weights(objective), weights(plain), rtol=1e-6, atol=1e-7)  # the optimiser may fuse multiply and add
     assert [r.loss for r in records] == pytest.approx(losses, rel=1e-5)
-    assert [(r.step, r.epoch, r.i_batch, r.lr, r.grad_norm) for r in records] == [(i, i // 4, i % 4, 0.02 / i, None) for i in range(1, 8)]
+    assert [r.grad_norm for r in records] == pytest.approx(norms, rel=1e-5)
+    assert [(r.step, r.epoch, r.i_batch, r.lr) for r in records] == [(i, i // 4, i % 4, 0.02 / i) for i in range(1, 8)]
     assert [r.n_tokens for r in records] == [step.n_tokens for step in islice(steps(), 7)]
 
 
@@ -104,13 +114,14 @@ def test_clipping_shortens_and_keeps_the_direction(clip_norm):
     torch.testing.assert_close(grads[1], grads[0] * min(1.0, clip_norm / length), rtol=1e-4, atol=0)  # PyTorch divides by the length + 1e-6
 
 
-def test_a_broken_gradient_of_a_finite_loss_leaves_the_weights():
-    "The root has no slope at 0: the loss is a number, its gradient is none."
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_broken_gradient_of_a_finite_loss_leaves_the_weights(clip_norm):
+    "The derivative of a root at 0 is infinite: the loss is finite, its gradient is not. Without clipping, NaN was once written into the weights."
     class Root(Objective):
         def forward(self, batch): return super().forward(batch) + (self.net[3].bias * 0).sqrt().sum()
     objective, before = Root(), weights(Root())
-    with pytest.raises(NotFinite, match="the length of the gradient became nan at step 1 with learning rate 1.00e-02"):
-        run(objective, 3, clip_norm=1.0)
+    with pytest.raises(NotFinite, match="the gradient norm became nan at step 1 with learning rate 1.00e-02"):
+        run(objective, 3, clip_norm=clip_norm)
     assert torch.equal(weights(objective), before)
 
 
@@ -173,6 +184,197 @@ def test_non_finite_loss_leaves_the_weights(bad):
     assert torch.equal(weights(objective), weights(two)) and issubclass(NotFinite, ValueError)
 
 
+# several steps read at once
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+def in_groups(objective, n_steps, hooks=(), sync_every=4, kind="adam", fused=True, found=None, **more):
+    optimizer = OPTIMIZERS[kind](objective.parameters(), lr=0.0, fused=fused)
+    return train(objective, found or steps(), optimizer, lambda step: 0.01 / step, n_steps, hooks, sync_every=sync_every, **more), optimizer
+
+
+def state(optimizer): return [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
+
+
+def same_state(a, b): return len(state(a)) == len(state(b)) and all(torch.equal(x, y) for x, y in zip(state(a), state(b)))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("sync_every", [2, 3, 4, 10, 50])
+def test_groups_train_the_same(sync_every, kind):
+    "Weights, the optimizer's state, and all of the records but their time: to the last bit."
+    found = {}
+    for name, k in (("one by one", 1), ("in groups", sync_every)):
+        objective, records = Objective(dropout=0.5), []
+        stop, optimizer = in_groups(objective, 10, [records.append], k, kind, clip_norm=0.5)
+        found[name] = stop, weights(objective), state(optimizer), [r._replace(seconds=0) for r in records]
+        assert not hasattr(optimizer, "found_inf") and [type(r.loss) for r in records] == [float] * 10
+        assert sorted(r.seconds for r in records) == [r.seconds for r in records]
+    (stop, w, adam, records), (stop_2, w_2, adam_2, records_2) = found.values()
+    assert stop == stop_2 == Stop("max_steps=10 reached") and records == records_2
+    assert torch.equal(w, w_2) and all(torch.equal(a, b) for a, b in zip(adam, adam_2, strict=True))
+
+
+def test_groups_end_at_multiples():
+    "Whatever step a run begins with: what acts at multiples sees the weights of its step."
+    events = []
+    class Told(Objective):
+        def forward(self, batch): events.append("step"); return super().forward(batch)
+    hooks = [lambda r: events.append(r.step), lambda r: events.append(-r.step)]
+    in_groups(Told(), 10, hooks, 4, found=steps(start=3))
+    assert events == ["step"] * 2 + [3, -3, 4, -4] + ["step"] * 4 + [5, -5, 6, -6, 7, -7, 8, -8] + ["step"] * 2 + [9, -9, 10, -10]
+
+
+def test_steps_that_run_out_are_reported():
+    heard = []
+    assert in_groups(Objective(), 99, [lambda r: heard.append(r.step)], found=islice(steps(), 6))[0] == Stop("no more steps")
+    assert heard == [1, 2, 3, 4, 5, 6]
+    beyond = (step for step in steps() if step.step not in (6, 7))  # 5, and then 8, which is too far
+    assert in_groups(Objective(), 7, [lambda r: heard.append(r.step)], found=beyond)[0] == Stop("max_steps=7 reached")
+    assert heard[6:] == [1, 2, 3, 4, 5]
+
+
+def test_a_stop_within_a_group_ends_after_it():
+    "All hooks get all of the group's records; the first stop counts."
+    heard, objective, eight = [], Objective(), Objective()
+    hooks = [lambda r: Stop(f"at {r.step}") if r.step in (6, 7) else None, lambda r: heard.append(r.step),
+             lambda r: Stop("late") if r.step == 6 else None]
+    assert in_groups(objective, 99, hooks)[0] == Stop("at 6")
+    in_groups(eight, 8)
+    assert heard == list(range(1, 9)) and torch.equal(weights(objective), weights(eight))
+    assert in_groups(Objective(), 3, [lambda r: Stop("enough")], 4)[0] == Stop("enough")  # the last group is a short one
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+@pytest.mark.parametrize("bad_step", [1, 5, 6, 7, 8])
+def test_a_group_with_a_broken_step_leaves_the_weights(bad_step, what, kind):
+    "The weights and the optimizer's state are those before the step; hooks got the steps before it."
+    class Breaks(Objective):
+        n_calls = 0
+        def forward(self, batch):
+            self.n_calls += 1
+            if self.n_calls != bad_step: return super().forward(batch)
+            if what == "loss": return super().forward(batch) + math.inf  # its gradient is finite
+            return super().forward(batch) + (self.net[3].bias * 0).sqrt().sum()
+    broken, good, heard = Breaks(), Objective(), []
+    optimizers = [OPTIMIZERS[kind](objective.parameters(), lr=0.0, fused=True) for objective in (broken, good)]
+    with pytest.raises(NotFinite, match=f"the {what} became (inf|nan) at step {bad_step} with learning rate"):
+        train(broken, steps(), optimizers[0], lambda step: 0.01, 99, [lambda r: heard.append(r.step)], sync_every=4)
+    if bad_step > 1: train(good, steps(), optimizers[1], lambda step: 0.01, bad_step - 1)
+    assert heard == list(range(1, bad_step)) and torch.equal(weights(broken), weights(good))
+    if bad_step > 1: assert same_state(*optimizers)
+    else: assert not any(value.any() for value in state(optimizers[0]))  # the step count, too, is 0
+    assert not hasattr(optimizers[0], "found_inf")
+
+
+def test_groups_need_a_fused_optimizer():
+    for sync_every, fused in ((2, False), (2, None), (0, True), (-1, True)):
+        with pytest.raises(ValueError, match=f"sync_every={sync_every} must be 1, or more with a fused optimizer"):
+            in_groups(Objective(), 3, (), sync_every, fused=fused)
+    in_groups(Objective(), 3, (), 1, fused=False)
+
+
+def test_numbers_are_read_once_a_group(monkeypatch):
+    "On a GPU each reading waits for the device: as many as groups, and none within, not by PyTorch either."
+    class NoScalars(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            assert function is not torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+    read, plain, made, objective = [], torch.Tensor.tolist, [*islice(steps(), 10)], Objective()
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(tuple(self.shape)) or plain(self))
+    monkeypatch.setattr(torch.Tensor, "cpu", None)
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.0, fused=True)
+    with NoScalars(): train(objective, made, optimizer, lambda step: 0.01, 10, clip_norm=1.0, sync_every=4)
+    assert read == [(4, 2), (4, 2), (2, 2)]
+
+
+# prefetching
+
+def threads(): return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end: time.sleep(0.001)
+    return condition()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_prefetched_steps_are_the_steps(depth):
+    with closing(prefetch(islice(steps(n_micro=2), 7), CPU, depth)) as found:
+        for here, there in zip(islice(steps(n_micro=2), 7), found, strict=True):
+            assert here._replace(micro=[]) == there._replace(micro=[])
+            for a, b in zip(here.micro, there.micro, strict=True): assert all(torch.equal(x, y) for x, y in zip(a[:3], b[:3])) and a[3] == b[3]
+    assert not threads()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_is_prefetched_than_the_depth(depth):
+    drawn = []
+    def counted():
+        for step in steps(): drawn.append(step.step); yield step
+    with closing(prefetch(counted(), CPU, depth)) as found:
+        assert not drawn and not threads()  # it begins with the first step that is asked for
+        for n in range(1, 5):
+            assert next(found).step == n and wait_until(lambda n=n: len(drawn) >= n + depth)
+            time.sleep(0.01)  # time enough to draw one more
+            assert drawn == list(range(1, n + depth + 1))
+    assert not threads() and len(drawn) == 4 + depth
+
+
+def test_an_error_comes_where_its_step_would_have_been():
+    def torn():
+        yield from islice(steps(), 3)
+        raise OSError("the disk is gone")
+    heard = []
+    with closing(prefetch(torn(), CPU, 5)) as found, pytest.raises(OSError, match="the disk is gone"):
+        for step in found: heard.append(step.step)
+    assert heard == [1, 2, 3] and not threads()
+    with pytest.raises(ValueError, match="depth=0 must be at least 1"): next(prefetch(steps(), CPU, 0))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_loop_that_breaks_off_leaves_no_thread(error, monkeypatch):
+    monkeypatch.setattr(loop, "PREFETCH_ON", ("cpu",))
+    def breaks(r):
+        assert threads()
+        if r.step == 3: raise error
+    with pytest.raises(error): run(Objective(), 9, [breaks])
+    assert not threads()
+
+
+@pytest.mark.parametrize("n_steps, given", [(6, None), (99, 5)])
+def test_a_prefetching_loop_trains_the_same(n_steps, given, monkeypatch):
+    "A loop on a CPU does not prefetch, unless made to; weights and records are the same; the thread ends with the loop, however that ends."
+    found = []
+    def trained():
+        objective, records = Objective(dropout=0.5), []
+        stop = run(objective, n_steps, [lambda r: records.append((r.step, r.loss, r.grad_norm, len(threads())))], found=islice(steps(), given))
+        found.append((stop, weights(objective), [r[:3] for r in records]))
+        assert not threads()
+        return {r[3] for r in records}
+    assert trained() == {0}
+    monkeypatch.setattr(loop, "PREFETCH_ON", ("cpu",))
+    assert 1 in trained()  # which has ended when the last step was handed over
+    (stop, w, records), (stop_2, w_2, records_2) = found
+    assert stop == stop_2 and torch.equal(w, w_2) and records == records_2
+    assert run(Objective(), 9, [lambda r: Stop("enough") if r.step == 2 else None]) == Stop("enough") and not threads()
+
+
+def test_batches_for_a_gpu_are_pinned(monkeypatch):
+    "By the thread, on the device of the loop; there is no GPU here, so the calls are noted."
+    calls, one = [], next(steps(n_micro=2))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: calls.append((threading.current_thread().name, tuple(self.shape))) or self.clone())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append((threading.current_thread().name, device)))
+    device = torch.device("cuda", 1)
+    with closing(prefetch(iter([one]), device)) as found: there = list(found)
+    assert calls == [("prefetch", device)] + 2 * [("prefetch", (8, 5)), ("prefetch", (8, 5)), ("prefetch", (8, 1))]
+    assert torch.equal(there[0].micro[1].tgt_out, one.micro[1].tgt_out) and there[0].micro[0].src is not one.micro[0].src
+    assert loop.PREFETCH_ON == ("cuda",)
+
+
 def test_dropout_is_on_whatever_the_mode_was():
     objective, modes = Objective(dropout=0.5).eval(), []
     run(objective, 1, [lambda r: modes.append(objective.training)])
@@ -187,7 +389,7 @@ def test_same_seed_same_weights():
     assert torch.equal(trained(1), trained(1)) and not torch.equal(trained(1), trained(2))
 
 
-def record(step, seconds=1.0): return StepRecord(step, 0, step - 1, 2.0, 1e-3, 100, seconds, None)
+def record(step, seconds=1.0): return StepRecord(step, 0, step - 1, 2.0, 1e-3, 100, seconds, 0.5)
 
 
 def test_every():
@@ -257,26 +459,91 @@ def test_tensorboard_writes_curves(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     hook = tensorboard(tmp_path)
     for step in (3, 4): hook(record(step))
-    hook(record(5)._replace(grad_norm=0.5))
+    hook(record(5)._replace(grad_norm=0.25))
     hook.close()
     found = events.EventAccumulator(str(tmp_path)).Reload()
     assert [(e.step, e.value) for e in found.Scalars("loss")] == [(3, 2.0), (4, 2.0), (5, 2.0)]
-    assert [(e.step, e.value) for e in found.Scalars("gradient")] == [(5, 0.5)]
+    assert [(e.step, e.value) for e in found.Scalars("gradient")] == [(3, 0.5), (4, 0.5), (5, 0.25)]
 
 
-def test_without_tensorboard_there_is_no_hook(tmp_path, monkeypatch):
+def test_tensorboard_gets_four_curves(tmp_path, monkeypatch):
+    "The same without TensorBoard, from a module of its name that takes notes."
+    class SummaryWriter:
+        notes = []
+        def __init__(self, folder): self.notes.append(folder)
+        def add_scalar(self, *values): self.notes.append(values)
+        def close(self): self.notes.append("closed")
+    fake = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    hook = tensorboard(tmp_path)
+    hook(record(7))
+    hook.close()
+    assert SummaryWriter.notes == [tmp_path, ("loss", 2.0, 7), ("learning rate", 1e-3, 7), ("tokens", 100, 7), ("gradient", 0.5, 7), "closed"]
+
+
+def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert tensorboard(tmp_path) is None and not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="pip install tensorboard"): tensorboard(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_after_the_step(number):
-    before, heard = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)], []
+SIGNALS = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+needs_sighup = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+
+
+def hung_up(*_): pytest.fail("a closed terminal would have ended the process")
+
+
+@pytest.fixture
+def terminal():
+    "SIGHUP is not ignored, though the tests may run under nohup; afterwards it is as it was."
+    before = signal.signal(signal.SIGHUP, hung_up) if hasattr(signal, "SIGHUP") else None
+    yield
+    if hasattr(signal, "SIGHUP"): signal.signal(signal.SIGHUP, before)
+
+
+def handlers(): return {number: signal.getsignal(number) for number in SIGNALS}
+
+
+def test_the_numbers_of_signals():
+    assert {number.name: int(number) for number in SIGNALS} == {name: STOP_SIGNALS[name] for name in STOP_SIGNALS if hasattr(signal, name)}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_stops_after_the_step(number, terminal):
+    before, heard = handlers(), []
     def at_three(r):
         heard.append(r.step)
         if r.step == 3: signal.raise_signal(number)
     with on_signal() as hook: assert run(Objective(), 9, [at_three, hook]) == Stop(number.name)
-    assert heard == [1, 2, 3] and [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert heard == [1, 2, 3]
+    if number.name == "SIGHUP": before[number] = signal.SIG_IGN  # a closing terminal may send a second one while the run is saved
+    assert handlers() == before
+
+
+@needs_sighup
+def test_a_hangup_that_is_ignored_stays_ignored(terminal):
+    "A process under nohup."
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with on_signal() as hook:
+        signal.raise_signal(signal.SIGHUP)
+        assert hook(record(1)) is None and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        signal.raise_signal(signal.SIGTERM)
+        assert hook(record(2)) == Stop("SIGTERM")
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@needs_sighup
+def test_a_second_hangup_hurries_nothing(terminal):
+    "The system sends one and the shell another; after Ctrl-C, too, the terminal may be closed."
+    for first in (signal.SIGHUP, signal.SIGINT):
+        with on_signal() as hook:
+            signal.raise_signal(first)
+            signal.raise_signal(signal.SIGHUP)
+            assert hook(record(1)) == Stop(first.name)
+        signal.raise_signal(signal.SIGHUP)  # while the run is saved
+        signal.signal(signal.SIGHUP, hung_up)
 
 
 def test_a_second_signal_means_it():

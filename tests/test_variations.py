@@ -171,7 +171,8 @@ def test_time_is_up(tmp_path, monkeypatch):
     assert given == [2.5, 1.5, 0.5] and [row["row"] for row in read_table(tmp_path)["rows"]] == ["base", "A h=1"]
     assert not fill_table(tmp_path, plan(), slow, minutes=1, say=lambda line: None)
     assert given[3:] == [1.0] and len(read_table(tmp_path)["rows"]) == 3
-    with pytest.raises(ValueError, match="minutes=-1 must be positive"): fill_table(tmp_path, plan(), slow, minutes=-1)
+    for wrong in (-1, 0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"minutes={wrong} must be positive and finite"): fill_table(tmp_path, plan(), slow, minutes=wrong)
 
 
 @pytest.mark.parametrize("other, message", [
