@@ -186,6 +186,11 @@ def fed(pipe: Path, data: bytes) -> Path:
     return pipe
 
 
+def rescuer(pipe: Path) -> subprocess.Popen:
+    "A test that fails must not hang: after ten seconds a reader finds the pipe empty. A process, since a reader may hold the interpreter's lock."
+    return subprocess.Popen(["sh", "-c", f"sleep 10; : > '{pipe}'"])
+
+
 def in_process(capsys, *args) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as left: main([str(a) for a in args])
     said = capsys.readouterr()
@@ -200,8 +205,11 @@ def test_score_reads_pipes(work, capsys, tmp_path):
     status, out, err = in_process(capsys, "score", pipes[0], pipes[1], "--ref", pipes[2], "--src", pipes[3], "--chrf")
     assert status == 0 and err == "" and re.sub(r"\S+pipe(\d)", lambda found: str(work / ["de", "en"][int(found[1])]), out) == files
     both = fed(tmp_path / "both", data["de"])
+    rescue = rescuer(both)
     status, out, err = in_process(capsys, "score", both, "--ref", both)
     assert status == 0 and out.startswith("BLEU = 100.00") and err == ""
+    rescue.kill()
+    rescue.wait()
     pipes = [fed(tmp_path / f"more{i}", data[name]) for i, name in enumerate(["en", "de"])]
     status, out, err = in_process(capsys, "score", work / "run", "--src", pipes[0], "--ref", pipes[1], "--perplexity", *GREEDY)
     assert status == 0 and [line.split(" = ")[0] for line in out.split("\n")] == ["BLEU", "perplexity", ""] and err == ""
@@ -219,7 +227,7 @@ def test_a_pipe_is_no_file_of_a_run(name, read, tmp_path):
     "It waited for ever for somebody who writes."
     path = tmp_path / name
     os.mkfifo(path)
-    rescue = subprocess.Popen(["sh", "-c", f"sleep 10; : > '{path}'"])  # a test that fails must not hang, and it may hold the interpreter's lock
+    rescue = rescuer(path)
     with pytest.raises(UserError, match=name): read(path)
     assert rescue.poll() is None, "it was opened"
     rescue.kill()
