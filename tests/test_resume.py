@@ -282,6 +282,13 @@ def test_the_end_of_a_sitting_is_chosen_until_the_run_goes_on(corpus, worsening,
     assert chosen(six)["which"] == "best on validation, step 4" and weights(six) == weights(four)
 
 
+def test_the_pass_at_the_last_step_counts(corpus, tmp_path):
+    "Though it is outside the schedule: nothing follows it."
+    run = train(corpus, tmp_path / "run", [*SETTINGS, "valid_every=4", "max_steps=10", "average_last=0"])
+    assert chosen(run)["which"] == "best on validation, step 10"
+    assert (run / "checkpoints/best.safetensors").read_bytes() == weights(run)
+
+
 @pytest.mark.parametrize("sync_every", [2, 3, 6])
 def test_steps_read_in_groups_are_the_same_run(sync_every, corpus, straight, tmp_path, monkeypatch):
     "As on a GPU: validation and checkpoints find the weights of their steps, an interruption ends a group."
