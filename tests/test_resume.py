@@ -12,6 +12,7 @@ import termios
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 
@@ -277,7 +278,8 @@ def test_the_end_of_a_sitting_is_chosen_until_the_run_goes_on(corpus, worsening,
     four = train(corpus, tmp_path / "four", PATIENT, hooks=at(4))
     six = train(corpus, tmp_path / "six", PATIENT, hooks=at(6))
     assert chosen(six)["which"] == "best on validation, step 6" and weights(six) != weights(four)
-    assert weights(six) == (six / "checkpoints/step-0000006/model.safetensors").read_bytes()
+    newest = load_file(six / "checkpoints/step-0000006/model.safetensors")  # what its header says is another thing
+    assert all(map(torch.equal, load_file(six / "model.safetensors").values(), newest.values()))
     resume_run(six, "cpu", hooks=at(9), quiet=True)
     assert chosen(six)["which"] == "best on validation, step 4" and weights(six) == weights(four)
 
