@@ -514,20 +514,26 @@ def load_checkpoint(
     return progress
 
 # %% ../nbs/52b_checkpoint.ipynb #cc54ab9e
-def prune(folder: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints of a run's checkpoints/, for rank 0.
+def prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
+    """Remove old checkpoints from a run's checkpoints/, for rank 0; `keep_last` of them stay.
 
-    Of those, the optimiser's state stays in the newest two.
+    The newest stays, and before it those of the schedule, of steps that `save_every`
+    divides: one that an interruption wrote is needed until the next only, and an average
+    of the last ones is then the same as without the interruption. The optimiser's state
+    stays in the newest two.
     """
     if keep_last < 1:
         raise UserError(f"keep_last={keep_last} must be at least 1: "
                         "the newest checkpoint stays")
     sweep(folder)
-    newest = checkpoints(folder)[-keep_last:]
-    for _, _, path in numbered(folder):
-        if path not in newest:
+    step_of = {path: step for step, _, path in numbered(folder)}
+    *older, newest = checkpoints(folder) or [None]
+    older = [path for path in older if step_of[path] % save_every == 0]
+    kept = [*older[max(0, len(older) - keep_last + 1):], newest]
+    for path in step_of:
+        if path not in kept:
             remove(path, folder)
-    for path in newest[:-2]:
+    for path in kept[:-2]:
         remove(path / "optimizer.safetensors", folder)
 
 # %% ../nbs/52b_checkpoint.ipynb #24ff8bc9

@@ -168,16 +168,20 @@ class Keeper:
                      "valid_ppl": math.exp(min(loss, 700)), **more,
                      "seconds": now.seconds}
             append_json(self.run / "metrics.jsonl", found)
+        return self.stop_early()
+
+    def stop_early(self) -> Stop | None:
+        "Have `patience` validation passes gone by without gain?"
         patience = self.settings.patience
         if patience and self.progress.n_worse >= patience:
-            return Stop(f"no gain on the validation set in {patience} looks")
+            return Stop(f"no gain in {patience} validation passes")
 
     def save(self) -> None:
         "Write a checkpoint, and remove those that are no longer wanted."
         folder = self.run / "checkpoints"
         about = about_weights(self.recipe.model, f"checkpoint of step {self.progress.step}")
         save_checkpoint(folder, self.objective.model, self.optimizer, self.progress, about)
-        if rank() == 0: prune(folder, self.settings.keep_last)
+        if rank() == 0: prune(folder, self.settings.keep_last, self.settings.save_every)
 
 # %% ../nbs/55_recipe.ipynb #f9fa9eee
 def text_sha256(corpus: Corpus) -> str:
@@ -363,30 +367,32 @@ def continue_run(
         first_only = [lambda record: lock.check(),
                       metrics_file(run / "metrics.jsonl", start.seconds), *closing,
                       *([stop_after(minutes)] if minutes else []), *hooks]
-    try:
-        with on_signal() as signal:
-            stop = train(parallel, steps, optimizer,
-                         schedule(settings, recipe.model.d_model), settings.max_steps,
-                         [*first_only, keeper, signal], settings.clip_norm,
-                         sync_interval(settings.valid_every, settings.save_every, device))
-    except NotFinite as e:
-        raise NotFinite(f"{e}; the last good checkpoint is "
-                        f"{latest(run / 'checkpoints') or 'not there yet'}") from None
-    finally:
-        for hook in closing: hook.close()
-    went_on, interrupted = keeper.progress.step > start.step, any_rank(stop.reason in STOP_SIGNALS, device)
-    done = keeper.progress
-    if went_on:
-        if lock: lock.check()
-        if not interrupted and done.step % settings.valid_every:
-            keeper.look(scheduled=done.step == settings.max_steps)
-            done = keeper.outcome
-        if done.step % settings.save_every: keeper.save()
-    with rank_0_first():
-        # one that had ended stays as it is
-        if rank() == 0 and (went_on or about.get("stopped") in (None, *STOP_SIGNALS)):
-            lock.check()
-            conclude(run, recipe, done, keeper.progress, stop, interrupted=interrupted)
+    with on_signal() as signal:  # until all is saved
+        try:
+            # a run that has stopped early has ended
+            stop = keeper.stop_early() or train(
+                parallel, steps, optimizer, schedule(settings, recipe.model.d_model),
+                settings.max_steps, [*first_only, keeper, signal], settings.clip_norm,
+                sync_interval(settings.valid_every, settings.save_every, device))
+        except NotFinite as e:
+            raise NotFinite(f"{e}; the last good checkpoint is "
+                            f"{latest(run / 'checkpoints') or 'not there yet'}") from None
+        finally:
+            for hook in closing: hook.close()
+        went_on, done = keeper.progress.step > start.step, keeper.progress
+        interrupted = any_rank(stop.reason in STOP_SIGNALS, device)
+        if went_on:
+            if lock: lock.check()
+            if not interrupted and done.step % settings.valid_every:
+                keeper.look(scheduled=done.step == settings.max_steps)
+                done = keeper.outcome
+            if done.step % settings.save_every: keeper.save()
+        with rank_0_first():
+            # one that had ended stays as it is; one that was killed before it could conclude has not
+            ended = about.get("stopped") not in (None, *STOP_SIGNALS) and about.get("steps") == done.step
+            if rank() == 0 and (went_on or not ended):
+                lock.check()
+                conclude(run, recipe, done, keeper.progress, stop, interrupted=interrupted)
     return stop
 
 # %% ../nbs/55_recipe.ipynb #6f41a21b

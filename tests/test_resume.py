@@ -239,7 +239,7 @@ def test_not_finite_names_the_last_good_checkpoint(corpus, tmp_path):
 def test_early_stop(corpus, tmp_path):
     run = train(corpus, tmp_path / "run", [*SETTINGS, "patience=2", "valid_every=2", "peak_lr=1e-12", "max_steps=100", "average_last=0"])
     about = json.loads((run / "config.json").read_text())
-    assert "no gain on the validation set in 2 looks" in about["stopped"] and about["steps"] < 100
+    assert "no gain in 2 validation passes" in about["stopped"] and about["steps"] < 100
 
 
 @pytest.fixture
@@ -305,6 +305,40 @@ def test_steps_read_in_groups_are_the_same_run(sync_every, corpus, straight, tmp
     assert chosen(run) == chosen(one_by_one)
     same = [[{**r, "seconds": 0} for r in read_metrics(r)] for r in (run, one_by_one)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("settings", [[], ["keep_last=2"], ["max_steps=13"], ["average_last=1"], ["average_last=0"]], ids=str)
+@pytest.mark.parametrize("stops", [(11,), (1, 2, 4, 5), (7, 8, 10)], ids=str)
+def test_stopped_between_two_checkpoints(settings, stops, corpus, tmp_path):
+    "The checkpoint that an interruption writes is no part of the average in the end, and takes no other's place."
+    settings = [*SETTINGS, "save_every=2", "valid_every=3", "keep_last=3", *settings]
+    straight = train(corpus, tmp_path / "straight", settings)
+    run = train(corpus, tmp_path / "run", settings, hooks=[lambda record: Stop("enough") if record.step == stops[0] else None])
+    for at in (*stops[1:], None):
+        resume_run(run, "cpu", hooks=[lambda record, at=at: Stop("enough") if record.step == at else None], quiet=True)
+    assert weights(run) == weights(straight) and chosen(run) == chosen(straight)
+    assert [path.name for path in checkpoints(run / "checkpoints")] == [path.name for path in checkpoints(straight / "checkpoints")]
+
+
+def test_a_run_that_stopped_early_has_ended(corpus, tmp_path):
+    settings = [*SETTINGS, "patience=2", "valid_every=2", "peak_lr=1e-12", "max_steps=100", "average_last=0"]
+    run = train(corpus, tmp_path / "run", settings)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    resume_run(run, "cpu", quiet=True)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_killed_before_it_could_conclude(corpus, straight, tmp_path, monkeypatch):
+    "All steps done and saved, the weights that translate not chosen yet: the next one to go on chooses them."
+    run = train(corpus, tmp_path / "run", hooks=[lambda record: Stop("enough") if record.step == 4 else None])
+    class Killed(BaseException): pass
+    def killed(*args, **more): raise Killed
+    with monkeypatch.context() as patch:
+        patch.setattr("annotated_transformer.recipe.conclude", killed)
+        with pytest.raises(Killed): resume_run(run, "cpu", quiet=True)
+    assert chosen(run)["steps"] == 4
+    resume_run(run, "cpu", quiet=True)
+    assert weights(run) == weights(straight) and chosen(run) == chosen(straight)
 
 
 def distance(a: Path, b: Path) -> float:
