@@ -129,10 +129,12 @@ class Keeper:
         recipe: Recipe,
         progress: Progress,         # how far the run has come already
         score: Callable[[Transformer], dict[str, float]] | None = None,  # more to measure at each look, BLEU for example
+        lock: FolderLock | None = None,  # on the run folder: checked before anything is written
     ):
         self.run, self.objective, self.optimizer, self.valid, self.recipe = run, objective, optimizer, valid, recipe
         self.settings = recipe.train
         self.progress, self.began_with, self.score = progress, progress, score
+        self.lock = lock
         self.outcome = progress  # of the last validation pass, scheduled or not
 
     def __call__(self, record: StepRecord) -> Stop | None:
@@ -158,6 +160,7 @@ class Keeper:
         best, shown = (self.run / "checkpoints" / "best.safetensors",
                        self.run / "model.safetensors")
         which = f"best on validation, step {now.step}"
+        if self.lock: self.lock.check()
         if better:
             save_weights(model, best if scheduled else shown,
                          about_weights(self.recipe.model, which))
@@ -178,6 +181,7 @@ class Keeper:
 
     def save(self) -> None:
         "Write a checkpoint, and remove those that are no longer wanted."
+        if self.lock: self.lock.check()
         folder = self.run / "checkpoints"
         about = about_weights(self.recipe.model, f"checkpoint of step {self.progress.step}")
         save_checkpoint(folder, self.objective.model, self.optimizer, self.progress, about)
@@ -351,7 +355,8 @@ def continue_run(
     budget = max(settings.batch_tokens, int(data.valid.lengths().max()))
     valid = list(epoch_batches(data.valid, data.vocab, budget, seed=0, epoch=0))
     keeper = Keeper(run, objective, optimizer, valid, recipe, start,
-                    partial(score, vocab=data.vocab, valid=data.valid) if score else None)
+                    partial(score, vocab=data.vocab, valid=data.valid) if score else None,
+                    lock)
     steps = training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed,
                            max_len=settings.max_len, accumulate=settings.accumulate,
                            start=Position(start.step, start.epoch, start.i_batch),
@@ -382,7 +387,6 @@ def continue_run(
         went_on, done = keeper.progress.step > start.step, keeper.progress
         interrupted = any_rank(stop.reason in STOP_SIGNALS, device)
         if went_on:
-            if lock: lock.check()
             if not interrupted and done.step % settings.valid_every:
                 keeper.look(scheduled=done.step == settings.max_steps)
                 done = keeper.outcome

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import termios
 from pathlib import Path
 
@@ -339,6 +340,49 @@ def test_killed_before_it_could_conclude(corpus, straight, tmp_path, monkeypatch
     assert chosen(run)["steps"] == 4
     resume_run(run, "cpu", quiet=True)
     assert weights(run) == weights(straight) and chosen(run) == chosen(straight)
+
+
+def test_two_into_one_folder(text, harming, tmp_path):
+    "The first is held still in step 5; whoever comes second is told who it is, and changes nothing."
+    run, environment = tmp_path / "run", os.environ | {"OMP_NUM_THREADS": "1"} | harming("SIGSTOP", 5)
+    first = subprocess.Popen([sys.executable, "-m", "annotated_transformer", "train", *text, "--out", str(run), *SETTINGS], env=environment)
+    try:
+        for _ in range(1200):
+            if max((r["step"] for r in read_metrics(run)), default=0) == 5: break
+            time.sleep(0.05)
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        for words in (["--resume", run, "--device", "cpu", "--quiet"], [*text, "--out", run, *SETTINGS]):
+            second = command(*words)
+            assert second.returncode == 2 and second.stderr.count("\n") == 1, second.stderr
+            assert f"in use by process {first.pid} on" in second.stderr or "already holds a run" in second.stderr
+        assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(timeout=120) == 0 and not (run / ".lock").exists()
+    finally: first.kill()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced"])
+def test_a_run_that_is_removed_under_its_training(again, text, tmp_path, capfd):
+    "One line, status 2, and nothing is written there any more: somebody else may have begun another run."
+    from annotated_transformer import recipe
+    from annotated_transformer.cli import main
+    run, plain = tmp_path / "run", recipe.metrics_file
+    def removing(*args):
+        write = plain(*args)
+        def hook(record):
+            write(record)
+            if record.step != 3: return
+            shutil.rmtree(run)
+            if again: (run / "checkpoints").mkdir(parents=True), (run / "config.json").write_text("another run")
+        return hook
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
+        patch.setattr(recipe, "metrics_file", removing)
+        main(["train", *text, "--out", str(run), *SETTINGS])
+    err = capfd.readouterr().err
+    assert left.value.code == 2 and "was removed or replaced by someone else while it was in use" in err and "is ready" not in err
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == ({"run", "run/checkpoints", "run/config.json"} if again else set()), left
+    assert not again or (run / "config.json").read_text() == "another run"
 
 
 def distance(a: Path, b: Path) -> float:
