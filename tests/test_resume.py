@@ -239,7 +239,7 @@ def test_not_finite_names_the_last_good_checkpoint(corpus, tmp_path):
 def test_early_stop(corpus, tmp_path):
     run = train(corpus, tmp_path / "run", [*SETTINGS, "patience=2", "valid_every=2", "peak_lr=1e-12", "max_steps=100", "average_last=0"])
     about = json.loads((run / "config.json").read_text())
-    assert "no gain on the validation set in 2 looks" in about["stopped"] and about["steps"] < 100
+    assert "no gain in 2 validation passes" in about["stopped"] and about["steps"] < 100
 
 
 @pytest.fixture
