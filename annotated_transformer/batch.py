@@ -101,7 +101,7 @@ def short_rows(
     if not len(lengths): raise UserError("there is no sentence pair to learn from")
     kept = np.arange(len(lengths), dtype=np.int32)
     if max_len is not None:
-        kept = kept[lengths.max(axis=1) <= max_len + 1]  # + 1: the special symbol
+        kept = kept[lengths.max(axis=1) <= max_len + 1]  # + 1: the special token
     if not len(kept):
         raise UserError(f"no pair of {len(lengths)} is left: all are longer "
                         f"than max_len={max_len} pieces")
@@ -189,9 +189,9 @@ def batch_rows(
 # %% ../nbs/51c_batch.ipynb #b3679aca
 class Batch(NamedTuple):
     "One step's sentences, padded on the right."
-    src: Tensor      # (b, s) source ids, each row ending in the end symbol
-    tgt_in: Tensor   # (b, t) target ids after the start symbol: what the decoder reads
-    tgt_out: Tensor  # (b, t) the same, one place on, ending in the end symbol: what it must predict
+    src: Tensor      # (b, s) source ids, each row ending in EOS
+    tgt_in: Tensor   # (b, t) BOS, then the target ids: the decoder's input
+    tgt_out: Tensor  # (b, t) the target ids, then EOS: what it must predict
     n_tokens: int    # real target tokens in `tgt_out`
 
     def to(self, device: torch.device) -> "Batch":
@@ -273,7 +273,7 @@ def share(
     rank: int,         # whose share, below `n_ranks`
     n_ranks: int,
     accumulate: int,   # micro-batches the share is cut into, at most
-) -> list[Batch]:      # as many on every rank, none of them needless; one without text is a row of padding and counts no token
+) -> list[Batch]:      # as many on every rank; one without text is a row of padding and counts no token
     "One rank's part of a step's rows, as batches of neighbours."
     n_micro = min(accumulate, max(1, -(-len(rows) // n_ranks)))  # a row each at least
     parts = np.array_split(rows, n_ranks * n_micro)[rank * n_micro:(rank + 1) * n_micro]
@@ -386,7 +386,10 @@ class Prepared(NamedTuple):
 
 # %% ../nbs/51c_batch.ipynb #7e6fc016
 def read_prepared_about(folder: Path) -> dict:
-    "What a folder of prepared text says of itself; UserError if it is not one, or holds links."
+    """The about.json of a folder of prepared text.
+
+    UserError if it is not one, or holds links.
+    """
     if kind_of(resolve(folder)) != "folder":
         raise UserError(f"{folder} is not a folder of prepared text")
     check_own(folder, {ABOUT, *FILES})

@@ -87,7 +87,7 @@ class BatchLoss(nn.Module):
         self,
         batch: Batch,
     ) -> Tensor:  # () summed over the batch's real target tokens, in nats
-        "What one batch costs."
+        "The loss of one batch."
         smoothing = self.label_smoothing if self.training else 0.0
         with self.autocast:
             hidden = self.model(batch.src, batch.tgt_in)
@@ -100,7 +100,7 @@ def validation_loss(
     objective: BatchLoss,
     batches: list[Batch],  # of held-out text, the same on every rank
 ) -> float:                # nats per real target token, without smoothing
-    "Cross-entropy on held-out text; its exponential is the perplexity per piece."
+    "Cross-entropy on held-out text; its exponential is the perplexity per token."
     was_training, device = objective.training, next(objective.parameters()).device
     # nats and tokens
     total = torch.zeros(2,
@@ -119,7 +119,7 @@ def validation_loss(
 
 # %% ../nbs/55_recipe.ipynb #9e552569
 class Keeper:
-    "A hook that keeps the best weights on the validation set and the last checkpoints, and stops a run that gains no more."
+    "A hook that validates, saves the best weights and checkpoints, and stops early."
     def __init__(
         self,
         run: Path,                  # the run folder
@@ -128,7 +128,7 @@ class Keeper:
         valid: list[Batch],         # of held-out text
         recipe: Recipe,
         progress: Progress,         # how far the run has come already
-        score: Callable[[Transformer], dict[str, float]] | None = None,  # more to measure at each look, BLEU for example
+        score: Callable[[Transformer], dict[str, float]] | None = None,  # more to measure at each validation pass, BLEU for example
         lock: FolderLock | None = None,  # on the run folder: checked before anything is written
     ):
         self.run, self.objective, self.optimizer, self.valid, self.recipe = run, objective, optimizer, valid, recipe
@@ -147,9 +147,12 @@ class Keeper:
 
     def look(
         self,
-        scheduled: bool = True,  # False: at the end of a sitting, between two steps of `valid_every`
+        scheduled: bool = True,  # False: where a run is stopped between two multiples of `valid_every`
     ) -> Stop | None:
-        "Measure the weights as they are now; a pass outside the schedule is forgotten when the run goes on."
+        """Make a validation pass.
+
+        One outside the schedule is forgotten when the run resumes.
+        """
         now, model = self.progress, self.objective.model
         loss = validation_loss(self.objective, self.valid)
         better = loss < now.best_loss
@@ -180,7 +183,7 @@ class Keeper:
             return Stop(f"no gain in {patience} validation passes")
 
     def save(self) -> None:
-        "Write a checkpoint, and remove those that are no longer wanted."
+        "Save a checkpoint, and remove older ones as `keep_last` says."
         if self.lock: self.lock.check()
         folder = self.run / "checkpoints"
         about = about_weights(self.recipe.model, f"checkpoint of step {self.progress.step}")
@@ -189,7 +192,7 @@ class Keeper:
 
 # %% ../nbs/55_recipe.ipynb #f9fa9eee
 def text_sha256(corpus: Corpus) -> str:
-    "What tells a text from others: the fingerprints of its training and its validation part."
+    "The fingerprints of a corpus's training and validation text, as one string."
     return f"{fingerprint(corpus.train)} {fingerprint(corpus.valid)}"
 
 # %% ../nbs/55_recipe.ipynb #55ec0001
@@ -207,7 +210,7 @@ def make_run_data(
     run: Path, recipe: Recipe, about: dict, corpus: Corpus | None, folder: Path,
     *, quiet: bool,
 ) -> None:
-    "Rank 0's part of `run_data`: encode the text if need be, and note in the run which it is."
+    "Rank 0's part of `run_data`: encode the text if missing, and note its fingerprint."
     wanted = {"n_pieces": recipe.train.n_pieces}
     if "text_sha256" in about:
         wanted["text_sha256"] = about["text_sha256"]
@@ -261,9 +264,9 @@ def build_training(
     vocab: Vocab,
     device: torch.device,
     *,
-    sharded: bool = False,  # the weights spread over the devices, for a model that does not fit on one
+    sharded: bool = False,  # shard the weights over the devices, for a model that does not fit on one
 ) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer]:  # the objective, the same as the loop calls it, and Adam over its weights
-    "Model, loss and optimiser, as the settings want them."
+    "Model, loss and optimiser, as the settings say."
     settings = recipe.train
     torch.manual_seed(settings.seed)
     # what is sharded may be too large to be built whole
@@ -286,7 +289,7 @@ def trim_metrics(
     run: Path,       # a run folder
     last_step: int,  # what was written of later steps is removed
 ) -> None:
-    "Forget the steps that will be done again."
+    "Remove the lines of steps that will be done again."
     kept = [json.dumps(record) + "\n" for record in read_metrics(run)
             if record["step"] <= last_step]
     write_file(run / "metrics.jsonl", "".join(kept).encode())
@@ -335,12 +338,12 @@ def continue_run(
     minutes: float | None = None,  # stop the loop after this time; None = at max_steps
     hooks: Iterable[Hook] = (),    # besides our own; called on rank 0
     *,
-    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each look at the validation set
+    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each validation pass
     sharded: bool = False,         # as for `build_training`
     quiet: bool = False,           # without progress bars
     tensorboard: bool = False,     # write curves for TensorBoard too
 ) -> Stop:                         # why the loop ended
-    "Take a run from where it stands to its end; Ctrl-C, SIGTERM or a closed terminal leave a checkpoint."
+    "Train a run to its end; Ctrl-C, SIGTERM or a closed terminal leave a checkpoint."
     with rank_0_first():
         recipe, about = read_config(run)  # rank 0 may have made it just now
     settings = recipe.train
@@ -368,7 +371,7 @@ def continue_run(
         bar = None if quiet else progress_bar(settings.max_steps, minutes, start.step)
         board = tensorboard_hook(run / "tensorboard") if tensorboard else None
         closing = [hook for hook in (bar, board) if hook]
-        # the lock first: nothing is written into a folder that is ours no longer
+        # the lock first: nothing is written into a folder that was replaced
         first_only = [lambda record: lock.check(),
                       metrics_file(run / "metrics.jsonl", start.seconds), *closing,
                       *([stop_after(minutes)] if minutes else []), *hooks]
@@ -487,15 +490,15 @@ def started_run(
 
 # %% ../nbs/55_recipe.ipynb #e673082a
 def train_run(
-    corpus: Corpus | None,           # looked at by rank 0 alone: others may give None
+    corpus: Corpus | None,           # read by rank 0 alone: others may give None
     recipe: Recipe,
     out: Path,                       # the run folder to make
     device: str | None = None,       # as for `pick_device`
     minutes: float | None = None,    # stop the loop after this time; None = at max_steps
     hooks: Iterable[Hook] = (),      # besides our own; called on rank 0
     *,
-    prepared: Path | None = None,    # where the encoded text is, or shall be, for several runs to share; None = in the run folder
-    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each look at the validation set
+    prepared: Path | None = None,    # a folder of encoded text for several runs to share, made if missing; None = in the run folder
+    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each validation pass
     sharded: bool = False,           # as for `build_training`
     quiet: bool = False,             # without progress bars
     tensorboard: bool = False,       # write curves for TensorBoard too; UserError where it is not installed
@@ -520,12 +523,15 @@ def resume_run(
     *,
     corpus: Corpus | None = None,  # the run's text, if it has to be encoded again
     prepared: Path | None = None,  # the shared folder of encoded text, if the run has one
-    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each look at the validation set
+    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each validation pass
     sharded: bool = False,         # as for `build_training`
     quiet: bool = False,           # without progress bars
     tensorboard: bool = False,     # write curves for TensorBoard too; UserError where it is not installed
 ) -> Path:                         # the run folder
-    "Go on with a run from its last checkpoint; a run that has reached its end stays as it is."
+    """Continue a run from its newest checkpoint.
+
+    One that has reached its end is unchanged.
+    """
     run = Path(run)
     check_minutes(minutes)
     if tensorboard: summary_writer()
@@ -544,7 +550,7 @@ def prepare_run(
     prepared: Path | None = None,  # as for `train_run`
     *,
     quiet: bool = False,           # without progress bars
-) -> Path:                         # the run folder, for `resume_run` to begin with
+) -> Path:                         # the run folder, for `resume_run` to start
     "A run folder with vocabulary and encoded text, and no training yet."
     out = Path(out)
     with started_run(corpus, recipe, out, prepared):

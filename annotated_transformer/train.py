@@ -30,7 +30,7 @@ from .distributed import (any_rank, first_answer, reduce_now,
 
 # %% ../nbs/52c_train.ipynb #72e711b3
 class StepRecord(NamedTuple):
-    "What a hook is told of one step."
+    "What a hook gets to know about one step."
     step: int         # counted from 1
     epoch: int        # counted from 0
     i_batch: int      # which of its epoch's batches this was, counted from 0
@@ -50,7 +50,10 @@ Hook = Callable[[StepRecord], Stop | None]
 
 # %% ../nbs/52c_train.ipynb #41cbce00
 class NotFinite(UserError):
-    "The training has diverged; the weights are those before the step whose loss or gradient was not finite."
+    """Training has diverged.
+
+    The weights are those before the step whose loss or gradient was not finite.
+    """
 
 # %% ../nbs/52c_train.ipynb #a97436bd
 def check_finite(
@@ -80,7 +83,7 @@ def compute_gradient(
     step: Step,
     clip_norm: float | None,  # longest gradient, > 0; None = no clipping
 ) -> Tensor:                  # (2,) the loss of the step and the gradient norm before clipping, the same on every rank
-    "Leave the gradient of a whole step in the parameters; the device is not waited for."
+    "Leave a step's gradient in the parameters, without waiting for the device."
     parameters = list(objective.parameters())
     loss = torch.zeros((), device=parameters[0].device)
     for i, batch in enumerate(step.micro, start=1):
@@ -141,7 +144,7 @@ class Pending(NamedTuple):
 # %% ../nbs/52c_train.ipynb #08106be2
 def step_if_finite(
     optimizer: torch.optim.Optimizer,  # fused
-    values: Tensor,                    # of finite steps all numbers are finite
+    values: Tensor,                    # (2,) loss and gradient norm
     broken: Tensor,                    # () float32: 1 if an earlier step was not finite, else 0
 ) -> Tensor:                           # () the same, this step included
     "The optimiser's step, left out by the device itself when this step or one before it is not finite."
@@ -225,7 +228,7 @@ def every(
 def stop_after(
     minutes: float,  # of the loop
 ) -> Hook:
-    "A hook that ends the loop when the time is used up; no schedule looks at it."
+    "A hook that ends the loop when the time is used up; no schedule depends on it."
     return lambda record: Stop(f"{minutes:g} minutes used up") if record.seconds >= 60 * minutes else None
 
 # %% ../nbs/52c_train.ipynb #6d75c14e
@@ -233,7 +236,7 @@ def append_json(
     path: Path,    # is added to if it exists
     values: dict,  # plain values
 ) -> None:
-    "One more line of a file of JSON objects, one a line; an OSError names the file."
+    "Append a line to a file of JSON objects, one per line; an OSError names the file."
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
