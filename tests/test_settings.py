@@ -334,7 +334,7 @@ def n_positions(base, new):
 
 @row("norm=pre", f"parts shapes start held_out {LEARNING}")
 def norm(base, new):
-    "Two residual connections in an encoder layer, three in a decoder layer; final norms."
+    "Two residual connections in an encoder layer, three in a decoder layer."
     assert len(modules(base, PostNorm)) == len(modules(new, PreNorm)) == 5
     assert not any(isinstance(module, PreNorm) for module in base.model.modules())
     assert (len(modules(base, LayerNorm)), len(modules(new, LayerNorm))) == (5, 7)
