@@ -17,12 +17,13 @@ import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 
+from annotated_transformer import UserError
 from annotated_transformer.batch import prepare
 from annotated_transformer.checkpoint import checkpoints, latest, read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import resume_run, text_sha256, train_run
+from annotated_transformer.recipe import prepare_run, resume_run, text_sha256, train_run
 from annotated_transformer.train import Stop
 
 SETTINGS = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=12", "batch_tokens=400", "valid_every=6", "save_every=3",
@@ -192,10 +193,11 @@ def test_shared_text_is_not_overwritten(corpus, tmp_path):
     resume_run(run, "cpu", prepared=shared, quiet=True)
 
 
-def test_other_text_of_the_same_vocabulary_is_noticed(corpus, tmp_path):
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_other_text_of_the_same_vocabulary_is_noticed(part, corpus, tmp_path):
     "The vocabulary alone would not show it."
     run = train(corpus, tmp_path / "run", minutes=1e-6)
-    turned = corpus._replace(train=corpus.train[::-1])  # the same sentences, and so the same vocabulary, in another order
+    turned = corpus._replace(**{part: getattr(corpus, part)[::-1]})  # the same sentences, and so the same vocabulary, in another order
     prepare(tmp_path / "turned", turned.train, turned.valid, text_sha256(turned), 500, quiet=True)
     assert (tmp_path / "turned/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
     for more in ({"corpus": turned}, {"prepared": tmp_path / "turned"}):
@@ -203,6 +205,20 @@ def test_other_text_of_the_same_vocabulary_is_noticed(corpus, tmp_path):
     shutil.rmtree(run / "data")
     shutil.copytree(tmp_path / "turned", run / "data")
     with pytest.raises(ValueError, match="data was made from other text"): resume_run(run, "cpu", quiet=True)
+
+
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_shared_text_of_the_same_vocabulary_is_not_taken_for_ones_own(part, corpus, tmp_path):
+    "Neither by a run nor by a preparation that differs in one part alone."
+    shared, recipe = tmp_path / "shared", override(get_recipe("tiny"), SETTINGS)
+    prepare_run(corpus, recipe, tmp_path / "run", shared, quiet=True)
+    before = {path.name: path.read_bytes() for path in shared.iterdir()}
+    turned = corpus._replace(**{part: getattr(corpus, part)[::-1]})
+    for begin in (lambda out: train(turned, out, prepared=shared),
+                  lambda out: prepare_run(turned, recipe, out, shared, quiet=True)):
+        with pytest.raises(UserError, match="shared was made from other text"): begin(tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+    assert before == {path.name: path.read_bytes() for path in shared.iterdir()}
 
 
 def test_text_outside_the_run_is_named_by_the_user(corpus, tmp_path):
