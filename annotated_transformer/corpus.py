@@ -56,7 +56,10 @@ def text_lines(
 def raw_lines(
     file: BinaryIO,  # opened in binary
 ) -> Iterator[bytes]:
-    "The lines of a file with their line feeds; one that is longer than `MAX_LINE` comes in pieces of `MAX_LINE` + 1 bytes."
+    """The lines of a file with their line feeds.
+
+    One longer than `MAX_LINE` is cut every `MAX_LINE` + 1 bytes.
+    """
     return iter(lambda: file.readline(MAX_LINE + 1), b"")
 
 # %% ../nbs/51a_corpus.ipynb #62841706
@@ -137,7 +140,7 @@ class Corpus(NamedTuple):
     train: Iterable[tuple[str, str]]  # source and target sentences; these three can be gone through again and again
     valid: Iterable[tuple[str, str]]
     test: Iterable[tuple[str, str]]
-    source: dict[str, str | int | None] = {}  # from which `corpus_from` loads the same again; empty for one made by hand
+    source: dict[str, str | int | None] = {}  # where it came from, for `corpus_from`; empty for one made by hand
 
 # %% ../nbs/51a_corpus.ipynb #16bf69a1
 class Download(NamedTuple):

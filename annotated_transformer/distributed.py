@@ -200,7 +200,7 @@ class DeferredInit(TorchDispatchMode):
 # %% ../nbs/52a_distributed.ipynb #8aafedab
 def shard(
     objective: nn.Module,         # batch to summed loss; changed in place
-    layers: Iterable[nn.Module],  # parts of it that are made whole and let go one after the other
+    layers: Iterable[nn.Module],  # parts of it that are gathered and freed one after the other
     device: torch.device | None = None,  # of this process; None = where the weights are
     init: DeferredInit | None = None,  # under which all ranks built it; None = it has weights
 ) -> nn.Module:                        # the same module
