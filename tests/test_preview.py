@@ -77,5 +77,13 @@ def test_palette_has_one_source(site):
     "The preview's colours are those that Quarto reads, light and dark."
     css, scss = (site / "preview.css").read_text(encoding="utf-8"), (ROOT / "nbs/site.scss").read_text(encoding="utf-8")
     pairs = re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", css)
-    assert len(pairs) > 9 and all(f"${n}: if($dark, {dark}, {light});" in scss for n, light, dark in pairs)
+    assert len(pairs) > 9 and all(f"${n}: if($is-dark-theme, {dark}, {light});" in scss for n, light, dark in pairs)
     assert {n for n in re.findall(r"var\(--(\w+)", css)} <= {n for n, *_ in pairs} | {"sans", "mono"}
+
+
+def test_styles_compile_with_bootstrap(styles):
+    "Quarto puts Bootstrap between our variables and our rules: none of our names may be one of Bootstrap's."
+    for theme, ground in (("light", "#fffefc"), ("dark", "#17191c")):
+        assert f"--paper: {ground}" in styles[theme] and f"--bs-body-bg: {ground}" in styles[theme]
+        assert f"color-scheme: {theme}" in styles[theme]
+        assert "--bs-dark: #" in styles[theme]

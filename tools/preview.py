@@ -37,7 +37,8 @@ def processed(path: Path):
 def stylesheet() -> str:
     "Colours and type of nbs/site.scss, then the preview's own layout."
     scss = (ROOT / "nbs/site.scss").read_text(encoding="utf-8")
-    names = [f"--{name}: light-dark({light}, {dark});" for name, dark, light in re.findall(r"^\$(\w+): if\(\$dark, (#\w+), (#\w+)\);", scss, re.M)]
+    found = re.findall(r"^\$(\w+): if\(\$is-dark-theme, (#\w+), (#\w+)\);", scss, re.M)
+    names = [f"--{name}: light-dark({light}, {dark});" for name, dark, light in found]
     fonts = [f"--{name[:4]}: {fonts};" for name, fonts in re.findall(r"^\$font-family-(\w+)[\w-]*: (.*);", scss, re.M)]
     themes = "".join(f":root[data-theme={t}] {{ color-scheme: {t}; }}\n" for t in ("light", "dark"))
     return "\n".join([f":root {{ color-scheme: light dark; {' '.join(names + fonts)} }}", themes, scss.rpartition("/*-- scss:rules --*/")[2],
