@@ -4,7 +4,20 @@ import re
 
 from conftest import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
-from pages import install_cell, page_name, sidebar
+from pages import install_cell, leave_site, page_name, sidebar
+
+
+def test_links_to_the_repository(cfg):
+    "What the site does not hold is linked where it is; code is not touched, raw HTML is."
+    blob, tree = (f"{cfg['git_url']}/{kind}/{cfg['branch']}" for kind in ("blob", "tree"))
+    for text, becomes in {
+        "[`a`](../LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)": f"[`a`]({blob}/LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)",
+        "[a](../results) [b](../results/README.md#x 'y')": f"[a]({tree}/results) [b]({blob}/results/README.md#x 'y')",
+        "[a][b]\n\n[b]: ../LICENSE": f"[a][b]\n\n[b]: {blob}/LICENSE",
+        '<a href="../LICENSE">a</a>': f'<a href="{blob}/LICENSE">a</a>',
+        '```{=html}\n<a href="../LICENSE">a</a>\n```': f'```{{=html}}\n<a href="{blob}/LICENSE">a</a>\n```',
+        "`[a](../b)` ``[`a`](../b)``": None, "```\n[a](../b)\n```": None, "~~~ md\n[a](../b)\n~~~~": None, "```\n[a](../b)": None,
+    }.items(): assert leave_site(text, cfg) == (becomes or text)
 
 
 def test_dialect(site, cfg):
@@ -13,7 +26,7 @@ def test_dialect(site, cfg):
     assert 'alt="One &quot;dark&quot; dot"' in raw and "Figure 1: A dot" in raw and "Figure 2: File" in raw and 'alt="a file"' in raw
     assert '<a href="#fig-dot">Figure 1</a>' in raw and '<a href="#fig-file">Figure 2</a>' in raw and 'id="fig-dot"' in raw
     assert '<details class="callout note"><summary>' in raw and '<div class="callout tip"><p class="callout-title">' in raw
-    assert 'href="stack.html#deviations"' in raw and f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"' in raw
+    assert 'href="stack.html#deviations"' in raw and raw.count(f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"') == 3
     assert "<summary>Code</summary>" in raw and "<summary>Reference: <code>twice</code></summary>" in raw
     assert (site / "trial_files").is_dir()
 

@@ -113,7 +113,8 @@ def test_page_without_fault(browser, tmp_path):
 
 
 @pytest.mark.parametrize("link, says", [("none.html", "none.html is not there"), ("index.html#none", "names no place"), ("#none", "names no place"),
-                                        ("{git_url}/blob/{branch}/none.txt", "none.txt is not there")])
+                                        ("{git_url}/blob/{branch}/none.txt", "none.txt is not there"),
+                                        ("../index.html", "leads out of the site"), ("images/../../README.md", "leads out of the site")])
 def test_broken_link_is_found(tmp_path, cfg, link, says):
     (tmp_path / "index.html").write_text(f'<a id="x" href="{link.format(**cfg)}">a</a> <a href="#x">b</a> <a href="https://example.org">c</a>')
     broken, outside = check(tmp_path)

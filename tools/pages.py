@@ -63,6 +63,37 @@ def sidebar() -> list[Entry]:
     return list(walk(yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]))
 
 
+# ---- links
+
+INLINE = r"(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=ticks)(?!`)"
+FENCED = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ ]*$|.*\Z)"
+TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>\.\./[^)>\"\s]*)"
+
+
+def repository(target: str, cfg: dict[str, str]) -> str:
+    "The address of a file of the repository that is no part of the site, as nbs/ names it: `../LICENSE`."
+    file, hash_, anchor = target.removeprefix("../").partition("#")
+    kind = "tree" if (ROOT / file).is_dir() else "blob"
+    return f"{cfg['git_url']}/{kind}/{cfg['branch']}/{file.rstrip('/')}{hash_}{anchor}"
+
+
+def leave_site(text: str, cfg: dict[str, str]) -> str:
+    "Markdown whose links out of nbs/ lead to the repository; code, raw HTML apart, stays as it is."
+    def change(m: re.Match) -> str:
+        if m["target"]: return m["before"] + repository(m["target"], cfg)
+        raw = m["fence"] and re.match(r"[`~]+ *\{=html\}", m[0].lstrip())
+        return re.sub(TARGET, lambda t: t["before"] + repository(t["target"], cfg), m[0]) if raw else m[0]
+    return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
+
+
+def markdown_of(cell):
+    "The Markdown of a cell and of its outputs: (where it is kept, its name there, text)."
+    if cell.cell_type == "markdown": yield cell, "source", joined(cell.source)
+    for out in cell.get("outputs") or []:
+        data = out.get("data", {})
+        yield from ((data, kind, joined(data[kind])) for kind in ("text/markdown", "text/html") if kind in data)
+
+
 # ---- what nbdev does to each notebook on top of its own steps (settings.ini: procs)
 
 class PageLinks(Processor):
@@ -77,6 +108,12 @@ class PageLinks(Processor):
                  ("Download notebook", f"notebooks/{path.name}"), ("Markdown", f"{page_name(path)}.md")]
         rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>' for text, href in links)
         self.nb.cells.insert(1, mk_cell(f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```', "markdown"))
+
+
+class RepositoryLinks(Processor):
+    "A link to a file beside nbs/ leads to the repository: the site holds no such file."
+    def cell(self, cell):
+        for kept, kind, text in markdown_of(cell): kept[kind] = leave_site(text, settings())
 
 
 class LiveCharts(Processor):
@@ -193,7 +230,6 @@ def link(target: str, cfg: dict[str, str]) -> str:
     site = cfg["doc_host"] + cfg["doc_baseurl"] + "/"
     if target.startswith(site): return target.removeprefix(site)
     if re.match(r"[a-z][a-z+.-]*:|#|notebooks/", target): return target
-    if target.startswith("../"): return f"{cfg['git_url']}/blob/{cfg['branch']}/{target[3:]}"
     file, hash_, anchor = target.partition("#")
     return page_name(Path(file)) + hash_ + anchor if file.endswith(".ipynb") else target
 
@@ -203,7 +239,7 @@ def write_plain(text: str, path: Path, folder: Path) -> None:
     cfg = settings()
     text = re.sub(r"^(```+)\{=html\}$.*?^\1$|<!--.*?-->", "", text, flags=re.M | re.S).replace("{.cell-output", "{.text .cell-output")
     plain = pandoc(text, "-t", "gfm-raw_html-tex_math_gfm+tex_math_dollars")
-    plain = re.sub(r"(?<=\]\()([^)\s]+\.ipynb[^)\s]*|\.\./[^)\s]+)", lambda m: link(m[1], cfg), plain)
+    plain = re.sub(r"(?<=\]\()([^)\s]+\.ipynb[^)\s]*)", lambda m: link(m[1], cfg), plain)
     (folder / f"{page_name(path)}.md").write_text(f"# {heading(path)[0]}\n\n{plain}", encoding="utf-8")
 
 
