@@ -2,9 +2,10 @@
 import json
 import re
 
+import pytest
 from conftest import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
-from pages import install_cell, leave_site, page_name, sidebar
+from pages import Names, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
 
 
 def test_links_to_the_repository(cfg):
@@ -18,6 +19,39 @@ def test_links_to_the_repository(cfg):
         '```{=html}\n<a href="../LICENSE">a</a>\n```': f'```{{=html}}\n<a href="{blob}/LICENSE">a</a>\n```',
         "`[a](../b)` ``[`a`](../b)``": None, "```\n[a](../b)\n```": None, "~~~ md\n[a](../b)\n~~~~": None, "```\n[a](../b)": None,
     }.items(): assert leave_site(text, cfg) == (becomes or text)
+
+
+NAMES = Names({"Vocab": {"vocab.html": "vocab"}, "Vocab.words": {"vocab.html": "vocab"}, "put": {"stack.html": "put", "ct2.html": "put"},
+               "train": {"train.html": "train"}}, frozenset({"train"}))
+
+
+@pytest.mark.parametrize("text, becomes", [
+    ("`Vocab` and `Vocab.words()`", "[`Vocab`](vocab.html#vocab) and [`Vocab.words()`](vocab.html#vocab)"),
+    ("`put`, `train`, `other`, `Vocab of words`, ``Vocab``", None),
+    ("```python\n# as `Vocab`\n```\n    `Vocab`\n# `Vocab`\n<code>`Vocab`</code> <!-- `Vocab` -->", None),
+    ("[of `Vocab`](x) [`Vocab`][x] ![`Vocab`](x.svg) [[1] `Vocab`](x) <a href='x'>`Vocab`</a>\n\n[x]: y `Vocab`", None),
+    ("```\n`a`\n```\n| `Vocab` | [x](y) |", "```\n`a`\n```\n| [`Vocab`](vocab.html#vocab) | [x](y) |")])
+def test_names_link_to_their_definition(text, becomes): assert link_names(text, "batch.html", NAMES) == (becomes or text)
+
+
+def test_ambiguous_names_link_within_their_notebook():
+    assert link_names("`put`", "ct2.html", NAMES) == "[`put`](#put)"
+    assert link_names("`train`", "train.html", NAMES) == "[`train`](#train)"
+
+
+def test_names_of_the_package():
+    names = names_of_package()
+    assert names.places["MultiHeadAttention.forward"] == {"multi_head.html": "multiheadattention"}
+    assert {"attention", "train", "schedule", "rank", "prepare"} <= names.taken and not {"Encoder", "beam_search"} & names.taken
+
+
+def test_no_link_is_left_as_text(site):
+    "Pages and plain Markdown: no `[`name`](…)` in code or in the text that is shown."
+    literal = re.compile(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(")
+    for page in site.glob("*.html"): assert not literal.search(page.read_text(encoding="utf-8")), page.name
+    for plain in site.glob("*.md"):
+        blocks = re.findall(r"^```.*?^```", plain.read_text(encoding="utf-8"), re.M | re.S)
+        assert not any(map(literal.search, blocks)), plain.name
 
 
 def test_dialect(site, cfg):

@@ -3,13 +3,16 @@
 
     tools/pages.py FOLDER    beside the pages that Quarto wrote to FOLDER from _proc/: Markdown, notebooks, charts.js, llms.txt
 """
+import ast
 import base64
 import json
 import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +89,46 @@ def leave_site(text: str, cfg: dict[str, str]) -> str:
     return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
 
 
+class Names(NamedTuple):
+    "What the package defines, and which of these names are also used for something else."
+    places: dict[str, dict[str, str]]  # name → page → anchor
+    taken: frozenset[str]
+
+
+@cache
+def names_of_package() -> Names:
+    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's or a verb's."
+    library, places, taken = settings()["lib_path"], {}, set()
+    for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
+        taken.add(module.rpartition(".")[2])
+        for name, (address, _) in symbols.items():
+            page, _, anchor = address.partition("#")  # that of a method is its class's
+            places.setdefault(name.removeprefix(f"{module}."), {})[page] = anchor.partition(".")[0]
+    for path in (ROOT / library).glob("[!_]*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)): taken.add(name)
+                case ast.Call(func=ast.Attribute(attr="command"), args=[ast.Constant(value=name), *_]): taken.add(name)
+    return Names(places, frozenset(taken))
+
+
+NAME = r"(?<!`)`(?P<name>[^`\s()]+)(?P<call>\(\))?`(?!`)"
+LINKED = (r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\](?:\([^)]*\)|\[[^\]]*\])|^\[[^\]\n]+\]:[^\n]*|<a\b.*?</a>|<code\b.*?</code>"
+          r"|<!--.*?-->|</?[a-zA-Z][^>]*>")
+NO_PROSE = rf"{FENCED}|^(?: {{4}}|\t)[^\n]*|^#{{1,6}} [^\n]*|{LINKED}"
+
+
+def link_names(text: str, page: str, names: Names) -> str:
+    "Markdown whose names of definitions lead to them: not in code, links and headings, and none that may mean something else."
+    def change(m: re.Match) -> str:
+        places = names.places.get(m["name"] or "", {})
+        if page in places: return f"[{m[0]}](#{places[page]})"
+        if len(places) != 1 or m["name"] in names.taken: return m[0]
+        [(there, anchor)] = places.items()
+        return f"[{m[0]}]({there}#{anchor})"
+    return re.sub(f"{NO_PROSE}|{NAME}|{INLINE}", change, text, flags=re.M | re.S)
+
+
 def markdown_of(cell):
     "The Markdown of a cell and of its outputs: (where it is kept, its name there, text)."
     if cell.cell_type == "markdown": yield cell, "source", joined(cell.source)
@@ -98,9 +141,6 @@ def markdown_of(cell):
 
 class PageLinks(Processor):
     "Below the title: open it in Colab, see its source, take it along, read it as plain text."
-    def cell(self, cell):  # nbdev links a method to a heading of its own; here methods stand with their class
-        if cell.cell_type == "markdown": cell.source = re.sub(r"(\.html#\w+)\.\w+(?=\))", r"\1", joined(cell.source))
-
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
         links = [("Open in Colab", f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}"),
@@ -114,6 +154,13 @@ class RepositoryLinks(Processor):
     "A link to a file beside nbs/ leads to the repository: the site holds no such file."
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell): kept[kind] = leave_site(text, settings())
+
+
+class NameLinks(Processor):
+    "A backticked name leads to its definition. nbdev's own add_links, left out, links names in code, and of two the wrong one."
+    def cell(self, cell):
+        for kept, kind, text in markdown_of(cell):
+            if kind != "text/html": kept[kind] = link_names(text, page_name(Path(self.nb.path_)), names_of_package())
 
 
 class LiveCharts(Processor):
