@@ -43,6 +43,18 @@ def project(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def trial(site):
+    "The trial notebook as our processors leave it, for Quarto and the preview alike."
+    from execnb.nbio import read_nb
+    root = site.parent
+    code = "from execnb.nbio import write_nb; from preview import *; write_nb(processed(ROOT / 'nbs/trial.ipynb'), ROOT / 'trial.ipynb')"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "tools")])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return read_nb(root / "trial.ipynb")
+
+
+@pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
     "The preview of all pages, and of one more that uses all the page dialect: built once, in a copy of the checkout."
     from gate import copy, files_of

@@ -63,12 +63,21 @@ def test_dialect(site, cfg):
     assert 'href="stack.html#deviations"' in raw and raw.count(f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"') == 3
     assert "<summary>Code</summary>" in raw and "<summary>Reference: <code>twice</code></summary>" in raw
     assert (site / "trial_files").is_dir()
+    assert '<figure id="fig-box">' in raw and "<b>bold</b>" in raw and "Figure 3: A box" in raw
 
 
 def test_equations_bear_the_papers_numbers(site):
     raw = (site / "trial.html").read_text(encoding="utf-8")
     assert re.search(r'<div id="equation-7" class="equation">.*?<math display="block".*?<div class="number">\s*\(7\)', raw, re.S)
     assert "\\tag" not in re.sub(r"<annotation.*?</annotation>", "", raw)
+
+
+def test_html_outputs_are_raw_blocks(trial):
+    "Quarto gives a page with an output of the kind text/html two scripts of another host."
+    kinds = [kind for c in trial.cells for out in c.get("outputs") or [] for kind in out.get("data", {})]
+    assert "text/markdown" in kinds and "text/html" not in kinds
+    text = next(o["data"]["text/markdown"] for c in trial.cells for o in c.get("outputs") or [] if "<b>" in str(o))
+    assert text == '````{=html}\n<div class="wide"><b>bold</b> ```</div>\n````'
 
 
 def test_drawing_with_links_is_put_in(site):

@@ -175,6 +175,14 @@ class LiveCharts(Processor):
                                         f'<script type="application/json">{spec}</script></div><script defer src="charts.js"></script>'}
 
 
+class RawHtml(Processor):
+    "An HTML output becomes Markdown with a raw block: for `text/html` Quarto asks another host for require.js and jquery."
+    def cell(self, cell):
+        for out in cell.get("outputs") or []:
+            text = out.get("data", {}).pop("text/html", None)
+            if text: out["data"] = {"text/markdown": html(f'<div class="wide">{joined(text)}</div>')}
+
+
 # ---- one processed notebook → Markdown
 
 def options(source: str, where: str) -> dict:
@@ -190,7 +198,8 @@ def fenced(text: str, css: str) -> str:
 
 
 def html(text: str) -> str:
-    return f"```````{{=html}}\n{text}\n```````"
+    ticks = "`" * (1 + max([2, *map(len, re.findall("`+", text))]))
+    return f"{ticks}{{=html}}\n{text}\n{ticks}"
 
 
 def picture(data: dict, stem: Path) -> Path | None:
@@ -218,9 +227,8 @@ def output(out: dict, opts: dict, stem: Path, folder: Path, numbers: dict) -> st
     if file := picture(data, stem):
         alt = opts.get("fig-alt", "").replace('"', '\\"')
         return f'![{numbered(label, numbers)}{caption}]({file.relative_to(folder).as_posix()}){{{"#" + label if label else ""} alt="{alt}"}}'
-    if "text/markdown" in data: return joined(data["text/markdown"])
-    if "text/html" in data:
-        box = html(f'<div class="wide">{joined(data["text/html"])}</div>')
+    if "text/markdown" in data:
+        box = joined(data["text/markdown"])
         if not label.startswith("fig-"): return box
         return "\n\n".join([html(f'<figure id="{escape(label)}">'), box, html("<figcaption>"), numbered(label, numbers) + caption,
                             html("</figcaption></figure>")])
