@@ -77,7 +77,7 @@ def test_html_outputs_are_raw_blocks(trial):
     kinds = [kind for c in trial.cells for out in c.get("outputs") or [] for kind in out.get("data", {})]
     assert "text/markdown" in kinds and "text/html" not in kinds
     text = next(o["data"]["text/markdown"] for c in trial.cells for o in c.get("outputs") or [] if "<b>" in str(o))
-    assert text == '````{=html}\n<div class="wide"><b>bold</b> ```</div>\n````'
+    assert text == '````{=html}\n<div class="wide"><b>bold</b> ``` <iframe title=box></iframe></div>\n````'
 
 
 def test_drawing_with_links_is_put_in(site):

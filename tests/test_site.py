@@ -137,6 +137,34 @@ def test_button_changes_the_light(site, browser):
     browser.ask("localStorage.clear()")
 
 
+# What Quarto's navigation script does to every link of a page that comes from a server.
+NAVIGATION = """document.querySelectorAll("a").forEach(a => {
+    if (a.href) { a.dataset.originalHref = a.href; a.href = a.href.replace(/\\/index\\.html/, "/"); }
+})"""
+
+
+def test_quartos_script_copes_with_links_in_drawings(site, browser):
+    browser.open((site / "trial.html").as_uri())
+    assert browser.ask("document.querySelectorAll('svg a').length") == 2
+    browser.ask(NAVIGATION)
+    there = browser.ask("[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))")
+    assert there == [f"{site.as_uri()}/stack.html#deviations", f"{site.as_uri()}/"]
+
+
+def test_quartos_script_fails_without_the_header(browser, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(BARE + '<svg><a href="x.html"><text>a</text></a></svg>')
+    browser.open(page.as_uri())
+    with pytest.raises(RuntimeError, match="replace is not a function"): browser.ask(NAVIGATION)
+
+
+def test_quartos_script_leaves_the_markdown_of_the_home_page(site, browser):
+    browser.open((site / "index.html").as_uri())
+    browser.ask(NAVIGATION)
+    href = browser.ask("[...document.querySelectorAll('.page-links a')].find(a => a.textContent == 'Markdown').href")
+    assert href == f"{site.as_uri()}/index%2Ehtml.md"
+
+
 def test_search(site, browser):
     browser.open((site / "index.html").as_uri())
     hits = browser.ask("""new Promise(done => {

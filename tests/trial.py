@@ -15,7 +15,7 @@ def write_trial(root: Path) -> None:
     picture = [{"output_type": "display_data", "metadata": {}, "data": {"image/png": PIXEL, "text/plain": "<Figure>"}}]
     linked = [{"output_type": "display_data", "metadata": {}, "data": {"text/markdown": "[out](../LICENSE)", "text/plain": "<Markdown>"}}]
     boxed = [{"output_type": "execute_result", "metadata": {}, "execution_count": None,
-              "data": {"text/html": "<b>bold</b> ```", "text/plain": "<HTML>"}}]
+              "data": {"text/html": "<b>bold</b> ``` <iframe title=box></iframe>", "text/plain": "<HTML>"}}]
     said = [{"output_type": "stream", "name": "stdout", "text": "x" * 400 + "\n~~~~\n"}]
     (root / "nbs/images").mkdir(exist_ok=True)
     (root / "nbs/images/trial_map.svg").write_text(DRAWING)

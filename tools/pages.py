@@ -143,9 +143,10 @@ class PageLinks(Processor):
     "Below the title: open it in Colab, see its source, take it along, read it as plain text."
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
+        plain = f"{page_name(path)}.md".replace("index.", "index%2E")  # Quarto's script cuts off /index.html
         links = [("Open in Colab", f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}"),
                  ("View source", f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}"),
-                 ("Download notebook", f"notebooks/{path.name}"), ("Markdown", f"{page_name(path)}.md")]
+                 ("Download notebook", f"notebooks/{path.name}"), ("Markdown", plain)]
         rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>' for text, href in links)
         self.nb.cells.insert(1, mk_cell(f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```', "markdown"))
 

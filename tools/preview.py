@@ -65,7 +65,8 @@ def page(path: Path, menu: list[Entry]) -> list[tuple[str, str, str, str]]:
     near = [f'<a rel="{rel}" href="{page_name(pages[i].path)}"><small>{word}</small>{escape(pages[i].text)}</a>'
             for rel, word, i in (("prev", "← before", at - 1), ("next", "next →", at + 1)) if 0 <= i < len(pages)]
     title = heading(path)[0]
-    fields = {"title": escape(title), "site": cfg["title"], "name": name, "menu": "\n".join(rows), "near": "\n".join(near)}
+    fields = {"title": escape(title), "site": cfg["title"], "name": name, "menu": "\n".join(rows), "near": "\n".join(near),
+              "head": (ROOT / "nbs/head.html").read_text(encoding="utf-8")}
     try:
         text = markdown(processed(path), path.stem, OUT)
         done = pandoc(text, "-t", "html5", "--mathml", "--toc", "--toc-depth=2", "--standalone", f"--template={HERE / 'preview.html'}",
