@@ -71,8 +71,9 @@ def test_links_of_readme_and_notebooks(broken):
 
 # ---- the checks can fail
 
-BARE = """<!DOCTYPE html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width"><link rel=icon href="data:,">
-<title>t</title><style>:root { color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#000, #eee) }</style><main>"""
+PHONE = '<meta name="viewport" content="width=device-width">'
+BARE = f"""<!DOCTYPE html><html lang=en><meta charset=utf-8>{PHONE}<link rel=icon href="data:,">
+<title>t</title><style>:root {{ color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#000, #eee) }}</style><main>"""
 FAULTS = {
     '<p>half of $x_1$</p>': "raw TeX: half of $x_1$",
     r'<p>a \frac{1}{2}</p>': "raw TeX",
@@ -135,6 +136,26 @@ def test_button_changes_the_light(site, browser):
     browser.ask("document.getElementById('theme').click()")
     assert browser.ask(ground) == dark
     browser.ask("localStorage.clear()")
+
+
+# Of Quarto's own rules, those that made text unreadable or pages wide; ours come after them.
+QUARTO = """<style>pre { color: #000; background: initial; font-size: .875em } pre.sourceCode { font-size: .875em } code { white-space: pre }
+code span, pre > code.sourceCode > span { color: #000 } code span.kw { color: #222 }</style>"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_parts_of_quartos_pages(browser, styles, tmp_path, theme):
+    "Nothing is faint and nothing wide on a page of Quarto's parts, with the styles that Quarto will compile."
+    page = tmp_path / "page.html"
+    head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">{PHONE}<title>t</title>{QUARTO}'
+    parts = (Path(__file__).parent / "quarto.html").read_text(encoding="utf-8")
+    page.write_text(f"{head}<style>{styles[theme]}</style>{parts}", encoding="utf-8")
+    browser.open(page.as_uri(), scheme=theme)
+    browser.ask(CHECKS + "; page.open()")
+    assert browser.ask("page.faint()") == []
+    browser.look(390, theme)
+    assert browser.ask("page.wide()") == []
+    assert browser.ask("parseFloat(getComputedStyle(document.querySelector('code.sourceCode')).fontSize)") < 14
 
 
 # What Quarto's navigation script does to every link of a page that comes from a server.
