@@ -45,7 +45,7 @@ docs: $(VENV)/.stamp-docs export  ## the site with Quarto: _docs
 	@rm -rf _proc
 	@$(WITH) PYTHONPATH=tools $(BIN)/nbdev_docs --n_workers 2
 	@$(BIN)/python tools/pages.py _docs
-	-@$(BIN)/python tools/links.py _docs
+	@$(BIN)/python tools/links.py _docs
 
 preview: $(VENV)/.stamp-preview  ## the same pages without Quarto: _preview
 	@$(WITH) $(BIN)/python tools/preview.py $(NAMES)

@@ -1,5 +1,6 @@
 "What several tests share. See CONTRIBUTING.md for what belongs here and what in a notebook."
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,18 @@ def project(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def trial(site):
+    "The trial notebook as our processors leave it, for Quarto and the preview alike."
+    from execnb.nbio import read_nb
+    root = site.parent
+    code = "from execnb.nbio import write_nb; from preview import *; write_nb(processed(ROOT / 'nbs/trial.ipynb'), ROOT / 'trial.ipynb')"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "tools")])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return read_nb(root / "trial.ipynb")
+
+
+@pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
     "The preview of all pages, and of one more that uses all the page dialect: built once, in a copy of the checkout."
     from gate import copy, files_of
@@ -52,6 +65,32 @@ def site(tmp_path_factory) -> Path:
     done = subprocess.run([sys.executable, root / "tools/preview.py"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(root)})
     assert done.returncode == 0, done.stderr
     return root / "_preview"
+
+
+def layered(files: list[Path]) -> str:
+    "Our styles around Bootstrap's, in Quarto's order: the last file's defaults first, Bootstrap, the rules."
+    layers = []
+    for file in files:
+        parts = re.split(r"^/\*-- scss:(\w+) --\*/$", file.read_text(encoding="utf-8"), flags=re.M)[1:]
+        layers.append(list(zip(parts[::2], parts[1::2], strict=True)))
+    of = lambda kind, layers: [text for layer in layers for k, text in layer if k == kind]
+    return "\n".join([*of("defaults", reversed(layers)), '@import "bootstrap";', *of("rules", layers)])
+
+
+@pytest.fixture(scope="session")
+def styles(tmp_path_factory) -> dict[str, str]:
+    "The CSS of both themes, compiled with Bootstrap; skipped without them: `npm install -g sass bootstrap`."
+    sass = shutil.which("sass")
+    bootstrap = Path(sass).resolve().parents[1] / "bootstrap/scss" if sass else None
+    if not bootstrap or not bootstrap.exists(): pytest.skip("needs sass and bootstrap from npm, installed side by side")
+    folder, css = tmp_path_factory.mktemp("styles"), {}
+    for theme, names in (("light", ["site.scss"]), ("dark", ["site.scss", "dark.scss"])):
+        (folder / f"{theme}.scss").write_text(layered([ROOT / "nbs" / n for n in names]), encoding="utf-8")
+        command = [sass, "--quiet", "--no-source-map", f"--load-path={bootstrap}", folder / f"{theme}.scss", folder / f"{theme}.css"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        css[theme] = (folder / f"{theme}.css").read_text(encoding="utf-8")
+    return css
 
 
 @pytest.fixture(scope="session")

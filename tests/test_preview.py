@@ -2,9 +2,56 @@
 import json
 import re
 
+import pytest
 from conftest import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
-from pages import install_cell, page_name, sidebar
+from pages import Names, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
+
+
+def test_links_to_the_repository(cfg):
+    "What the site does not hold is linked where it is; code is not touched, raw HTML is."
+    blob, tree = (f"{cfg['git_url']}/{kind}/{cfg['branch']}" for kind in ("blob", "tree"))
+    for text, becomes in {
+        "[`a`](../LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)": f"[`a`]({blob}/LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)",
+        "[a](../results) [b](../results/README.md#x 'y')": f"[a]({tree}/results) [b]({blob}/results/README.md#x 'y')",
+        "[a][b]\n\n[b]: ../LICENSE": f"[a][b]\n\n[b]: {blob}/LICENSE",
+        '<a href="../LICENSE">a</a>': f'<a href="{blob}/LICENSE">a</a>',
+        '```{=html}\n<a href="../LICENSE">a</a>\n```': f'```{{=html}}\n<a href="{blob}/LICENSE">a</a>\n```',
+        "`[a](../b)` ``[`a`](../b)``": None, "```\n[a](../b)\n```": None, "~~~ md\n[a](../b)\n~~~~": None, "```\n[a](../b)": None,
+    }.items(): assert leave_site(text, cfg) == (becomes or text)
+
+
+NAMES = Names({"Vocab": {"vocab.html": "vocab"}, "Vocab.words": {"vocab.html": "vocab"}, "put": {"stack.html": "put", "ct2.html": "put"},
+               "train": {"train.html": "train"}}, frozenset({"train"}))
+
+
+@pytest.mark.parametrize("text, becomes", [
+    ("`Vocab` and `Vocab.words()`", "[`Vocab`](vocab.html#vocab) and [`Vocab.words()`](vocab.html#vocab)"),
+    ("`put`, `train`, `other`, `Vocab of words`, ``Vocab``", None),
+    ("```python\n# as `Vocab`\n```\n    `Vocab`\n# `Vocab`\n<code>`Vocab`</code> <!-- `Vocab` -->", None),
+    ("[of `Vocab`](x) [`Vocab`][x] ![`Vocab`](x.svg) [[1] `Vocab`](x) <a href='x'>`Vocab`</a>\n\n[x]: y `Vocab`", None),
+    ("```\n`a`\n```\n| `Vocab` | [x](y) |", "```\n`a`\n```\n| [`Vocab`](vocab.html#vocab) | [x](y) |")])
+def test_names_link_to_their_definition(text, becomes): assert link_names(text, "batch.html", NAMES) == (becomes or text)
+
+
+def test_ambiguous_names_link_within_their_notebook():
+    assert link_names("`put`", "ct2.html", NAMES) == "[`put`](#put)"
+    assert link_names("`train`", "train.html", NAMES) == "[`train`](#train)"
+
+
+def test_names_of_the_package():
+    names = names_of_package()
+    assert names.places["MultiHeadAttention.forward"] == {"multi_head.html": "multiheadattention"}
+    assert {"attention", "train", "schedule", "rank", "prepare"} <= names.taken and not {"Encoder", "beam_search"} & names.taken
+
+
+def test_no_link_is_left_as_text(site):
+    "Pages and plain Markdown: no `[`name`](…)` in code or in the text that is shown."
+    literal = re.compile(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(")
+    for page in site.glob("*.html"): assert not literal.search(page.read_text(encoding="utf-8")), page.name
+    for plain in site.glob("*.md"):
+        blocks = re.findall(r"^```.*?^```", plain.read_text(encoding="utf-8"), re.M | re.S)
+        assert not any(map(literal.search, blocks)), plain.name
 
 
 def test_dialect(site, cfg):
@@ -13,15 +60,24 @@ def test_dialect(site, cfg):
     assert 'alt="One &quot;dark&quot; dot"' in raw and "Figure 1: A dot" in raw and "Figure 2: File" in raw and 'alt="a file"' in raw
     assert '<a href="#fig-dot">Figure 1</a>' in raw and '<a href="#fig-file">Figure 2</a>' in raw and 'id="fig-dot"' in raw
     assert '<details class="callout note"><summary>' in raw and '<div class="callout tip"><p class="callout-title">' in raw
-    assert 'href="stack.html#deviations"' in raw and f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"' in raw
+    assert 'href="stack.html#deviations"' in raw and raw.count(f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"') == 3
     assert "<summary>Code</summary>" in raw and "<summary>Reference: <code>twice</code></summary>" in raw
     assert (site / "trial_files").is_dir()
+    assert '<figure id="fig-box">' in raw and "<b>bold</b>" in raw and "Figure 3: A box" in raw
 
 
 def test_equations_bear_the_papers_numbers(site):
     raw = (site / "trial.html").read_text(encoding="utf-8")
     assert re.search(r'<div id="equation-7" class="equation">.*?<math display="block".*?<div class="number">\s*\(7\)', raw, re.S)
     assert "\\tag" not in re.sub(r"<annotation.*?</annotation>", "", raw)
+
+
+def test_html_outputs_are_raw_blocks(trial):
+    "Quarto gives a page with an output of the kind text/html two scripts of another host."
+    kinds = [kind for c in trial.cells for out in c.get("outputs") or [] for kind in out.get("data", {})]
+    assert "text/markdown" in kinds and "text/html" not in kinds
+    text = next(o["data"]["text/markdown"] for c in trial.cells for o in c.get("outputs") or [] if "<b>" in str(o))
+    assert text == '````{=html}\n<div class="wide"><b>bold</b> ``` <iframe title=box></iframe></div>\n````'
 
 
 def test_drawing_with_links_is_put_in(site):
@@ -77,5 +133,13 @@ def test_palette_has_one_source(site):
     "The preview's colours are those that Quarto reads, light and dark."
     css, scss = (site / "preview.css").read_text(encoding="utf-8"), (ROOT / "nbs/site.scss").read_text(encoding="utf-8")
     pairs = re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", css)
-    assert len(pairs) > 9 and all(f"${n}: if($dark, {dark}, {light});" in scss for n, light, dark in pairs)
+    assert len(pairs) > 9 and all(f"${n}: if($is-dark-theme, {dark}, {light});" in scss for n, light, dark in pairs)
     assert {n for n in re.findall(r"var\(--(\w+)", css)} <= {n for n, *_ in pairs} | {"sans", "mono"}
+
+
+def test_styles_compile_with_bootstrap(styles):
+    "Quarto puts Bootstrap between our variables and our rules: none of our names may be one of Bootstrap's."
+    for theme, ground in (("light", "#fffefc"), ("dark", "#17191c")):
+        assert f"--paper: {ground}" in styles[theme] and f"--bs-body-bg: {ground}" in styles[theme]
+        assert f"color-scheme: {theme}" in styles[theme]
+        assert "--bs-dark: #" in styles[theme]

@@ -71,8 +71,9 @@ def test_links_of_readme_and_notebooks(broken):
 
 # ---- the checks can fail
 
-BARE = """<!DOCTYPE html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width"><link rel=icon href="data:,">
-<title>t</title><style>:root { color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#000, #eee) }</style><main>"""
+PHONE = '<meta name="viewport" content="width=device-width">'
+BARE = f"""<!DOCTYPE html><html lang=en><meta charset=utf-8>{PHONE}<link rel=icon href="data:,">
+<title>t</title><style>:root {{ color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#000, #eee) }}</style><main>"""
 FAULTS = {
     '<p>half of $x_1$</p>': "raw TeX: half of $x_1$",
     r'<p>a \frac{1}{2}</p>': "raw TeX",
@@ -113,7 +114,8 @@ def test_page_without_fault(browser, tmp_path):
 
 
 @pytest.mark.parametrize("link, says", [("none.html", "none.html is not there"), ("index.html#none", "names no place"), ("#none", "names no place"),
-                                        ("{git_url}/blob/{branch}/none.txt", "none.txt is not there")])
+                                        ("{git_url}/blob/{branch}/none.txt", "none.txt is not there"),
+                                        ("../index.html", "leads out of the site"), ("images/../../README.md", "leads out of the site")])
 def test_broken_link_is_found(tmp_path, cfg, link, says):
     (tmp_path / "index.html").write_text(f'<a id="x" href="{link.format(**cfg)}">a</a> <a href="#x">b</a> <a href="https://example.org">c</a>')
     broken, outside = check(tmp_path)
@@ -134,6 +136,54 @@ def test_button_changes_the_light(site, browser):
     browser.ask("document.getElementById('theme').click()")
     assert browser.ask(ground) == dark
     browser.ask("localStorage.clear()")
+
+
+# Of Quarto's own rules, those that made text unreadable or pages wide; ours come after them.
+QUARTO = """<style>pre { color: #000; background: initial; font-size: .875em } pre.sourceCode { font-size: .875em } code { white-space: pre }
+code span, pre > code.sourceCode > span { color: #000 } code span.kw { color: #222 }</style>"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_parts_of_quartos_pages(browser, styles, tmp_path, theme):
+    "Nothing is faint and nothing wide on a page of Quarto's parts, with the styles that Quarto will compile."
+    page = tmp_path / "page.html"
+    head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">{PHONE}<title>t</title>{QUARTO}'
+    parts = (Path(__file__).parent / "quarto.html").read_text(encoding="utf-8")
+    page.write_text(f"{head}<style>{styles[theme]}</style>{parts}", encoding="utf-8")
+    browser.open(page.as_uri(), scheme=theme)
+    browser.ask(CHECKS + "; page.open()")
+    assert browser.ask("page.faint()") == []
+    browser.look(390, theme)
+    assert browser.ask("page.wide()") == []
+    assert browser.ask("parseFloat(getComputedStyle(document.querySelector('code.sourceCode')).fontSize)") < 14
+
+
+# What Quarto's navigation script does to every link of a page that comes from a server.
+NAVIGATION = """document.querySelectorAll("a").forEach(a => {
+    if (a.href) { a.dataset.originalHref = a.href; a.href = a.href.replace(/\\/index\\.html/, "/"); }
+})"""
+
+
+def test_quartos_script_copes_with_links_in_drawings(site, browser):
+    browser.open((site / "trial.html").as_uri())
+    assert browser.ask("document.querySelectorAll('svg a').length") == 2
+    browser.ask(NAVIGATION)
+    there = browser.ask("[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))")
+    assert there == [f"{site.as_uri()}/stack.html#deviations", f"{site.as_uri()}/"]
+
+
+def test_quartos_script_fails_without_the_header(browser, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(BARE + '<svg><a href="x.html"><text>a</text></a></svg>')
+    browser.open(page.as_uri())
+    with pytest.raises(RuntimeError, match="replace is not a function"): browser.ask(NAVIGATION)
+
+
+def test_quartos_script_leaves_the_markdown_of_the_home_page(site, browser):
+    browser.open((site / "index.html").as_uri())
+    browser.ask(NAVIGATION)
+    href = browser.ask("[...document.querySelectorAll('.page-links a')].find(a => a.textContent == 'Markdown').href")
+    assert href == f"{site.as_uri()}/index%2Ehtml.md"
 
 
 def test_search(site, browser):

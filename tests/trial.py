@@ -13,6 +13,9 @@ DRAWING = """<?xml version="1.0"?>
 def write_trial(root: Path) -> None:
     "Put the notebook trial, and its drawings, into a copy of the checkout."
     picture = [{"output_type": "display_data", "metadata": {}, "data": {"image/png": PIXEL, "text/plain": "<Figure>"}}]
+    linked = [{"output_type": "display_data", "metadata": {}, "data": {"text/markdown": "[out](../LICENSE)", "text/plain": "<Markdown>"}}]
+    boxed = [{"output_type": "execute_result", "metadata": {}, "execution_count": None,
+              "data": {"text/html": "<b>bold</b> ``` <iframe title=box></iframe>", "text/plain": "<HTML>"}}]
     said = [{"output_type": "stream", "name": "stdout", "text": "x" * 400 + "\n~~~~\n"}]
     (root / "nbs/images").mkdir(exist_ok=True)
     (root / "nbs/images/trial_map.svg").write_text(DRAWING)
@@ -24,6 +27,8 @@ def write_trial(root: Path) -> None:
              cell("#| hide\nsecret = 1"), cell("#| echo: false\nunseen = 1"), cell("#| code-fold: true\nfolded = 1") | {"outputs": said},
              cell("#| label: fig-dot\n#| fig-cap: \"A dot: $z$\"\n#| fig-alt: \"One \\\"dark\\\" dot\"\ndraw()") | {"outputs": picture},
              cell("![File](images/trial_dot.svg){#fig-file fig-alt=\"a file\"}\n\n![A \"map\"](images/trial_map.svg)\n\n"
-                  "[stack](31_stack.ipynb#deviations) [home](../LICENSE)", "markdown"))
+                  "[stack](31_stack.ipynb#deviations) [home](../LICENSE) <a href=\"../LICENSE\">raw</a>", "markdown"),
+             cell("#| echo: false\ntable()") | {"outputs": linked},
+             cell("#| label: fig-box\n#| fig-cap: A box\nbox()") | {"outputs": boxed})
     quarto = (root / "_quarto.yml").read_text(encoding="utf-8")
     (root / "_quarto.yml").write_text(quarto.replace("\nmetadata-files", "          - trial.ipynb\n\nmetadata-files"), encoding="utf-8")

@@ -3,7 +3,8 @@
 
     tools/links.py [FOLDER]    the folder of the pages, default _preview
 
-A link within the project that leads nowhere is an error; links to other hosts are listed, and nothing is fetched.
+A link within the project that leads nowhere is an error, and so is one that leads out of the folder of the pages, which alone is published.
+Links to other hosts are listed, and nothing is fetched.
 """
 import json
 import re
@@ -56,16 +57,16 @@ def of_notebook(text: str) -> Found:
 
 def inside(url: str, folder: Path, root: Path, cfg: dict[str, str]) -> str | None:
     "The path of a link to our own repository, site or notebook in Colab; None for another host's."
-    blob, site = f"{cfg['git_url']}/blob/{cfg['branch']}/", cfg["doc_host"] + cfg["doc_baseurl"] + "/"
+    here, site = re.escape(cfg["git_url"]) + rf"/(?:blob|tree)/{re.escape(cfg['branch'])}/", cfg["doc_host"] + cfg["doc_baseurl"] + "/"
     colab = re.match(rf"https://colab\.research\.google\.com/github/{cfg['user']}/{cfg['repo']}/blob/[\w.-]+/(.*)", url)
     if colab: return str(folder / colab[1])
-    if url.startswith(blob): return str(root / url.removeprefix(blob))
+    if ours := re.match(here, url): return str(root / url[ours.end():])
     if url.startswith(site): return str(folder / (url.removeprefix(site) or "index.html"))
 
 
 def check(folder: Path, root: Path = ROOT) -> tuple[list[str], dict[str, list[str]]]:
     "One line for each link that leads nowhere; the links to other hosts, each with the files that hold it."
-    cfg, broken, outside, root = settings(), [], {}, root.resolve()
+    cfg, broken, outside, root, folder = settings(), [], {}, root.resolve(), folder.resolve()
     kinds = {".html": of_html, ".md": of_markdown, ".ipynb": of_notebook}
     files = [*folder.glob("*.html"), *folder.glob("*.md"), *folder.glob("llms.txt"), *root.glob("*.md"), *(root / "nbs").glob("[!_.]*.ipynb")]
     found = {f.resolve(): kinds.get(f.suffix, of_markdown)(f.read_text(encoding="utf-8")) for f in sorted(files)}
@@ -80,7 +81,9 @@ def check(folder: Path, root: Path = ROOT) -> tuple[list[str], dict[str, list[st
                     continue
                 path = ours
             to = (file.parent / unquote(path.partition("?")[0])).resolve() if path else file
-            if not to.exists(): broken.append(f"{name}: {target} is not there")
+            if file.is_relative_to(folder) and not URL.match(target) and not to.is_relative_to(folder):
+                broken.append(f"{name}: {target} leads out of the site")
+            elif not to.exists(): broken.append(f"{name}: {target} is not there")
             elif anchor and file.suffix == ".html" and to in found and unquote(anchor) not in found[to].anchors:
                 broken.append(f"{name}: {target} names no place of that page")
             elif anchor and file.parent == root and to in found and unquote(anchor) not in found[to].anchors:

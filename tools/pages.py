@@ -3,13 +3,16 @@
 
     tools/pages.py FOLDER    beside the pages that Quarto wrote to FOLDER from _proc/: Markdown, notebooks, charts.js, llms.txt
 """
+import ast
 import base64
 import json
 import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,20 +66,102 @@ def sidebar() -> list[Entry]:
     return list(walk(yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]))
 
 
+# ---- links
+
+INLINE = r"(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=ticks)(?!`)"
+FENCED = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ ]*$|.*\Z)"
+TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>\.\./[^)>\"\s]*)"
+
+
+def repository(target: str, cfg: dict[str, str]) -> str:
+    "The address of a file of the repository that is no part of the site, as nbs/ names it: `../LICENSE`."
+    file, hash_, anchor = target.removeprefix("../").partition("#")
+    kind = "tree" if (ROOT / file).is_dir() else "blob"
+    return f"{cfg['git_url']}/{kind}/{cfg['branch']}/{file.rstrip('/')}{hash_}{anchor}"
+
+
+def leave_site(text: str, cfg: dict[str, str]) -> str:
+    "Markdown whose links out of nbs/ lead to the repository; code, raw HTML apart, stays as it is."
+    def change(m: re.Match) -> str:
+        if m["target"]: return m["before"] + repository(m["target"], cfg)
+        raw = m["fence"] and re.match(r"[`~]+ *\{=html\}", m[0].lstrip())
+        return re.sub(TARGET, lambda t: t["before"] + repository(t["target"], cfg), m[0]) if raw else m[0]
+    return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
+
+
+class Names(NamedTuple):
+    "What the package defines, and which of these names are also used for something else."
+    places: dict[str, dict[str, str]]  # name → page → anchor
+    taken: frozenset[str]
+
+
+@cache
+def names_of_package() -> Names:
+    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's or a verb's."
+    library, places, taken = settings()["lib_path"], {}, set()
+    for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
+        taken.add(module.rpartition(".")[2])
+        for name, (address, _) in symbols.items():
+            page, _, anchor = address.partition("#")  # that of a method is its class's
+            places.setdefault(name.removeprefix(f"{module}."), {})[page] = anchor.partition(".")[0]
+    for path in (ROOT / library).glob("[!_]*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)): taken.add(name)
+                case ast.Call(func=ast.Attribute(attr="command"), args=[ast.Constant(value=name), *_]): taken.add(name)
+    return Names(places, frozenset(taken))
+
+
+NAME = r"(?<!`)`(?P<name>[^`\s()]+)(?P<call>\(\))?`(?!`)"
+LINKED = (r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\](?:\([^)]*\)|\[[^\]]*\])|^\[[^\]\n]+\]:[^\n]*|<a\b.*?</a>|<code\b.*?</code>"
+          r"|<!--.*?-->|</?[a-zA-Z][^>]*>")
+NO_PROSE = rf"{FENCED}|^(?: {{4}}|\t)[^\n]*|^#{{1,6}} [^\n]*|{LINKED}"
+
+
+def link_names(text: str, page: str, names: Names) -> str:
+    "Markdown whose names of definitions lead to them: not in code, links and headings, and none that may mean something else."
+    def change(m: re.Match) -> str:
+        places = names.places.get(m["name"] or "", {})
+        if page in places: return f"[{m[0]}](#{places[page]})"
+        if len(places) != 1 or m["name"] in names.taken: return m[0]
+        [(there, anchor)] = places.items()
+        return f"[{m[0]}]({there}#{anchor})"
+    return re.sub(f"{NO_PROSE}|{NAME}|{INLINE}", change, text, flags=re.M | re.S)
+
+
+def markdown_of(cell):
+    "The Markdown of a cell and of its outputs: (where it is kept, its name there, text)."
+    if cell.cell_type == "markdown": yield cell, "source", joined(cell.source)
+    for out in cell.get("outputs") or []:
+        data = out.get("data", {})
+        yield from ((data, kind, joined(data[kind])) for kind in ("text/markdown", "text/html") if kind in data)
+
+
 # ---- what nbdev does to each notebook on top of its own steps (settings.ini: procs)
 
 class PageLinks(Processor):
     "Below the title: open it in Colab, see its source, take it along, read it as plain text."
-    def cell(self, cell):  # nbdev links a method to a heading of its own; here methods stand with their class
-        if cell.cell_type == "markdown": cell.source = re.sub(r"(\.html#\w+)\.\w+(?=\))", r"\1", joined(cell.source))
-
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
+        plain = f"{page_name(path)}.md".replace("index.", "index%2E")  # Quarto's script cuts off /index.html
         links = [("Open in Colab", f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}"),
                  ("View source", f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}"),
-                 ("Download notebook", f"notebooks/{path.name}"), ("Markdown", f"{page_name(path)}.md")]
+                 ("Download notebook", f"notebooks/{path.name}"), ("Markdown", plain)]
         rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>' for text, href in links)
         self.nb.cells.insert(1, mk_cell(f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```', "markdown"))
+
+
+class RepositoryLinks(Processor):
+    "A link to a file beside nbs/ leads to the repository: the site holds no such file."
+    def cell(self, cell):
+        for kept, kind, text in markdown_of(cell): kept[kind] = leave_site(text, settings())
+
+
+class NameLinks(Processor):
+    "A backticked name leads to its definition. nbdev's own add_links, left out, links names in code, and of two the wrong one."
+    def cell(self, cell):
+        for kept, kind, text in markdown_of(cell):
+            if kind != "text/html": kept[kind] = link_names(text, page_name(Path(self.nb.path_)), names_of_package())
 
 
 class LiveCharts(Processor):
@@ -89,6 +174,14 @@ class LiveCharts(Processor):
             drawing = joined(data.get("image/svg+xml", ""))
             out["data"] = {"text/html": f'<div class="chart" role="img" aria-label="{escape(alt)}"><div>{drawing}</div>'
                                         f'<script type="application/json">{spec}</script></div><script defer src="charts.js"></script>'}
+
+
+class RawHtml(Processor):
+    "An HTML output becomes Markdown with a raw block: for `text/html` Quarto asks another host for require.js and jquery."
+    def cell(self, cell):
+        for out in cell.get("outputs") or []:
+            text = out.get("data", {}).pop("text/html", None)
+            if text: out["data"] = {"text/markdown": html(f'<div class="wide">{joined(text)}</div>')}
 
 
 # ---- one processed notebook → Markdown
@@ -106,7 +199,8 @@ def fenced(text: str, css: str) -> str:
 
 
 def html(text: str) -> str:
-    return f"```````{{=html}}\n{text}\n```````"
+    ticks = "`" * (1 + max([2, *map(len, re.findall("`+", text))]))
+    return f"{ticks}{{=html}}\n{text}\n{ticks}"
 
 
 def picture(data: dict, stem: Path) -> Path | None:
@@ -134,9 +228,8 @@ def output(out: dict, opts: dict, stem: Path, folder: Path, numbers: dict) -> st
     if file := picture(data, stem):
         alt = opts.get("fig-alt", "").replace('"', '\\"')
         return f'![{numbered(label, numbers)}{caption}]({file.relative_to(folder).as_posix()}){{{"#" + label if label else ""} alt="{alt}"}}'
-    if "text/markdown" in data: return joined(data["text/markdown"])
-    if "text/html" in data:
-        box = html(f'<div class="wide">{joined(data["text/html"])}</div>')
+    if "text/markdown" in data:
+        box = joined(data["text/markdown"])
         if not label.startswith("fig-"): return box
         return "\n\n".join([html(f'<figure id="{escape(label)}">'), box, html("<figcaption>"), numbered(label, numbers) + caption,
                             html("</figcaption></figure>")])
@@ -193,7 +286,6 @@ def link(target: str, cfg: dict[str, str]) -> str:
     site = cfg["doc_host"] + cfg["doc_baseurl"] + "/"
     if target.startswith(site): return target.removeprefix(site)
     if re.match(r"[a-z][a-z+.-]*:|#|notebooks/", target): return target
-    if target.startswith("../"): return f"{cfg['git_url']}/blob/{cfg['branch']}/{target[3:]}"
     file, hash_, anchor = target.partition("#")
     return page_name(Path(file)) + hash_ + anchor if file.endswith(".ipynb") else target
 
@@ -203,7 +295,7 @@ def write_plain(text: str, path: Path, folder: Path) -> None:
     cfg = settings()
     text = re.sub(r"^(```+)\{=html\}$.*?^\1$|<!--.*?-->", "", text, flags=re.M | re.S).replace("{.cell-output", "{.text .cell-output")
     plain = pandoc(text, "-t", "gfm-raw_html-tex_math_gfm+tex_math_dollars")
-    plain = re.sub(r"(?<=\]\()([^)\s]+\.ipynb[^)\s]*|\.\./[^)\s]+)", lambda m: link(m[1], cfg), plain)
+    plain = re.sub(r"(?<=\]\()([^)\s]+\.ipynb[^)\s]*)", lambda m: link(m[1], cfg), plain)
     (folder / f"{page_name(path)}.md").write_text(f"# {heading(path)[0]}\n\n{plain}", encoding="utf-8")
 
 

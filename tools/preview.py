@@ -37,7 +37,8 @@ def processed(path: Path):
 def stylesheet() -> str:
     "Colours and type of nbs/site.scss, then the preview's own layout."
     scss = (ROOT / "nbs/site.scss").read_text(encoding="utf-8")
-    names = [f"--{name}: light-dark({light}, {dark});" for name, dark, light in re.findall(r"^\$(\w+): if\(\$dark, (#\w+), (#\w+)\);", scss, re.M)]
+    found = re.findall(r"^\$(\w+): if\(\$is-dark-theme, (#\w+), (#\w+)\);", scss, re.M)
+    names = [f"--{name}: light-dark({light}, {dark});" for name, dark, light in found]
     fonts = [f"--{name[:4]}: {fonts};" for name, fonts in re.findall(r"^\$font-family-(\w+)[\w-]*: (.*);", scss, re.M)]
     themes = "".join(f":root[data-theme={t}] {{ color-scheme: {t}; }}\n" for t in ("light", "dark"))
     return "\n".join([f":root {{ color-scheme: light dark; {' '.join(names + fonts)} }}", themes, scss.rpartition("/*-- scss:rules --*/")[2],
@@ -64,7 +65,8 @@ def page(path: Path, menu: list[Entry]) -> list[tuple[str, str, str, str]]:
     near = [f'<a rel="{rel}" href="{page_name(pages[i].path)}"><small>{word}</small>{escape(pages[i].text)}</a>'
             for rel, word, i in (("prev", "← before", at - 1), ("next", "next →", at + 1)) if 0 <= i < len(pages)]
     title = heading(path)[0]
-    fields = {"title": escape(title), "site": cfg["title"], "name": name, "menu": "\n".join(rows), "near": "\n".join(near)}
+    fields = {"title": escape(title), "site": cfg["title"], "name": name, "menu": "\n".join(rows), "near": "\n".join(near),
+              "head": (ROOT / "nbs/head.html").read_text(encoding="utf-8")}
     try:
         text = markdown(processed(path), path.stem, OUT)
         done = pandoc(text, "-t", "html5", "--mathml", "--toc", "--toc-depth=2", "--standalone", f"--template={HERE / 'preview.html'}",
