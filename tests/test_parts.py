@@ -123,12 +123,15 @@ def test_no_two_places_are_alike():
     assert gaps.min() > 0.5
 
 
-@pytest.mark.parametrize("make", [lambda: SinusoidalPosition(16, n_start=4), lambda: LearnedPosition(16, 40)], ids=["sinusoidal", "learned"])
+# A learned table is the same numbers. Sinusoids are computed again as their table grows, and sines of more
+# numbers at once may differ in the last digit of float32, which is 5e-7 for sums up to 8.
+@pytest.mark.parametrize("make, atol", [(lambda: SinusoidalPosition(16, n_start=4), 5e-7), (lambda: LearnedPosition(16, 40), 0)],
+                         ids=["sinusoidal", "learned"])
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 33, 40])
-def test_one_by_one_is_all_at_once(make, n):
+def test_one_by_one_is_all_at_once(make, atol, n):
     position, x = make(), torch.randn(3, n, 16)
     one_by_one = torch.cat([position(x[:, [i]], start=i) for i in range(n)], dim=1)
-    torch.testing.assert_close(one_by_one, position(x), atol=0, rtol=0)
+    torch.testing.assert_close(one_by_one, position(x), atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -136,7 +139,9 @@ def test_a_grown_table_is_as_good_as_one_made_long(dtype):
     grown, long = SinusoidalPosition(16, n_start=2).to(dtype), SinusoidalPosition(16, n_start=500).to(dtype)
     x = torch.zeros(1, 400, 16, dtype=dtype)
     assert grown(x).dtype == dtype
-    torch.testing.assert_close(grown(x), long(x), atol=0, rtol=0)
+    # Sines up to 1, computed in float64 and held in float32 at most: tables of other sizes may be one rounding apart.
+    rounding = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    torch.testing.assert_close(grown(x), long(x), atol=rounding, rtol=0)
 
 
 def test_a_table_that_grew_while_translating_can_be_trained_with():
