@@ -307,7 +307,7 @@ def training_steps(
                              np.random.default_rng([seed, epoch]))
         if first > len(batches):
             raise UserError(f"i_batch={first} is beyond epoch {epoch} with its "
-                            f"{len(batches)} batches: was the run begun on other text?")
+                            f"{len(batches)} batches: was the run started with other text?")
         for i_batch in range(first, len(batches)):
             rows, step = batches[i_batch], step + 1
             own_seed = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])

@@ -512,7 +512,7 @@ def row_trainer(
     def train_row(recipe, run: Path, minutes: float | None):
         if (run / "config.json").exists():
             if read_config(run)[0] != recipe:
-                raise UserError(f"{run} was begun with other settings: remove it")
+                raise UserError(f"{run} was started with other settings: remove it")
             resume_run(run, device, minutes, corpus=corpus, prepared=prepared, quiet=quiet)
         else:
             train_run(corpus, recipe, run, device, minutes, prepared=prepared, quiet=quiet)

@@ -99,7 +99,7 @@ def sha256(path: Path) -> str:
 # %% ../nbs/50_files.ipynb #bc4df0c3
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    "An OSError of the block becomes one that names the path which was to be written."
+    "Turn an OSError of the block into one that names the path."
     try:
         yield
     except OSError as e:
