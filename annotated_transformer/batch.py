@@ -6,8 +6,8 @@
 __all__ = ['START', 'FORMAT', 'ABOUT', 'SPLITS', 'SIDES', 'PARTS', 'FILES', 'Rows', 'rows_of', 'Pairs', 'id_type', 'short_rows',
            'encode_pairs', 'pairs_that_fit', 'padding_share', 'cut_points', 'batch_rows', 'Batch', 'pad_ids', 'collate',
            'epoch_batches', 'Position', 'Step', 'share', 'training_steps', 'write_pairs', 'open_pairs',
-           'write_prepared', 'Prepared', 'read_prepared_about', 'check_made_from', 'open_prepared',
-           'check_replaceable_text', 'prepare']
+           'write_prepared', 'Prepared', 'read_prepared_about', 'check_made_from', 'open_prepared', 'check_same_text',
+           'prepare']
 
 # %% ../nbs/51c_batch.ipynb #35a320c7
 import json
@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain, count, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +25,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import UserError
-from .files import (check_own, kind_of, read_json,
-                                         replace_folder, resolve, sha256, sweep)
+from .files import (check_no_links, kind_of, read_json,
+                                         new_folder, resolve, sha256, sweep)
 from .vocab import Vocab, learn_bpe, load_vocab
 
 # %% ../nbs/51c_batch.ipynb #b6577f03
@@ -392,7 +391,7 @@ def read_prepared_about(folder: Path) -> dict:
     """
     if kind_of(resolve(folder)) != "folder":
         raise UserError(f"{folder} is not a folder of prepared text")
-    check_own(folder, {ABOUT, *FILES})
+    check_no_links(folder, {ABOUT, *FILES})
     try:
         about = read_json(folder / ABOUT)
     except UserError as e:
@@ -434,13 +433,14 @@ def open_prepared(
                       for split in SPLITS))
 
 # %% ../nbs/51c_batch.ipynb #38f38ff4
-def check_replaceable_text(folder: Path, made_from: dict[str, str | int]) -> None:
-    "UserError unless a folder holds nothing but prepared text made from the same as `made_from`."
-    check_made_from(folder, made_from)
-    for path in folder.iterdir():
-        if path.name not in {*FILES, ABOUT}:
-            raise UserError(f"{folder} cannot be replaced, because it also holds "
-                            f"{path.name}: choose another folder")
+def check_same_text(folder: Path, made_from: dict[str, str | int]) -> Prepared:
+    "What a folder of prepared text holds; UserError says what to do if it cannot be used as it is."
+    try:
+        return open_prepared(folder, made_from)
+    except UserError as e:
+        if "damaged" not in str(e):
+            raise
+        raise UserError(f"{e}: remove {folder} to have it made again") from None
 
 # %% ../nbs/51c_batch.ipynb #0edd907a
 def prepare(
@@ -461,13 +461,11 @@ def prepare(
     made_from = {"format": FORMAT, "text_sha256": text_sha256, "n_pieces": n_pieces,
                  "n_sample": n_sample}
     if kind_of(resolve(folder)) == "folder" and any(folder.iterdir()):
-        check_made_from(folder, made_from)
-        try:
-            return open_prepared(folder, made_from)
-        except UserError as e:
-            print(f"{e}: preparing the text again", file=sys.stderr)
-    check = partial(check_replaceable_text, made_from=made_from)
-    with replace_folder(folder, check) as new:
-        write_prepared(new, train, valid, made_from, quiet)
+        return check_same_text(folder, made_from)
+    try:
+        with new_folder(folder) as new:
+            write_prepared(new, train, valid, made_from, quiet)
+    except FileExistsError:  # another process has made it meanwhile
+        return check_same_text(folder, made_from)
     sweep(resolve(folder).parent)
     return open_prepared(folder)

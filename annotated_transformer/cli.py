@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['app', 'UsageError', 'PRINTING', 'DEFAULT_RECIPE', 'RecipeName', 'DataName', 'DataFolder', 'SourceText', 'TargetText',
            'ValidSource', 'ValidTarget', 'SharedData', 'Quiet', 'RunFolder', 'AnyDevice', 'TranslatingDevice', 'BEAM',
-           'ALPHA', 'verbs', 'fail', 'ready_streams', 'main', 'choose_corpus', 'begun_before', 'first_process',
-           'signal_status', 'say_how_it_ended', 'train_verb', 'prepare_verb', 'average_verb', 'typed_lines',
-           'chosen_search', 'translate_verb', 'score_verb', 'attention_example', 'write_attention', 'attention_verb',
-           'import_marian_verb', 'export_ct2_verb', 'measure_row', 'row_trainer', 'variations_verb', 'check_demo',
-           'run_demo', 'demo_verb']
+           'ALPHA', 'verbs', 'fail', 'tell', 'ready_streams', 'main', 'choose_corpus', 'begun_before',
+           'launcher_number', 'first_process', 'signal_status', 'say_how_it_ended', 'train_verb', 'prepare_verb',
+           'average_verb', 'typed_lines', 'chosen_search', 'translate_verb', 'score_verb', 'attention_example',
+           'write_attention', 'attention_verb', 'import_marian_verb', 'export_ct2_verb', 'measure_row', 'row_trainer',
+           'variations_verb', 'check_demo', 'run_demo', 'demo_verb']
 
 # %% ../nbs/95_cli.ipynb #fff9517c
 import io
@@ -49,6 +49,12 @@ def fail(
     with suppress(OSError):  # the exit status tells it too
         print("annotated-transformer:", line, file=sys.stderr)
     sys.exit(status)
+
+# %% ../nbs/95_cli.ipynb #95ab0003
+def tell(line: str, err: bool = True) -> None:
+    "One line on standard error, if anybody reads it still."
+    with suppress(OSError):
+        typer.echo(line, err=err)
 
 # %% ../nbs/95_cli.ipynb #2d7a80c3
 PRINTING = {"translate", "score", "variations", "demo"}
@@ -115,12 +121,22 @@ def begun_before(
     out: Path,
 ) -> bool:
     "Has torchrun started this command again, after a process had made its run folder?"
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and (out / "config.json").exists()
+    return launcher_number("TORCHELASTIC_RESTART_COUNT") > 0 and (out / "config.json").exists()
 
 # %% ../nbs/95_cli.ipynb #b909f900
+def launcher_number(name: str) -> int:
+    "A number that torchrun hands over in the environment; 0 without it."
+    value = os.environ.get(name, "0")
+    if not value.isdecimal():
+        raise UserError(f"{name}={value!r} in the environment is no number: unset it, or "
+                        "start with torchrun")
+    return int(value)
+
+# %% ../nbs/95_cli.ipynb #95ab0002
 def first_process() -> bool:
     "Is this the only process, or the first of those that torchrun started?"
-    return int(os.environ.get("RANK", 0)) == 0
+    from annotated_transformer.distributed import launched
+    return not launched() or launcher_number("RANK") == 0
 
 # %% ../nbs/95_cli.ipynb #7ff002ae
 def signal_status(
@@ -146,7 +162,7 @@ def say_how_it_ended(
     if status is not None:
         fail(f"{about['stopped']} at step {about['steps']}, saved; "
              f"to go on: annotated-transformer train --resume {run}{shared}", status)
-    typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
+    tell(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
 # %% ../nbs/95_cli.ipynb #2e226f25
 DEFAULT_RECIPE = "small"
@@ -267,7 +283,7 @@ def prepare_verb(
     prepare_run(choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt), recipe,
                 out, prepared, quiet=quiet)
     shared = f" --prepared {prepared}" if prepared else ""
-    typer.echo(f"{out} is ready to train: annotated-transformer train --resume {out}{shared}",
+    tell(f"{out} is ready to train: annotated-transformer train --resume {out}{shared}",
                err=True)
 
 # %% ../nbs/95_cli.ipynb #fe0830fb
@@ -281,7 +297,7 @@ def average_verb(
     from annotated_transformer.files import FolderLock
     read_config(run)  # a folder that is no run is not locked either
     with FolderLock(run):
-        typer.echo(f"{run}: {use_average(run, last)}", err=True)
+        tell(f"{run}: {use_average(run, last)}", err=True)
 
 # %% ../nbs/95_cli.ipynb #9179b653
 def typed_lines() -> Iterator[list[bytes]]:
@@ -448,7 +464,7 @@ def attention_verb(
     from annotated_transformer.marian import load_any
     check_replaceable(out, is_attention_page)
     write_attention(load_any(run, device), [sentence], out)
-    typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
+    tell(f"{out} is ready: open it in a browser, no network needed", err=True)
 
 # %% ../nbs/95_cli.ipynb #78661e2b
 @app.command("import-marian")
@@ -460,7 +476,7 @@ def import_marian_verb(
     "Make a run of a published Marian translator: for translate, score and attention."
     from annotated_transformer.marian import import_marian
     import_marian(folder, run)
-    typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
+    tell(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
 # %% ../nbs/95_cli.ipynb #6ecd5f48
 @app.command("export-ct2")
@@ -474,7 +490,7 @@ def export_ct2_verb(
     "Export a run for CTranslate2."
     from annotated_transformer.ct2 import export_ct2
     export_ct2(run, out, quantization)
-    typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
+    tell(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
 
 # %% ../nbs/95_cli.ipynb #db8555ac
 def measure_row(
@@ -572,12 +588,11 @@ def variations_verb(
 # %% ../nbs/95_cli.ipynb #95ab0001
 def check_demo(path: Path) -> None:
     "UserError unless a folder is an unchanged demo, which a new one may replace."
-    from annotated_transformer.checkpoint import FORMAT, RUN_NAMES
+    from annotated_transformer.checkpoint import FORMAT, foreign_entries
     from annotated_transformer.files import FolderLock, kind_of, read_json, sha256
     report, weights = path / "report.json", path / "model.safetensors"
     values = read_json(report) if kind_of(report) == "file" else {}
-    foreign = {p.name for p in path.iterdir()} - RUN_NAMES
-    foreign -= {"report.json", "attention.html", FolderLock.NAME}
+    foreign = {*foreign_entries(path)} - {"report.json", "attention.html", FolderLock.NAME}
     if ((values.get("format"), values.get("kind")) != (FORMAT, "demo") or foreign
             or kind_of(weights) != "file"
             or values.get("weights_sha256") != sha256(weights)):

@@ -53,9 +53,9 @@ def check_types(
 def check_minutes(
     minutes: float | None,  # None = no limit
 ) -> None:
-    "Refuse a time limit that is not positive and finite."
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise UserError(f"minutes={minutes} must be positive and finite: "
+    "Refuse a time limit that is not positive, or longer than twenty years."
+    if minutes is not None and not 0 < minutes < 1e7:
+        raise UserError(f"minutes={minutes} must be positive and below 10,000,000: "
                         "without it, training ends at max_steps")
 
 # %% ../nbs/00_config.ipynb #8449aa82
@@ -114,7 +114,8 @@ class TrainConfig:
 
     def __post_init__(self):
         check_types(self)
-        within(self, "n_pieces", "batch_tokens", "max_len", "max_steps", "warmup_steps",
+        within(self, "n_pieces", low=1, high=2**20 + 1)
+        within(self, "batch_tokens", "max_len", "max_steps", "warmup_steps",
                "valid_every", "save_every", "keep_last", "patience", low=1, high=2**31)
         within(self, "accumulate", low=1, high=10_001)
         within(self, "average_last", low=0, high=self.keep_last + 1)

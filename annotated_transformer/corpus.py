@@ -27,7 +27,7 @@ from typing import BinaryIO, NamedTuple
 import pooch
 
 from . import UserError
-from .files import replace_file, sha256
+from .files import kind_of, replace_file, resolve, sha256
 from .grammar import builtin
 
 # %% ../nbs/51a_corpus.ipynb #7be2f9d4
@@ -391,6 +391,10 @@ def own_corpus(
     given = {"src": src, "tgt": tgt, "valid_src": valid_src, "valid_tgt": valid_tgt}
     source = {name: None if path is None else str(Path(path).absolute())
               for name, path in given.items()}
+    for path in filter(None, source.values()):
+        if kind_of(resolve(path)) == "special file":
+            raise UserError(f"{path} is no ordinary file: text to train on is read "
+                            "several times, so save it first")
     src, tgt, *valid = source.values()
     if None in valid:
         return Corpus("own", "src", "tgt", *set_aside(Path(src), Path(tgt)), [], source)

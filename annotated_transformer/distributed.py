@@ -50,7 +50,7 @@ def pick_device(
         device = torch.device(name)
         torch.empty(0, device=device)
         if device.type == "meta": raise RuntimeError("it holds shapes and no numbers")
-    except (RuntimeError, AssertionError) as e:
+    except (RuntimeError, AssertionError, ImportError) as e:
         raise UserError(f"device {name!r} cannot be used "
                         f"here: {str(e).splitlines()[0]}") from None
     return device
@@ -81,7 +81,9 @@ def process_group(
                         "processes: take cuda or cpu")
     own = device if device.type == "cuda" else None
     if own: torch.cuda.set_device(own)
-    store, number, n = next(rendezvous("env://", timeout=PATIENCE))
+    try: store, number, n = next(rendezvous("env://", timeout=PATIENCE))
+    except ValueError as e:
+        raise UserError(f"RANK, WORLD_SIZE or MASTER_PORT is wrong: {e}") from None
     # it outlives a restart, with dead addresses in it
     store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}",
                              store)

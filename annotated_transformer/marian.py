@@ -31,7 +31,7 @@ from .distributed import pick_device
 from .embedding import Embedding
 from .evaluate import Translator, load
 from .feed_forward import FeedForward
-from .files import (check_own, kind_of, new_folder, read_file,
+from .files import (check_no_links, kind_of, new_folder, read_file,
                                          read_json, resolve, sha256, write_json)
 from .inference import ready_to_translate
 from .masking import causal_mask
@@ -296,12 +296,11 @@ def read_marian_weights(
     return {ours: weights[theirs].float().contiguous() for theirs, ours in table.items()}
 
 # %% ../nbs/90_marian.ipynb #dc63cdf4
-def load_pieces(
-    path: Path,
-) -> spm.SentencePieceProcessor:
-    "A SentencePiece model from its file; ValueError if there is none."
+def load_pieces(path: Path) -> spm.SentencePieceProcessor:
+    "A SentencePiece model from its file; UserError if there is none."
     pieces = spm.SentencePieceProcessor()
-    try: pieces.LoadFromSerializedProto(path.read_bytes())
+    try:
+        pieces.LoadFromSerializedProto(read_file(path))
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except RuntimeError:
@@ -424,7 +423,7 @@ def load_marian(
     "The translator of an imported model; ValueError if the folder or the device cannot be used."
     run = Path(run)
     path = run / "model.safetensors"
-    check_own(run, {"config.json", "model.safetensors", *FILES})
+    check_no_links(run, {"config.json", "model.safetensors", *FILES})
     values = check_format(run / "config.json", read_json(run / "config.json"))
     if values.get("kind") != "marian":
         raise UserError(f"{run} was not imported from Marian: open it with evaluate.load")

@@ -23,10 +23,11 @@ from . import UserError
 from .batch import (Batch, Pairs, Position, Prepared, epoch_batches,
                                          open_prepared, pairs_that_fit, prepare,
                                          read_prepared_about, training_steps)
-from .checkpoint import (RUN_NAMES, Progress, about_weights,
+from .checkpoint import (Progress, about_weights,
                                               check_sizes, checkpoints, create_run,
                                               latest, load_checkpoint, prune, read_about,
-                                              read_config, read_metrics, save_checkpoint,
+                                              read_config, read_metrics,
+                                              remove_run_files, save_checkpoint,
                                               save_weights, set_run_weights, use_average,
                                               write_config)
 from .config import Recipe, TrainConfig, check_minutes
@@ -235,8 +236,10 @@ def make_run_data(
     if vocab_file.read_bytes() != data.vocab.model:
         raise UserError(f"the text in {folder} has another vocabulary than {run}, "
                         "which cannot continue with it")
-    about = read_config(run)[1] | {"text_sha256": read_prepared_about(folder)["text_sha256"]}
-    write_config(run, recipe, about)
+    text = read_prepared_about(folder)["text_sha256"]
+    now = read_config(run)[1]
+    if "vocab_sha256" not in now or now.get("text_sha256") != text:
+        write_config(run, recipe, now | {"text_sha256": text})
 
 # %% ../nbs/55_recipe.ipynb #55ec0003
 def run_data(
@@ -482,7 +485,7 @@ def started_run(
                 except Exception:
                     undone = lock.is_held() and not read_metrics(out)
                     if undone:
-                        remove_known(out, RUN_NAMES, keep_folder=True)
+                        remove_run_files(out, keep_folder=True)
                     raise
         finally:
             if undone:

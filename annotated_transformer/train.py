@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -266,11 +266,16 @@ def progress_bar(
         nonlocal seen
         seen += record.n_tokens
         perplexity = math.exp(min(record.loss, 20))  # e^20 is wide enough
-        bar.set_postfix_str(f"step {record.step} loss {record.loss:.3f} ppl {perplexity:.1f} "
-                            f"lr {record.lr:.1e} {seen / record.seconds:,.0f} tokens/s",
-                            refresh=False)
-        bar.update((record.step if minutes is None else min(total, int(record.seconds))) - bar.n)
-    show.close = bar.close
+        text = (f"step {record.step} loss {record.loss:.3f} ppl {perplexity:.1f} "
+                f"lr {record.lr:.1e} {seen / record.seconds:,.0f} tokens/s")
+        now = record.step if minutes is None else min(total, int(record.seconds))
+        with suppress(OSError):  # whoever read it has gone: training goes on
+            bar.set_postfix_str(text, refresh=False)
+            bar.update(now - bar.n)
+    def close() -> None:
+        with suppress(OSError):
+            bar.close()
+    show.close = close
     return show
 
 # %% ../nbs/52c_train.ipynb #66c072d8

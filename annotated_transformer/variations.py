@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'KEY_ROWS', 'SIZES', 'BASES', 'Row', 'recipe_of', 'paper_rows', 'Measured', 'Plan', 'begin_table', 'place_of',
-           'thin', 'curve_of', 'read_table', 'fill_table', 'choose_rows', 'table_lines', 'seed_spread', 'Effect',
-           'verdict', 'effects']
+           'thin', 'curve_of', 'read_row', 'read_table', 'fill_table', 'choose_rows', 'table_lines', 'seed_spread',
+           'Effect', 'verdict', 'effects']
 
 # %% ../nbs/62_variations.ipynb #baa50baa
 import math
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import UserError
-from .checkpoint import (FORMAT, RUN_NAMES, check_format, read_config,
-                                              read_metrics)
+from .checkpoint import (FORMAT, check_format, read_config,
+                                              read_metrics, remove_run_files)
 from .config import (ModelConfig, Recipe, TrainConfig,
                                            check_minutes, override, recipe_to_dict)
-from .files import (check_own, kind_of, new_folder, read_json,
-                                         remove_known, write_json)
+from .files import (FolderLock, check_no_links, kind_of, new_folder, read_json,
+                                         write_json)
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
 class Row(NamedTuple):
@@ -120,7 +120,7 @@ def begin_table(
         with new_folder(folder) as new:
             (new / "rows").mkdir()
             write_json(new / "settings.json", shared)
-    check_own(folder, {"settings.json", "table.json", "rows"})
+    check_no_links(folder, {"settings.json", "table.json", "rows"})
     was, now = flat(check_format(file, read_json(file))), flat(shared)
     differ = [f"{name}={was.get(name)!r}, not {value!r}" for name, value in now.items() if was.get(name) != value]
     if differ: raise UserError(f"{folder} was begun with {'; '.join(differ)}: choose another --out")
@@ -135,12 +135,13 @@ def place_of(
     return folder / "rows" / f"{row.name.replace(' ', '-')}-seed{seed}"
 
 # %% ../nbs/62_variations.ipynb #0aa5e4d7
-def thin(run: Path) -> None:
-    "Keep the settings and the curve of a run that has been measured, and remove the other files of a run."
-    if kind_of(run) == "folder":
-        read_config(run)  # a UserError unless it is a run
-        remove_known(run, RUN_NAMES - {"config.json", "metrics.jsonl", "curve.svg"},
-                     keep_folder=True)
+def thin(run: Path, recipe: Recipe) -> None:
+    "Keep the settings and the curve of a row's run that has been measured, and remove the other files of a run."
+    if kind_of(run) != "folder" or read_config(run)[0] != recipe:
+        return  # nothing of this row
+    with FolderLock(run):
+        remove_run_files(run, {"config.json", "metrics.jsonl", "curve.svg"},
+                         keep_folder=True)
 
 # %% ../nbs/62_variations.ipynb #22065e16
 def curve_of(
@@ -152,13 +153,23 @@ def curve_of(
     cuts = [i * len(losses) // n_parts for i in range(n_parts + 1)]
     return [sum(losses[a:b]) / (b - a) for a, b in pairwise(cuts)] if len(losses) >= n_parts else []
 
+# %% ../nbs/62_variations.ipynb #62ab0001
+def read_row(file: Path) -> dict:
+    "What was measured of one row with one seed; UserError for a file that is not of a table."
+    values = check_format(file, read_json(file))
+    wanted = {"row", "paper", "changes", "steps", "seed", *Measured._fields}
+    if missing := sorted(wanted - values.keys()):
+        raise UserError(f"{file} lacks {', '.join(missing)}: it is not of this table")
+    return values
+
 # %% ../nbs/62_variations.ipynb #8c1ae2e2
 def read_table(
     folder: Path,
 ) -> dict:  # what was shared, and "rows": each with "found", a list of what each seed gave, and its "curve"
     "The table so far."
     order = {row.name: i for i, row in enumerate(ROWS)}
-    files = [check_format(file, read_json(file)) | {"curve": curve_of(file.with_suffix(""))} for file in (folder / "rows").glob("*.json")]
+    files = [read_row(file) | {"curve": curve_of(file.with_suffix(""))}
+             for file in (folder / "rows").glob("*.json")]
     files.sort(key=lambda one: (order.get(one["row"], len(order)), one["row"], one["seed"]))
     rows = []
     for _, group in groupby(files, key=lambda one: one["row"]):
@@ -194,7 +205,7 @@ def fill_table(
             write_json(file, {"format": FORMAT, **values})
             say(f"{i} of {len(todo)}: {row.name}, seed {seed}: "
                 f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}")
-        thin(run)
+        thin(run, recipe)
         write_json(folder / "table.json", read_table(folder))
     return True
 

@@ -344,11 +344,16 @@ def test_links_are_refused(folder, tmp_path, name, nothing_is_made):
         with pytest.raises(ValueError, match=f"{name} is a link"): use(folder)
 
 
-def test_damaged_is_made_anew(folder, capsys):
+def test_damaged_is_not_replaced(folder, nothing_is_made):
+    "It may be the user's own: the message says what to do."
     for name in FILES[:3]:
+        before = (folder / name).read_bytes()
         cut_short(folder / name)
-        assert len(made(folder).train) == len(TEXT)
-        assert capsys.readouterr().err == f"{folder / name} is missing or damaged: preparing the text again\n"
+        with pytest.raises(ValueError, match=f"{name} is missing or damaged: remove .*data to have it made again"): made(folder)
+        (folder / name).write_bytes(before)
+    (folder / FILES[1]).unlink(); (folder / FILES[1]).mkdir(); (folder / FILES[1] / "thesis.txt").write_text("the only copy")
+    with pytest.raises(ValueError, match="to have it made again"): made(folder)
+    assert (folder / FILES[1] / "thesis.txt").read_text() == "the only copy"
 
 
 def test_absent(tmp_path):
@@ -368,8 +373,6 @@ def test_interrupted_leaves_nothing_and_harms_nothing(folder, tmp_path, error, c
             if self.passes > 1: raise error
 
     with pytest.raises(type(error)): made(tmp_path / "other", Breaking(TEXT))
-    cut_short(folder / FILES[1])  # to be made again
-    with pytest.raises(type(error)): made(folder, Breaking(TEXT))
     assert os.listdir(tmp_path) == ["data"] and same(made(folder).train, open_prepared(folder).train)
 
 
@@ -404,12 +407,23 @@ def test_killed_in_between(tmp_path):
 def test_other_things_are_left_alone(folder, tmp_path):
     (folder / "thesis.txt").write_text("the only copy")
     assert len(made(folder).train) == len(TEXT), "to open it disturbs nobody"
-    cut_short(folder / FILES[0])
-    with pytest.raises(ValueError, match="cannot be replaced, because it also holds thesis.txt"): made(folder)
     assert (folder / "thesis.txt").read_text() == "the only copy" and len(list(folder.iterdir())) == len(FILES) + 2
     (tmp_path / "file").write_text("text")
     with pytest.raises(ValueError, match="file is a file, and a folder is to be made"): made(tmp_path / "file")
     with pytest.raises(ValueError, match="is not a folder of prepared text"): open_prepared(tmp_path / "file")
+
+
+def test_two_at_once(tmp_path, monkeypatch):
+    "The second finds what the first has made, and takes it."
+    write = module.write_prepared
+    def slow(*args):
+        write(*args)
+        if not (tmp_path / "data").exists():
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "write_prepared", write)
+                made(tmp_path / "data")
+    monkeypatch.setattr(module, "write_prepared", slow)
+    assert len(made(tmp_path / "data").train) == len(TEXT) and os.listdir(tmp_path) == ["data"]
 
 
 def test_no_text(tmp_path):

@@ -23,10 +23,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from annotated_transformer.checkpoint import (
-    Progress, about_weights, average_weights, check_new_run, checkpoints, create_run, expected_state, latest, load_checkpoint, load_run,
+    Progress, about_weights, average_weights, check_new_run, checkpoints, create_run, expected_state, foreign_entries,
+    latest, load_checkpoint, load_run,
     load_weights, matched_state, optimizer_state, prune, read_about, read_config, save_checkpoint, save_weights, use_average, write_config)
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig, get_recipe, recipe_to_dict
-from annotated_transformer.files import link_file, replace_file, sha256, write_file
+from annotated_transformer.files import copy_file, replace_file, sha256, write_file
 from annotated_transformer.optimizer import adam
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
@@ -236,6 +237,19 @@ def test_a_header_that_says_nonsense(run, model, about):
     save_file(model.state_dict(), run / "model.safetensors", {"about": about})
     try: load_run(run)
     except ValueError as e: assert "model.safetensors" in str(e)
+
+
+def test_foreign_entries(run):
+    "What a run holds, and what it does not, at any depth."
+    path = save_checkpoint(run / "checkpoints", *new_training(0), Progress(3))
+    (run / "checkpoints/best.safetensors").touch(); (run / "data").mkdir(); (run / "data/train.src.ids").touch()
+    (run / "tensorboard").mkdir(); (run / "tensorboard/events.out.tfevents.1").touch()
+    assert foreign_entries(run) == []
+    more = ["checkpoints/notes.txt", f"checkpoints/{path.name}/extra", "data/mine", "data/mine/thesis.txt", "data/train.src.ids.bak", "diary.txt"]
+    (run / "data/mine").mkdir()
+    for name in more:
+        if not (run / name).exists(): (run / name).touch()
+    assert foreign_entries(run) == sorted(more)
 
 
 def test_the_weights_know_better_than_config(run, model):
@@ -980,17 +994,15 @@ def test_average_refuses(folder, trained, third):
     with pytest.raises(ValueError, match="step-0000003/model.safetensors is not a readable"): average_weights([other, third / MODEL])
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_link_file(tmp_path, monkeypatch, links):
-    def refuses(*_): raise OSError("this disk has no second names")
-    if not links: monkeypatch.setattr(os, "link", refuses)
+def test_copy_file(tmp_path):
+    "A copy, since others may write into either in place; and at once."
     source, target = tmp_path / "best", tmp_path / "model"
     source.write_bytes(b"best"); target.write_bytes(b"older")
-    link_file(source, target); link_file(source, target)  # twice: a renaming of one file onto itself does nothing at all
-    assert target.read_bytes() == b"best" and target.samefile(source) == links
-    write_file(target, b"newer")
+    copy_file(source, target); copy_file(source, target)
+    assert target.read_bytes() == b"best" and not target.samefile(source)
+    target.write_bytes(b"newer")
     assert source.read_bytes() == b"best" and sorted(p.name for p in tmp_path.iterdir()) == ["best", "model"]
-    with pytest.raises(OSError, match="model cannot be written"): link_file(tmp_path / "none", target)
+    with pytest.raises(OSError, match="model cannot be written"): copy_file(tmp_path / "none", target)
     assert target.read_bytes() == b"newer" and sorted(p.name for p in tmp_path.iterdir()) == ["best", "model"]
 
 

@@ -119,7 +119,7 @@ def test_own_sentences_survive_a_file(tmp_path):
 
 def test_multi30k_read(data_dir):
     c = load_corpus("multi30k", data_dir)
-    assert c.source == {"data": "multi30k", "data_dir": str(data_dir.absolute())} and corpus_from(c.source) == c
+    assert c.source == {"data": "multi30k", "data_dir": str(data_dir.absolute())}
     assert [len(x) for x in c[3:6]] == [29_000, 1_014, 1_000]
     assert sum(len(s.split()) for s, _ in c.test) == 11_877 and sum(len(t.split()) for _, t in c.test) == 10_905
 

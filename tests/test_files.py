@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_hostile import everything
 
 from annotated_transformer import UserError
-from annotated_transformer.files import (FolderLock, check_free, check_own, kind_of, new_folder, read_file, read_json, remove, remove_known,
+from annotated_transformer.files import (FolderLock, check_free, check_no_links, kind_of, new_folder, read_file, read_json, remove, remove_known,
                                          replace_file, replace_folder, resolve, sweep, write_file, write_json)
 
 
@@ -78,11 +78,11 @@ def test_a_folder_that_was_removed_is_noticed(tmp_path, change):
     assert change is not another or (folder / ".lock").exists(), "another process's lock is not removed"
 
 
-@pytest.mark.parametrize("kind", ["link", "folder", "device"])
+@pytest.mark.parametrize("kind", ["link", "folder", "special file"])
 def test_a_lock_that_is_none(tmp_path, kind):
     (tmp_path / "letter").write_text("Dear Ada")
     lock = tmp_path / ".lock"
-    {"link": lambda: lock.symlink_to("letter"), "folder": lock.mkdir, "device": lambda: os.mkfifo(lock)}[kind]()
+    {"link": lambda: lock.symlink_to("letter"), "folder": lock.mkdir, "special file": lambda: os.mkfifo(lock)}[kind]()
     with pytest.raises(UserError, match=f".lock is a {kind}"):
         with FolderLock(tmp_path): pass
     assert (tmp_path / "letter").read_text() == "Dear Ada"
@@ -94,6 +94,55 @@ def test_a_holder_that_says_nonsense(tmp_path, text):
         (tmp_path / ".lock").write_text(text)
         with pytest.raises(UserError, match="is in use by another process"):
             with FolderLock(tmp_path): pass
+
+
+def test_a_lock_of_somebody_else(tmp_path):
+    "A file of the user's that happens to have this name, or that is a second name of one: neither is overwritten nor removed."
+    for name in ("mine", "linked"): (tmp_path / name).mkdir()
+    (tmp_path / "mine/.lock").write_text("notes")
+    (tmp_path / "precious").write_text("")
+    os.link(tmp_path / "precious", tmp_path / "linked/.lock")
+    for name in ("mine", "linked"):
+        with pytest.raises(UserError, match="is not a lock of this program"):
+            with FolderLock(tmp_path / name): pass
+    assert (tmp_path / "mine/.lock").read_text() == "notes" and (tmp_path / "precious").read_text() == "" and (tmp_path / "linked/.lock").exists()
+
+
+def test_a_lock_when_the_disk_is_full(tmp_path, monkeypatch):
+    "The folder is named, and the lock is not held by whoever failed to take it."
+    def full(*_): raise OSError(28, "No space left on device")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=".lock cannot be written: No space left"):
+        patch.setattr(os, "pwrite", full)
+        with FolderLock(tmp_path): pass
+    with FolderLock(tmp_path) as lock: lock.check()
+
+
+def test_a_forked_child_leaves_the_lock(tmp_path):
+    with FolderLock(tmp_path) as lock:
+        child = python("pid = os.fork() if (lock := FolderLock(sys.argv[1])).__enter__() else 0\n"
+                       "if pid == 0: lock.__exit__(); os._exit(0)\n"
+                       "os.waitpid(pid, 0); print(lock.is_held())", tmp_path / "inner") if (tmp_path / "inner").mkdir() is None else None
+        assert child.communicate()[0] == "True\n"
+        lock.check()
+
+
+def test_killed_between_two_renamings(tmp_path):
+    "Neither the old folder nor the new one is lost: the staging folder that holds both is left alone."
+    code = """real, calls = os.rename, []
+def rename(*paths):
+    calls.append(1)
+    if len(calls) == 2: os._exit(9)
+    real(*paths)
+os.rename = rename
+with replace_folder(sys.argv[1], lambda path: None) as new: (new / "x").write_text("new")"""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/x").write_text("old")
+    process = python(code, tmp_path / "c")
+    process.communicate()
+    assert process.returncode == 9 and not (tmp_path / "c").exists()
+    sweep(tmp_path)
+    part, = tmp_path.iterdir()
+    assert (part / "old/x").read_text() == "old" and (part / "new/x").read_text() == "new"
 
 
 def test_without_locks(tmp_path, monkeypatch, capsys):
@@ -151,8 +200,9 @@ def test_killed_at_any_moment(tmp_path, work):
         if kind_of(tmp_path / "c") == "folder":  # between its two renamings it has no name: then both are in the staging folder
             assert ((tmp_path / "c/x").read_bytes()[:1], (tmp_path / "c/y").read_bytes()) in ((b"o", b"o"), (b"n", b"n"))
         sweep(tmp_path)
-        for left in tmp_path.glob(".*"):  # killed before it had a marker: then there is nothing in it
-            assert [path.stat().st_size for path in left.rglob("*")] in ([], [0])
+        for left in tmp_path.glob(".*"):  # killed before it had a marker, with nothing in it; or while it exchanged two folders
+            if not (left / "old").exists(): assert [path.stat().st_size for path in left.rglob("*")] in ([], [0])
+            elif not (tmp_path / "c").exists(): assert len({*(left / "old/x").read_bytes(), *(left / "old/y").read_bytes()}) == 1
             shutil.rmtree(left)
         assert {p.name for p in tmp_path.iterdir()} <= set("abc")
 
@@ -229,7 +279,7 @@ def test_nothing_else_changes(use, parts, tmp_path_factory, monkeypatch):
 def test_the_reader_of_a_pipe_does_not_wait(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for read in (read_file, read_json):
-        with pytest.raises(UserError, match="pipe is a device"): read(tmp_path / "pipe")
+        with pytest.raises(UserError, match="pipe is a special file"): read(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("path, says", [("a\0b", "is no path"), ("new/..", "no folder"), ("file/..", "no folder"), ("file/../x", "no folder")])
@@ -268,8 +318,8 @@ def test_a_folder_must_hold_its_files_itself(tmp_path, kind, name):
     if path.is_dir(): shutil.rmtree(path)
     if kind == "link": path.symlink_to(tmp_path)
     else: os.mkfifo(path)
-    with pytest.raises(UserError, match=f"{path.name} is a (link|device)"): check_own(tmp_path / "run", {"a", "missing"})
-    check_own(tmp_path / "run", {"missing"})
+    with pytest.raises(UserError, match=f"{path.name} is a (link|special file)"): check_no_links(tmp_path / "run", {"a", "missing"})
+    check_no_links(tmp_path / "run", {"missing"})
 
 
 def test_json_that_is_none(tmp_path):

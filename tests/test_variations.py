@@ -2,6 +2,7 @@
 import json
 import math
 import random
+import shutil
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -120,14 +121,25 @@ def test_what_is_left_of_a_run(straight):
 
 def test_what_is_not_of_a_run_is_kept(tmp_path):
     fill_table(tmp_path / "t", plan("base", 1), Trainer(), say=lambda line: None)
-    run = place_of(tmp_path / "t", ROWS[0], 0)
+    run, recipe = place_of(tmp_path / "t", ROWS[0], 0), recipe_of(ROWS[0], plan().base, 0)
     (run / "diary.txt").write_text("today")
     (run / "vocab.model").write_text("left by a killed process")
-    thin(run)
-    assert {p.name for p in run.iterdir()} == {"config.json", "metrics.jsonl", "diary.txt"}
+    (run / "data").mkdir(); (run / "data/thesis.txt").write_text("the only copy")
+    thin(run, recipe)
+    assert {p.name for p in run.iterdir()} == {"config.json", "metrics.jsonl", "diary.txt", "data"} and (run / "data/thesis.txt").exists()
     (tmp_path / "mine").mkdir(); (tmp_path / "mine/vocab.model").write_text("my own")
-    with pytest.raises(ValueError, match="mine is not a run folder"): thin(tmp_path / "mine")
-    assert (tmp_path / "mine/vocab.model").read_text() == "my own"
+    with pytest.raises(ValueError, match="mine is not a run folder"): thin(tmp_path / "mine", recipe)
+    other = tmp_path / "other"
+    create_run(other, recipe_of(ROWS[0], plan().base, 1), {})
+    (other / "vocab.model").write_text("of another run")
+    thin(other, recipe)
+    assert (tmp_path / "mine/vocab.model").read_text() == "my own" and (other / "vocab.model").exists()
+
+
+def test_a_file_that_is_not_of_the_table(straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "t")
+    (tmp_path / "t/rows/notes.json").write_text('{"format": 1, "row": "base"}')
+    with pytest.raises(ValueError, match="notes.json lacks bleu, changes"): read_table(tmp_path / "t")
 
 
 def test_curves(straight, tmp_path):
@@ -172,7 +184,7 @@ def test_time_is_up(tmp_path, monkeypatch):
     assert not fill_table(tmp_path, plan(), slow, minutes=1, say=lambda line: None)
     assert given[3:] == [1.0] and len(read_table(tmp_path)["rows"]) == 3
     for wrong in (-1, 0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"minutes={wrong} must be positive and finite"): fill_table(tmp_path, plan(), slow, minutes=wrong)
+        with pytest.raises(ValueError, match=f"minutes={wrong} must be positive and below"): fill_table(tmp_path, plan(), slow, minutes=wrong)
 
 
 @pytest.mark.parametrize("other, message", [
@@ -213,7 +225,7 @@ def test_damaged_files_are_named(text, straight, tmp_path):
         with pytest.raises(ValueError, match=name): fill_table(folder, plan(), Trainer())
 
 
-def test_nothing_to_thin(tmp_path): thin(tmp_path / "never made")  # a row may leave no folder at all
+def test_nothing_to_thin(tmp_path): thin(tmp_path / "never made", BASES["builtin"])  # a row may leave no folder at all
 
 
 def test_table_for_a_terminal(straight):
