@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile import everything
 
-from annotated_transformer import UserError
+from annotated_transformer import UserError, files
 from annotated_transformer.files import (FolderLock, check_free, check_no_links, kind_of, new_folder, read_file, read_json, remove, remove_known,
                                          replace_file, replace_folder, resolve, sweep, write_file, write_json)
 
@@ -45,7 +45,7 @@ def test_one_process_at_a_time_and_who_it_is(tmp_path):
 
 
 def test_many_want_it_and_one_has_it(tmp_path):
-    "Eight processes take turns at a counter, which would lose steps if two held the lock at once."
+    "Four processes take turns at a counter, which would lose steps if two held the lock at once."
     code = """for _ in range(25):
     while True:
         try:
@@ -60,6 +60,21 @@ def test_many_want_it_and_one_has_it(tmp_path):
     processes = [python(code, tmp_path) for _ in range(4)]
     for process in processes: assert process.communicate(timeout=120)[1] == "" and process.returncode == 0
     assert (tmp_path / "count").read_text() == "100" and [p.name for p in tmp_path.iterdir()] == ["count"]
+
+
+def test_a_lock_that_was_removed_before_it_was_taken(tmp_path, monkeypatch):
+    "Its last holder removes it: what is locked then has no name, and would keep nobody out."
+    plain, handles = files._try_lock, []
+    def late(handle):
+        if not handles: (tmp_path / ".lock").unlink()
+        handles.append(handle)
+        return plain(handle)
+    monkeypatch.setattr(files, "_try_lock", late)
+    with FolderLock(tmp_path) as lock:
+        lock.check()
+        with pytest.raises(UserError, match="is in use by process"):
+            with FolderLock(tmp_path): pass
+    assert len(handles) == 3
 
 
 def gone(folder): shutil.rmtree(folder)
@@ -308,6 +323,33 @@ def test_a_name_taken_meanwhile_is_not_overwritten(tmp_path):
         with new_folder(tmp_path / "run") as new:
             (tmp_path / "run").mkdir(); (tmp_path / "run/theirs").touch()
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["theirs"] and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_that_changes_meanwhile_is_not_replaced(tmp_path):
+    "What it holds is looked at before the work, and again before it is moved away."
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "ours").touch()
+    def only_ours(folder):
+        if [path.name for path in folder.iterdir()] != ["ours"]: raise Foreign(f"{folder} is not ours alone")
+    with pytest.raises(Foreign):
+        with replace_folder(run, only_ours) as new:
+            (new / "ours").write_text("new")
+            (run / "letter").write_text("Dear")
+    assert (run / "letter").read_text() == "Dear" and (run / "ours").read_text() == "" and list(tmp_path.iterdir()) == [run]
+
+
+def test_settings_come_last_into_an_empty_folder(tmp_path, monkeypatch):
+    "Whoever finds them finds all else: a reader asks for them first."
+    plain, found = files._move_new, []
+    def moved(source, target):
+        plain(source, target)
+        found.append({path.name for path in target.parent.iterdir() if not path.name.startswith(".")})
+    monkeypatch.setattr(files, "_move_new", moved)
+    (tmp_path / "run").mkdir()
+    with new_folder(tmp_path / "run") as new:
+        for name in ("a", "config.json", "z"): (new / name).touch()
+    assert len(found) == 3 and found[1] == {"a", "z"} and found[2] == {"a", "z", "config.json"}
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

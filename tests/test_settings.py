@@ -453,9 +453,10 @@ def keep_last(base, new):
     assert new.checkpoints == ["step-0000006"]
 
 
-@row("average_last=2", "result chosen")
+@row("average_last=2", "result chosen", under=("keep_last=3",))
 def average_last(base, new):
     "The last two of three checkpoints."
+    assert new.checkpoints == ["step-0000002", "step-0000004", "step-0000006"]
     two = [load_file(new.out / "checkpoints" / name / "model.safetensors")
            for name in ("step-0000004", "step-0000006")]
     mean = {name: (two[0][name] + two[1][name]) / 2 for name in new.result}
