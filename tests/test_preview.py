@@ -61,7 +61,7 @@ def test_dialect(site, cfg):
     assert '<a href="#fig-dot">Figure 1</a>' in raw and '<a href="#fig-file">Figure 2</a>' in raw and 'id="fig-dot"' in raw
     assert '<details class="callout note"><summary>' in raw and '<div class="callout tip"><p class="callout-title">' in raw
     assert 'href="stack.html#deviations"' in raw and raw.count(f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"') == 3
-    assert "<summary>Code</summary>" in raw and "<summary>Reference: <code>twice</code></summary>" in raw
+    assert "<summary>Code</summary>" in raw
     assert (site / "trial_files").is_dir()
     assert '<figure id="fig-box">' in raw and "<b>bold</b>" in raw and "Figure 3: A box" in raw
 
@@ -70,6 +70,23 @@ def test_equations_bear_the_papers_numbers(site):
     raw = (site / "trial.html").read_text(encoding="utf-8")
     assert re.search(r'<div id="equation-7" class="equation">.*?<math display="block".*?<div class="number">\s*\(7\)', raw, re.S)
     assert "\\tag" not in re.sub(r"<annotation.*?</annotation>", "", raw)
+
+
+def test_definition_is_shown_once(site):
+    "In its cell, below a place to link to; the head of it is not repeated, and is no heading of its own."
+    raw = (site / "trial.html").read_text(encoding="utf-8")
+    assert raw.count('id="twice"') == 1 and re.search(r'<span class="place" id="twice"></span>\s*<div class="sourceCode"', raw)
+    assert len(re.findall(r'twice', re.sub(r"<[^>]+>", "", raw))) == 1
+    assert (site / "trial.html.md").read_text(encoding="utf-8").count("twice") == 1
+
+
+def test_names_have_a_place(site):
+    "Each name of the package's index, but for private ones: its anchor is on the page once."
+    ids = {}
+    for name, places in names_of_package().places.items():
+        for page, anchor in places.items():
+            if page not in ids: ids[page] = re.findall(r'\bid="([^"]+)"', (site / page).read_text(encoding="utf-8"))
+            assert ids[page].count(anchor) == 1, f"{name}: {page}#{anchor}"
 
 
 def test_html_outputs_are_raw_blocks(trial):

@@ -189,14 +189,14 @@ def test_quartos_script_leaves_the_markdown_of_the_home_page(site, browser):
 def test_search(site, browser):
     browser.open((site / "index.html").as_uri())
     hits = browser.ask("""new Promise(done => {
-        const field = document.getElementById("search");
+        const field = document.getElementById("site-search");
         field.value = "scaled dot-product";
         field.dispatchEvent(new Event("focus"));
         const look = setInterval(() => { const found = [...document.querySelectorAll("#found a")].map(a => a.getAttribute("href"));
                                          if (found.length) { clearInterval(look); done(found); } }, 20);
     })""")
     assert hits[0] == "attention.html"
-    assert browser.ask("page = document.getElementById('search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
+    assert browser.ask("page = document.getElementById('site-search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
                        "document.getElementById('found').textContent") == "Nothing found."
 
 

@@ -89,6 +89,13 @@ def leave_site(text: str, cfg: dict[str, str]) -> str:
     return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
 
 
+def slug(heading: str) -> str:
+    "The anchor that pandoc gives a heading."
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    kept = "".join(c for c in plain if c.isalnum() or c in "_-." or c.isspace())
+    return re.sub(r"^[\W\d_]+", "", "-".join(kept.lower().split()))
+
+
 class Names(NamedTuple):
     "What the package defines, and which of these names are also used for something else."
     places: dict[str, dict[str, str]]  # name → page → anchor
@@ -138,6 +145,25 @@ def markdown_of(cell):
 
 
 # ---- what nbdev does to each notebook on top of its own steps (settings.ini: procs)
+
+class Definitions(Processor):
+    "A place to link to above each definition. nbdev's add_show_docs, left out, repeats the definition's head below it."
+    def __init__(self, nb):
+        super().__init__(nb)
+        nb.has_docs_ = any("exec_doc" in c.directives_ for c in nb.cells)  # are there cells that are run whenever the page is made?
+
+    def end(self):
+        text = "\n\n".join(joined(c.source) for c in self.nb.cells if c.cell_type == "markdown")
+        taken, cells = {slug(h) for h in re.findall(r"^#{2,6} +(.+)$", text, re.M)}, []
+        for cell in self.nb.cells:
+            if cell.cell_type == "code" and "export" in cell.directives_:
+                names = re.findall(r"^(?:class|def|async def) (\w+)", joined(cell.source), re.M)
+                new = [name for name in dict.fromkeys(map(str.lower, names)) if name not in taken]
+                taken.update(new)
+                if new: cells.append(mk_cell(html("".join(f'<span class="place" id="{name}"></span>' for name in new)), "markdown"))
+            cells.append(cell)
+        self.nb.cells = cells
+
 
 class PageLinks(Processor):
     "Below the title: open it in Colab, see its source, take it along, read it as plain text."
@@ -243,10 +269,6 @@ def code_cell(cell, name: str, folder: Path, numbers: dict) -> list[str]:
     opts, code = options(cell.source, where), code_of(cell.source)
     if opts.get("include") is False: return []
     parts = []
-    if shown := re.match(r"show_doc\((.*?)\)", code):  # of what was just defined: folded, the code stands above it
-        docs = [joined(o["data"]["text/markdown"]) for o in cell.outputs if "text/markdown" in o.get("data", {})]
-        if name == "reference": return docs
-        return [html(f'<details class="reference"><summary>Reference: <code>{escape(shown[1])}</code></summary>'), *docs, html("</details>")]
     if code and opts.get("echo") is not False:
         parts = [fenced(code, ".python")]
         if opts.get("code-fold") in (True, "show"):

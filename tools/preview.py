@@ -20,12 +20,11 @@ from pages import Entry, finish, heading, link, markdown, page_name, pandoc, sid
 
 OUT = ROOT / "_preview"
 HERE = Path(__file__).resolve().parent
-PRELOAD = ["torch", "torch.nn.functional", "matplotlib.pyplot", "nbdev.processors", "nbdev.showdoc", "execnb.shell", "fastcore.test",
-           "pypandoc"]
+PRELOAD = ["nbdev.processors", "nbdev.showdoc", "execnb.shell", "pypandoc"]
 
 
 def processed(path: Path):
-    "A notebook as nbdev hands it to Quarto: hidden cells dropped, references added, its title made front matter."
+    "A notebook as nbdev hands it to Quarto: hidden cells dropped, names linked, its title made front matter."
     from execnb.nbio import read_nb
     from nbdev.processors import FilterDefaults
     os.environ["IN_TEST"] = "1"
