@@ -3,8 +3,10 @@ import json
 import re
 
 import pytest
+import yaml
 from conftest import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
+from links import of_notebook
 from pages import Names, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
 
 
@@ -99,7 +101,7 @@ def test_html_outputs_are_raw_blocks(trial):
 
 def test_drawing_with_links_is_put_in(site):
     raw = (site / "trial.html").read_text(encoding="utf-8")
-    assert '<svg role="group" aria-label="A “map”"' in raw and '<a href="stack.html#deviations"><text' in raw and '<a href="index.html">' in raw
+    assert '<svg role="group" aria-label="A &quot;map&quot;"' in raw and '<a href="stack.html#deviations"><text' in raw and '<a href="index.html">' in raw
 
 
 def test_links_of_each_page(site, cfg):
@@ -118,6 +120,31 @@ def test_colab_installs_first(site, cfg):
     assert f"git clone -q --filter=blob:none {cfg['git_url']} project" in first and f"{cfg['lib_name']} {cfg['version']}" in first
     assert re.search(r"checkout -q ([0-9a-f]{40}|v[\d.]+)\n", first) and "%cd project/nbs" in first
     exec(compile(TransformerManager().transform_cell(first), "colab", "exec"), {"get_ipython": None})
+
+
+def test_notebooks_read_elsewhere_have_their_links_and_pictures(site, cfg):
+    home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    cells = json.loads((site / "notebooks/trial.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = [c["source"] for c in cells if c["cell_type"] == "markdown"]
+    texts += [o["data"]["text/markdown"] for c in cells for o in c.get("outputs", []) if "text/markdown" in o.get("data", {})]
+    text = "\n\n".join(map(str, texts))
+    assert f"[stack]({home}stack.html#deviations)" in text and f"![File]({home}images/trial_dot.svg)" in text
+    assert text.count(f"{cfg['git_url']}/blob/{cfg['branch']}/LICENSE") == 3
+    for notebook in (site / "notebooks").glob("*.ipynb"):
+        targets = of_notebook(notebook.read_text(encoding="utf-8")).targets
+        assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], notebook.name
+
+
+def test_plain_markdown_has_its_pictures(site):
+    for plain in site.glob("*.html.md"):
+        pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", plain.read_text(encoding="utf-8"))
+        assert [p for p in pictures if not (site / p).exists()] == [], plain.name
+
+
+def test_code_in_raw_html_keeps_its_quotes_and_dashes(site):
+    assert """<pre><code>print("it's", 1) --beam ...</code></pre>""" in (site / "trial.html").read_text(encoding="utf-8")
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    assert quarto["format"]["html"]["from"].endswith("-smart")
 
 
 def test_colab_without_git(cfg, monkeypatch):

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from importlib import import_module
@@ -21,7 +22,7 @@ from execnb.nbio import mk_cell, read_nb
 from nbdev.process import Processor
 from notebooks import ROOT, code_of, directives, joined, settings
 
-DIALECT = "markdown+lists_without_preceding_blankline"  # of Quarto's Markdown, what the notebooks use
+DIALECT = "markdown+lists_without_preceding_blankline-smart"  # of Quarto's Markdown, what the notebooks use
 BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
 VEGA = "application/vnd.vegalite.v5+json"
 CHARTS = """for (const box of document.querySelectorAll(".chart")) {
@@ -70,7 +71,7 @@ def sidebar() -> list[Entry]:
 
 INLINE = r"(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=ticks)(?!`)"
 FENCED = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ ]*$|.*\Z)"
-TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>\.\./[^)>\"\s]*)"
+TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>(?![a-z][a-z+.-]*:|[#/])[^)>\"\s]+)"
 
 
 def repository(target: str, cfg: dict[str, str]) -> str:
@@ -80,13 +81,24 @@ def repository(target: str, cfg: dict[str, str]) -> str:
     return f"{cfg['git_url']}/{kind}/{cfg['branch']}/{file.rstrip('/')}{hash_}{anchor}"
 
 
-def leave_site(text: str, cfg: dict[str, str]) -> str:
-    "Markdown whose links out of nbs/ lead to the repository; code, raw HTML apart, stays as it is."
+def retarget(text: str, lead: Callable[[str], str]) -> str:
+    "Markdown whose relative links and pictures go where `lead` says; code, raw HTML apart, stays as it is."
     def change(m: re.Match) -> str:
-        if m["target"]: return m["before"] + repository(m["target"], cfg)
+        if m["target"]: return m["before"] + lead(m["target"])
         raw = m["fence"] and re.match(r"[`~]+ *\{=html\}", m[0].lstrip())
-        return re.sub(TARGET, lambda t: t["before"] + repository(t["target"], cfg), m[0]) if raw else m[0]
+        return re.sub(TARGET, lambda t: t["before"] + lead(t["target"]), m[0]) if raw else m[0]
     return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
+
+
+def leave_site(text: str, cfg: dict[str, str]) -> str:
+    "Markdown whose links out of nbs/ lead to the repository."
+    return retarget(text, lambda target: repository(target, cfg) if target.startswith("../") else target)
+
+
+def absolute(text: str, cfg: dict[str, str]) -> str:
+    "Markdown of a notebook that is read elsewhere: notebooks become pages of the site, files of the repository are linked there."
+    site = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    return retarget(leave_site(text, cfg), lambda target: site + link(target, cfg))
 
 
 def slug(heading: str) -> str:
@@ -349,6 +361,10 @@ def finish(menu: list[Entry], folder: Path) -> None:
             lines.append(f"\n## {entry.text}\n")
             continue
         nb = json.loads(entry.path.read_text(encoding="utf-8"))
+        for cell in nb["cells"]:
+            texts = [(cell, "source")] if cell["cell_type"] == "markdown" else []
+            texts += [(out["data"], "text/markdown") for out in cell.get("outputs", []) if "text/markdown" in out.get("data", {})]
+            for kept, kind in texts: kept[kind] = absolute(joined(kept[kind]), cfg)
         nb["cells"].insert(1, first)
         (folder / "notebooks" / entry.path.name).write_text(json.dumps(nb, ensure_ascii=False), encoding="utf-8")
         about = heading(entry.path)[1]
@@ -361,6 +377,7 @@ def main(folder: Path) -> None:
     menu = sidebar()
     for path in (e.path for e in menu if e.path):
         write_plain(markdown(read_nb(ROOT / "_proc" / path.name), path.stem, folder), path, folder)
+    shutil.copytree(ROOT / "nbs/images", folder / "images", dirs_exist_ok=True)  # Quarto copies those alone that it shows as pictures
     finish(menu, folder)
 
 
