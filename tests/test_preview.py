@@ -5,9 +5,11 @@ import re
 import pytest
 import yaml
 from conftest import ROOT
+from execnb.nbio import dict2nb
 from IPython.core.inputtransformer2 import TransformerManager
 from links import of_notebook
-from pages import Names, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
+from pages import Folds, Names, clean_search, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
+from test_gate import cell
 
 
 def test_links_to_the_repository(cfg):
@@ -63,7 +65,7 @@ def test_dialect(site, cfg):
     assert '<a href="#fig-dot">Figure 1</a>' in raw and '<a href="#fig-file">Figure 2</a>' in raw and 'id="fig-dot"' in raw
     assert '<details class="callout note"><summary>' in raw and '<div class="callout tip"><p class="callout-title">' in raw
     assert 'href="stack.html#deviations"' in raw and raw.count(f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"') == 3
-    assert "<summary>Code</summary>" in raw
+    assert "<summary>Show the code</summary>" in raw
     assert (site / "trial_files").is_dir()
     assert '<figure id="fig-box">' in raw and "<b>bold</b>" in raw and "Figure 3: A box" in raw
 
@@ -101,7 +103,8 @@ def test_html_outputs_are_raw_blocks(trial):
 
 def test_drawing_with_links_is_put_in(site):
     raw = (site / "trial.html").read_text(encoding="utf-8")
-    assert '<svg role="group" aria-label="A &quot;map&quot;"' in raw and '<a href="stack.html#deviations"><text' in raw and '<a href="index.html">' in raw
+    assert '<svg role="group" aria-label="A &quot;map&quot;"' in raw and '<a href="stack.html#deviations"><text' in raw
+    assert '<a href="index.html">' in raw
 
 
 def test_links_of_each_page(site, cfg):
@@ -157,6 +160,37 @@ def test_plain_markdown(site):
     plain = (site / "trial.html.md").read_text(encoding="utf-8")
     assert plain.startswith("# Trial\n\nA width $d_k$") and "``` python\ndef twice(" in plain and "](stack.html#deviations)" in plain
     assert "Folded $y$." in plain and not re.search(r"<(div|details|nav|!--)|secret", plain)
+
+
+@pytest.mark.parametrize("source, becomes", [
+    ("import os\nfrom re import sub", "#| code-fold: true\n#| code-summary: Imports\n"),
+    ("#| code-fold: false\nimport os", "#| code-summary: Imports\n"), ("#| code-fold: true\nassert x", "#| code-summary: Checks\n"),
+    ("#| code-fold: true\nx = 1", "#| code-summary: Show the code\n"),
+    ('#| code-fold: true\n#| fig-cap: "a"\ndraw()', "#| code-summary: Code of the figure\n"),
+    ("#| code-fold: true\n#| code-summary: Mine\nx = 1", ""),
+    ("import os\nx = 1", ""), ("x = 1", ""), ("!pip list", ""), ("", ""), ("#| echo: false", "")])
+def test_folded_cells_say_what_is_in_them(source, becomes):
+    nb = dict2nb({"cells": [cell(source)], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    Folds(nb).cell(nb.cells[0])
+    assert nb.cells[0].source == becomes + source
+
+
+def test_search_shows_the_text_of_a_page(tmp_path):
+    index = tmp_path / "search.json"
+    index.write_text(json.dumps([{"text": "Open in Colab View source\nDownload notebook Markdown\nA stack."}, {"text": "Open in Colab, they said."}]))
+    clean_search(index)
+    assert [e["text"] for e in json.loads(index.read_text())] == ["A stack.", "Open in Colab, they said."]
+
+
+def test_what_quarto_is_told_of_is_there():
+    "Favicon, card, the page 404, what is put into each page."
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    page, web = quarto["format"]["html"], quarto["website"]
+    for name in (web["favicon"], web["image"], page["include-in-header"], page["include-before-body"], "404.qmd"):
+        assert (ROOT / "nbs" / name).exists()
+    assert page["canonical-url"] and web["open-graph"] and web["twitter-card"]
+    for target in re.findall(r"\]\(/([\w-]+)\.html\)", (ROOT / "nbs/404.qmd").read_text(encoding="utf-8")):
+        assert f"{target}.html" in [page_name(e.path) for e in sidebar() if e.path]
 
 
 def test_llms_txt_lists_every_page(site, cfg):

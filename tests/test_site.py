@@ -115,6 +115,7 @@ def test_page_without_fault(browser, tmp_path):
 
 @pytest.mark.parametrize("link, says", [("none.html", "none.html is not there"), ("index.html#none", "names no place"), ("#none", "names no place"),
                                         ("{git_url}/blob/{branch}/none.txt", "none.txt is not there"),
+                                        ("{doc_baseurl}/none.html", "none.html is not there"),
                                         ("../index.html", "leads out of the site"), ("images/../../README.md", "leads out of the site")])
 def test_broken_link_is_found(tmp_path, cfg, link, says):
     (tmp_path / "index.html").write_text(f'<a id="x" href="{link.format(**cfg)}">a</a> <a href="#x">b</a> <a href="https://example.org">c</a>')
@@ -184,6 +185,16 @@ def test_quartos_script_leaves_the_markdown_of_the_home_page(site, browser):
     browser.ask(NAVIGATION)
     href = browser.ask("[...document.querySelectorAll('.page-links a')].find(a => a.textContent == 'Markdown').href")
     assert href == f"{site.as_uri()}/index%2Ehtml.md"
+
+
+def test_skip_link_shows_when_it_is_reached(site, browser):
+    browser.open((site / "trial.html").as_uri())
+    where = "document.querySelector('a.skip').getBoundingClientRect().left"
+    assert browser.ask(where) < 0
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    assert browser.ask("document.activeElement.className") == "skip" and browser.ask(where) > 0
+    assert browser.ask("document.querySelector(document.activeElement.getAttribute('href')).tagName") == "MAIN"
+    assert browser.ask(CHECKS + "; page.faint()") == []
 
 
 def test_search(site, browser):

@@ -76,6 +76,7 @@ def check(folder: Path, root: Path = ROOT) -> tuple[list[str], dict[str, list[st
         for target in dict.fromkeys(targets):
             if target.startswith(("data:", "mailto:")): continue
             path, _, anchor = target.partition("#")
+            if path.startswith(base := cfg["doc_baseurl"] + "/"): path = str(folder / path.removeprefix(base))  # as on the page 404
             if URL.match(target):
                 if (ours := inside(path, folder, root, cfg)) is None:
                     outside.setdefault(target, []).append(name)

@@ -24,6 +24,7 @@ from notebooks import ROOT, code_of, directives, joined, settings
 
 DIALECT = "markdown+lists_without_preceding_blankline-smart"  # of Quarto's Markdown, what the notebooks use
 BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
+PAGE_LINKS = ("Open in Colab", "View source", "Download notebook", "Markdown")
 VEGA = "application/vnd.vegalite.v5+json"
 CHARTS = """for (const box of document.querySelectorAll(".chart")) {
     const spec = JSON.parse(box.querySelector("script").textContent);
@@ -182,10 +183,10 @@ class PageLinks(Processor):
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
         plain = f"{page_name(path)}.md".replace("index.", "index%2E")  # Quarto's script cuts off /index.html
-        links = [("Open in Colab", f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}"),
-                 ("View source", f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}"),
-                 ("Download notebook", f"notebooks/{path.name}"), ("Markdown", plain)]
-        rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>' for text, href in links)
+        links = [f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}",
+                 f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}", f"notebooks/{path.name}", plain]
+        rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>'
+                        for text, href in zip(PAGE_LINKS, links, strict=True))
         self.nb.cells.insert(1, mk_cell(f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```', "markdown"))
 
 
@@ -193,6 +194,20 @@ class RepositoryLinks(Processor):
     "A link to a file beside nbs/ leads to the repository: the site holds no such file."
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell): kept[kind] = leave_site(text, settings())
+
+
+class Folds(Processor):
+    "Cells that only import are folded, and a folded cell says what is in it."
+    def cell(self, cell):
+        if cell.cell_type != "code" or not (code := code_of(joined(cell.source))): return
+        opts = directives(joined(cell.source))
+        try: kinds = {type(node) for node in ast.parse(code).body}
+        except SyntaxError: kinds = set()  # a line for the shell
+        imports = kinds <= {ast.Import, ast.ImportFrom} and kinds
+        if not imports and "code-fold" not in opts: return
+        what = "Imports" if imports else "Checks" if ast.Assert in kinds else "Code of the figure" if "fig-cap" in opts else "Show the code"
+        new = {"code-fold": "true"} | ({} if "code-summary" in opts else {"code-summary": what})
+        cell.source = "".join(f"#| {k}: {v}\n" for k, v in new.items() if k not in opts) + joined(cell.source)
 
 
 class NameLinks(Processor):
@@ -373,10 +388,19 @@ def finish(menu: list[Entry], folder: Path) -> None:
     (folder / "charts.js").write_text(vl_convert.javascript_bundle(CHARTS), encoding="utf-8")
 
 
+def clean_search(index: Path) -> None:
+    "What Quarto's search shows of a page begins with its text, not with the links that stand on every page."
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    every = re.compile(r"^\s*" + r"\s*".join(map(re.escape, PAGE_LINKS)) + r"\s*")
+    for entry in entries: entry["text"] = every.sub("", entry["text"])
+    index.write_text(json.dumps(entries, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
 def main(folder: Path) -> None:
     menu = sidebar()
     for path in (e.path for e in menu if e.path):
         write_plain(markdown(read_nb(ROOT / "_proc" / path.name), path.stem, folder), path, folder)
+    clean_search(folder / "search.json")
     shutil.copytree(ROOT / "nbs/images", folder / "images", dirs_exist_ok=True)  # Quarto copies those alone that it shows as pictures
     finish(menu, folder)
 
