@@ -7,14 +7,19 @@ from pathlib import Path
 import websocket
 
 FLAGS = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
-         "--disable-sync --hide-scrollbars --remote-debugging-port=0").split() + ["--host-resolver-rules=MAP * ~NOTFOUND"]
+         "--disable-sync --hide-scrollbars --remote-debugging-port=0").split() + ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+
+
+def leaves(url: str, home: str) -> bool:
+    "Does a request ask another host?"
+    return url.startswith("http") and not url.startswith(home)
 
 
 class Browser:
     "A context manager: `open` a page, `ask` it a JavaScript expression; `said` holds the complaints since the page was opened."
     def __init__(self, chromium: str, profile: Path):
         self.command, self.profile = [chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank"], profile
-        self.said, self.n = [], 0
+        self.said, self.n, self.home = [], 0, "file:"  # requests to `home` do not leave
 
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -56,7 +61,7 @@ class Browser:
             case {"method": "Runtime.consoleAPICalled", "params": p}: say(f"console: {' '.join(str(a.get('value')) for a in p['args'])}")
             case {"method": "Log.entryAdded", "params": {"entry": e}}: say(f"log: {e['text']} {e.get('url', '')}")
             case {"method": "Network.loadingFailed", "params": p} if not p.get("canceled"): say(f"request failed: {p['errorText']}")
-            case {"method": "Network.requestWillBeSent", "params": {"request": r}} if r["url"].startswith("http"): say(f"request leaves: {r['url']}")
+            case {"method": "Network.requestWillBeSent", "params": {"request": r}} if leaves(r["url"], self.home): say(f"request leaves: {r['url']}")
 
     def look(self, width: int, scheme: str) -> None:
         "The page as one sees it on a screen of this width, by a system set to light or dark."

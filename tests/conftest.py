@@ -94,6 +94,22 @@ def styles(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def docs(tmp_path_factory) -> Path:
+    "The pages as they are published: those of the folder that DOCS names, or else built here; skipped without Quarto."
+    if os.environ.get("DOCS"): return (ROOT / os.environ["DOCS"]).resolve()
+    if not shutil.which("quarto"): pytest.skip("needs Quarto, or DOCS with the folder of its pages")
+    from gate import copy, files_of
+    root = tmp_path_factory.mktemp("docs")
+    copy(ROOT, root, files_of(ROOT))
+    (root / "README.md").touch()  # so that nbdev takes it for made
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "tools")])}
+    for command in ([Path(sys.executable).parent / "nbdev_docs", "--n_workers", "2"], [sys.executable, root / "tools/pages.py", root / "_docs"]):
+        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return root / "_docs"
+
+
+@pytest.fixture(scope="session")
 def chromium() -> str:
     "A browser. In CI, as root, it is installed; elsewhere the test is skipped without one."
     names = ("chromium", "chromium-browser", "google-chrome")

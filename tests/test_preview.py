@@ -3,9 +3,13 @@ import json
 import re
 
 import pytest
+import yaml
 from conftest import ROOT
+from execnb.nbio import dict2nb
 from IPython.core.inputtransformer2 import TransformerManager
-from pages import Names, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
+from links import of_notebook
+from pages import Folds, Names, clean_search, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
+from test_gate import cell
 
 
 def test_links_to_the_repository(cfg):
@@ -61,7 +65,7 @@ def test_dialect(site, cfg):
     assert '<a href="#fig-dot">Figure 1</a>' in raw and '<a href="#fig-file">Figure 2</a>' in raw and 'id="fig-dot"' in raw
     assert '<details class="callout note"><summary>' in raw and '<div class="callout tip"><p class="callout-title">' in raw
     assert 'href="stack.html#deviations"' in raw and raw.count(f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"') == 3
-    assert "<summary>Code</summary>" in raw and "<summary>Reference: <code>twice</code></summary>" in raw
+    assert "<summary>Show the code</summary>" in raw
     assert (site / "trial_files").is_dir()
     assert '<figure id="fig-box">' in raw and "<b>bold</b>" in raw and "Figure 3: A box" in raw
 
@@ -70,6 +74,23 @@ def test_equations_bear_the_papers_numbers(site):
     raw = (site / "trial.html").read_text(encoding="utf-8")
     assert re.search(r'<div id="equation-7" class="equation">.*?<math display="block".*?<div class="number">\s*\(7\)', raw, re.S)
     assert "\\tag" not in re.sub(r"<annotation.*?</annotation>", "", raw)
+
+
+def test_definition_is_shown_once(site):
+    "In its cell, below a place to link to; the head of it is not repeated, and is no heading of its own."
+    raw = (site / "trial.html").read_text(encoding="utf-8")
+    assert raw.count('id="twice"') == 1 and re.search(r'<span class="place" id="twice"></span>\s*<div class="sourceCode"', raw)
+    assert len(re.findall(r'twice', re.sub(r"<[^>]+>", "", raw))) == 1
+    assert (site / "trial.html.md").read_text(encoding="utf-8").count("twice") == 1
+
+
+def test_names_have_a_place(site):
+    "Each name of the package's index, but for private ones: its anchor is on the page once."
+    ids = {}
+    for name, places in names_of_package().places.items():
+        for page, anchor in places.items():
+            if page not in ids: ids[page] = re.findall(r'\bid="([^"]+)"', (site / page).read_text(encoding="utf-8"))
+            assert ids[page].count(anchor) == 1, f"{name}: {page}#{anchor}"
 
 
 def test_html_outputs_are_raw_blocks(trial):
@@ -82,7 +103,8 @@ def test_html_outputs_are_raw_blocks(trial):
 
 def test_drawing_with_links_is_put_in(site):
     raw = (site / "trial.html").read_text(encoding="utf-8")
-    assert '<svg role="group" aria-label="A “map”"' in raw and '<a href="stack.html#deviations"><text' in raw and '<a href="index.html">' in raw
+    assert '<svg role="group" aria-label="A &quot;map&quot;"' in raw and '<a href="stack.html#deviations"><text' in raw
+    assert '<a href="index.html">' in raw
 
 
 def test_links_of_each_page(site, cfg):
@@ -103,6 +125,31 @@ def test_colab_installs_first(site, cfg):
     exec(compile(TransformerManager().transform_cell(first), "colab", "exec"), {"get_ipython": None})
 
 
+def test_notebooks_read_elsewhere_have_their_links_and_pictures(site, cfg):
+    home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    cells = json.loads((site / "notebooks/trial.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = [c["source"] for c in cells if c["cell_type"] == "markdown"]
+    texts += [o["data"]["text/markdown"] for c in cells for o in c.get("outputs", []) if "text/markdown" in o.get("data", {})]
+    text = "\n\n".join(map(str, texts))
+    assert f"[stack]({home}stack.html#deviations)" in text and f"![File]({home}images/trial_dot.svg)" in text
+    assert text.count(f"{cfg['git_url']}/blob/{cfg['branch']}/LICENSE") == 3
+    for notebook in (site / "notebooks").glob("*.ipynb"):
+        targets = of_notebook(notebook.read_text(encoding="utf-8")).targets
+        assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], notebook.name
+
+
+def test_plain_markdown_has_its_pictures(site):
+    for plain in site.glob("*.html.md"):
+        pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", plain.read_text(encoding="utf-8"))
+        assert [p for p in pictures if not (site / p).exists()] == [], plain.name
+
+
+def test_code_in_raw_html_keeps_its_quotes_and_dashes(site):
+    assert """<pre><code>print("it's", 1) --beam ...</code></pre>""" in (site / "trial.html").read_text(encoding="utf-8")
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    assert quarto["format"]["html"]["from"].endswith("-smart")
+
+
 def test_colab_without_git(cfg, monkeypatch):
     "Pages made where there is no git fetch the release instead of a commit."
     monkeypatch.setenv("PATH", "")
@@ -113,6 +160,37 @@ def test_plain_markdown(site):
     plain = (site / "trial.html.md").read_text(encoding="utf-8")
     assert plain.startswith("# Trial\n\nA width $d_k$") and "``` python\ndef twice(" in plain and "](stack.html#deviations)" in plain
     assert "Folded $y$." in plain and not re.search(r"<(div|details|nav|!--)|secret", plain)
+
+
+@pytest.mark.parametrize("source, becomes", [
+    ("import os\nfrom re import sub", "#| code-fold: true\n#| code-summary: Imports\n"),
+    ("#| code-fold: false\nimport os", "#| code-summary: Imports\n"), ("#| code-fold: true\nassert x", "#| code-summary: Checks\n"),
+    ("#| code-fold: true\nx = 1", "#| code-summary: Show the code\n"),
+    ('#| code-fold: true\n#| fig-cap: "a"\ndraw()', "#| code-summary: Code of the figure\n"),
+    ("#| code-fold: true\n#| code-summary: Mine\nx = 1", ""),
+    ("import os\nx = 1", ""), ("x = 1", ""), ("!pip list", ""), ("", ""), ("#| echo: false", "")])
+def test_folded_cells_say_what_is_in_them(source, becomes):
+    nb = dict2nb({"cells": [cell(source)], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    Folds(nb).cell(nb.cells[0])
+    assert nb.cells[0].source == becomes + source
+
+
+def test_search_shows_the_text_of_a_page(tmp_path):
+    index = tmp_path / "search.json"
+    index.write_text(json.dumps([{"text": "Open in Colab View source\nDownload notebook Markdown\nA stack."}, {"text": "Open in Colab, they said."}]))
+    clean_search(index)
+    assert [e["text"] for e in json.loads(index.read_text())] == ["A stack.", "Open in Colab, they said."]
+
+
+def test_what_quarto_is_told_of_is_there():
+    "Favicon, card, the page 404, what is put into each page."
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    page, web = quarto["format"]["html"], quarto["website"]
+    for name in (web["favicon"], web["image"], page["include-in-header"], page["include-before-body"], "404.qmd"):
+        assert (ROOT / "nbs" / name).exists()
+    assert page["canonical-url"] and web["open-graph"] and web["twitter-card"]
+    for target in re.findall(r"\]\(/([\w-]+)\.html\)", (ROOT / "nbs/404.qmd").read_text(encoding="utf-8")):
+        assert f"{target}.html" in [page_name(e.path) for e in sidebar() if e.path]
 
 
 def test_llms_txt_lists_every_page(site, cfg):

@@ -3,7 +3,10 @@
 The published site is made of the same processed notebooks, with the same colours and type.
 """
 import re
+import threading
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -26,13 +29,17 @@ def broken(site) -> list[str]:
     return check(site, site.parent)[0]
 
 
-def complaints(browser: Browser, page: Path) -> list[str]:
-    "Whatever is wrong with a page, links apart."
-    browser.open(page.as_uri(), width=1280, scheme="light")
+def complaints(browser: Browser, url: str, reload: bool = False) -> list[str]:
+    "Whatever is wrong with a page, links apart; Quarto's pages take the system's colours when they are loaded."
+    browser.open(url, width=1280, scheme="light")
     browser.ask(CHECKS + "; page.open()")
     found = browser.ask("page.rawTex().concat(page.pictures())")
     for scheme in ("light", "dark"):
         browser.look(1280, scheme)
+        if reload:
+            found += browser.said
+            browser.open(url, width=1280, scheme=scheme)
+            browser.ask(CHECKS + "; page.open()")
         found += [f"{scheme}: {line}" for line in browser.ask("page.faint()")]
     browser.look(390, "light")
     found += browser.ask("page.wide()")
@@ -61,8 +68,39 @@ class Nesting(HTMLParser):
 @pytest.mark.parametrize("name", [*NAMES, "trial.html"])
 def test_page(site, browser, broken, name):
     assert Nesting((site / name).read_text(encoding="utf-8")).wrong[:1] == []
-    assert complaints(browser, site / name) == []
+    assert complaints(browser, (site / name).as_uri()) == []
     assert [line for line in broken if re.match(rf"(_preview/)?{re.escape(name)}(\.md)?: ", line)] == []
+
+
+# ---- the same pages as they are published
+
+@pytest.fixture(scope="module")
+def published(docs, cfg, browser) -> str:
+    "The address of Quarto's pages on a server of this machine, below the path that they will have."
+    class Pages(SimpleHTTPRequestHandler):
+        def translate_path(self, path): return super().translate_path(path.removeprefix(cfg["doc_baseurl"]))
+
+        def log_message(self, *args): pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=docs))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    browser.home = f"http://127.0.0.1:{server.server_port}/"
+    yield browser.home.rstrip("/") + cfg["doc_baseurl"] + "/"
+    browser.home = "file:"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def broken_in_docs(docs) -> list[str]: return check(docs)[0]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "404.html"])
+def test_page_of_docs(docs, published, browser, broken_in_docs, name):
+    text = (docs / name).read_text(encoding="utf-8")
+    assert Nesting(text).wrong[:1] == [] and not re.search(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(", text)
+    assert complaints(browser, published + name, reload=True) == []
+    assert [line for line in broken_in_docs if re.match(rf"(_docs/)?{re.escape(name)}(\.md)?: ", line)] == []
 
 
 def test_links_of_readme_and_notebooks(broken):
@@ -97,7 +135,7 @@ FAULTS = {
 def test_fault_is_found(browser, tmp_path, fault):
     page = tmp_path / "page.html"
     page.write_text(BARE + fault)
-    found = complaints(browser, page)
+    found = complaints(browser, page.as_uri())
     assert any(FAULTS[fault] in line for line in found), found
 
 
@@ -110,11 +148,12 @@ def test_nesting():
 def test_page_without_fault(browser, tmp_path):
     page = tmp_path / "page.html"
     page.write_text(BARE + "<p>All <code>$x</code> is <a href='#a' id=a>well</a>.")
-    assert complaints(browser, page) == []
+    assert complaints(browser, page.as_uri()) == []
 
 
 @pytest.mark.parametrize("link, says", [("none.html", "none.html is not there"), ("index.html#none", "names no place"), ("#none", "names no place"),
                                         ("{git_url}/blob/{branch}/none.txt", "none.txt is not there"),
+                                        ("{doc_baseurl}/none.html", "none.html is not there"),
                                         ("../index.html", "leads out of the site"), ("images/../../README.md", "leads out of the site")])
 def test_broken_link_is_found(tmp_path, cfg, link, says):
     (tmp_path / "index.html").write_text(f'<a id="x" href="{link.format(**cfg)}">a</a> <a href="#x">b</a> <a href="https://example.org">c</a>')
@@ -186,17 +225,27 @@ def test_quartos_script_leaves_the_markdown_of_the_home_page(site, browser):
     assert href == f"{site.as_uri()}/index%2Ehtml.md"
 
 
+def test_skip_link_shows_when_it_is_reached(site, browser):
+    browser.open((site / "trial.html").as_uri())
+    where = "document.querySelector('a.skip').getBoundingClientRect().left"
+    assert browser.ask(where) < 0
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    assert browser.ask("document.activeElement.className") == "skip" and browser.ask(where) > 0
+    assert browser.ask("document.querySelector(document.activeElement.getAttribute('href')).tagName") == "MAIN"
+    assert browser.ask(CHECKS + "; page.faint()") == []
+
+
 def test_search(site, browser):
     browser.open((site / "index.html").as_uri())
     hits = browser.ask("""new Promise(done => {
-        const field = document.getElementById("search");
+        const field = document.getElementById("site-search");
         field.value = "scaled dot-product";
         field.dispatchEvent(new Event("focus"));
         const look = setInterval(() => { const found = [...document.querySelectorAll("#found a")].map(a => a.getAttribute("href"));
                                          if (found.length) { clearInterval(look); done(found); } }, 20);
     })""")
     assert hits[0] == "attention.html"
-    assert browser.ask("page = document.getElementById('search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
+    assert browser.ask("page = document.getElementById('site-search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
                        "document.getElementById('found').textContent") == "Nothing found."
 
 

@@ -24,6 +24,7 @@ def write_trial(root: Path) -> None:
              cell("#| export\ndef twice(\n    x: int,  # a number\n) -> int:    # its double\n    'Two of it.'\n    return 2 * x"),
              cell("See @fig-dot and @fig-file, and\n$$\\frac{a}{b} = " + " + ".join(["c_i"] * 60) + " \\tag{7}$$\nat last.", "markdown"),
              cell("::: {.callout-note title=\"Mind\" collapse=\"true\"}\nFolded $y$.\n:::\n\n::: {.callout-tip}\n## Hint\nTry.\n:::", "markdown"),
+             cell("<pre><code>print(\"it's\", 1) --beam ...</code></pre>", "markdown"),
              cell("#| hide\nsecret = 1"), cell("#| echo: false\nunseen = 1"), cell("#| code-fold: true\nfolded = 1") | {"outputs": said},
              cell("#| label: fig-dot\n#| fig-cap: \"A dot: $z$\"\n#| fig-alt: \"One \\\"dark\\\" dot\"\ndraw()") | {"outputs": picture},
              cell("![File](images/trial_dot.svg){#fig-file fig-alt=\"a file\"}\n\n![A \"map\"](images/trial_map.svg)\n\n"

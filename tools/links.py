@@ -68,13 +68,15 @@ def check(folder: Path, root: Path = ROOT) -> tuple[list[str], dict[str, list[st
     "One line for each link that leads nowhere; the links to other hosts, each with the files that hold it."
     cfg, broken, outside, root, folder = settings(), [], {}, root.resolve(), folder.resolve()
     kinds = {".html": of_html, ".md": of_markdown, ".ipynb": of_notebook}
-    files = [*folder.glob("*.html"), *folder.glob("*.md"), *folder.glob("llms.txt"), *root.glob("*.md"), *(root / "nbs").glob("[!_.]*.ipynb")]
+    files = [f for kind in ("*.html", "*.md", "llms.txt", "notebooks/*.ipynb") for f in folder.glob(kind)]
+    files += [*root.glob("*.md"), *(root / "nbs").glob("[!_.]*.ipynb")]
     found = {f.resolve(): kinds.get(f.suffix, of_markdown)(f.read_text(encoding="utf-8")) for f in sorted(files)}
     for file, (_, targets) in found.items():
         name = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
         for target in dict.fromkeys(targets):
             if target.startswith(("data:", "mailto:")): continue
             path, _, anchor = target.partition("#")
+            if path.startswith(base := cfg["doc_baseurl"] + "/"): path = str(folder / path.removeprefix(base))  # as on the page 404
             if URL.match(target):
                 if (ours := inside(path, folder, root, cfg)) is None:
                     outside.setdefault(target, []).append(name)

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from importlib import import_module
@@ -21,8 +22,9 @@ from execnb.nbio import mk_cell, read_nb
 from nbdev.process import Processor
 from notebooks import ROOT, code_of, directives, joined, settings
 
-DIALECT = "markdown+lists_without_preceding_blankline"  # of Quarto's Markdown, what the notebooks use
+DIALECT = "markdown+lists_without_preceding_blankline-smart"  # of Quarto's Markdown, what the notebooks use
 BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
+PAGE_LINKS = ("Open in Colab", "View source", "Download notebook", "Markdown")
 VEGA = "application/vnd.vegalite.v5+json"
 CHARTS = """for (const box of document.querySelectorAll(".chart")) {
     const spec = JSON.parse(box.querySelector("script").textContent);
@@ -70,7 +72,7 @@ def sidebar() -> list[Entry]:
 
 INLINE = r"(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=ticks)(?!`)"
 FENCED = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ ]*$|.*\Z)"
-TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>\.\./[^)>\"\s]*)"
+TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>(?![a-z][a-z+.-]*:|[#/])[^)>\"\s]+)"
 
 
 def repository(target: str, cfg: dict[str, str]) -> str:
@@ -80,13 +82,31 @@ def repository(target: str, cfg: dict[str, str]) -> str:
     return f"{cfg['git_url']}/{kind}/{cfg['branch']}/{file.rstrip('/')}{hash_}{anchor}"
 
 
-def leave_site(text: str, cfg: dict[str, str]) -> str:
-    "Markdown whose links out of nbs/ lead to the repository; code, raw HTML apart, stays as it is."
+def retarget(text: str, lead: Callable[[str], str]) -> str:
+    "Markdown whose relative links and pictures go where `lead` says; code, raw HTML apart, stays as it is."
     def change(m: re.Match) -> str:
-        if m["target"]: return m["before"] + repository(m["target"], cfg)
+        if m["target"]: return m["before"] + lead(m["target"])
         raw = m["fence"] and re.match(r"[`~]+ *\{=html\}", m[0].lstrip())
-        return re.sub(TARGET, lambda t: t["before"] + repository(t["target"], cfg), m[0]) if raw else m[0]
+        return re.sub(TARGET, lambda t: t["before"] + lead(t["target"]), m[0]) if raw else m[0]
     return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
+
+
+def leave_site(text: str, cfg: dict[str, str]) -> str:
+    "Markdown whose links out of nbs/ lead to the repository."
+    return retarget(text, lambda target: repository(target, cfg) if target.startswith("../") else target)
+
+
+def absolute(text: str, cfg: dict[str, str]) -> str:
+    "Markdown of a notebook that is read elsewhere: notebooks become pages of the site, files of the repository are linked there."
+    site = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    return retarget(leave_site(text, cfg), lambda target: site + link(target, cfg))
+
+
+def slug(heading: str) -> str:
+    "The anchor that pandoc gives a heading."
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    kept = "".join(c for c in plain if c.isalnum() or c in "_-." or c.isspace())
+    return re.sub(r"^[\W\d_]+", "", "-".join(kept.lower().split()))
 
 
 class Names(NamedTuple):
@@ -139,15 +159,34 @@ def markdown_of(cell):
 
 # ---- what nbdev does to each notebook on top of its own steps (settings.ini: procs)
 
+class Definitions(Processor):
+    "A place to link to above each definition. nbdev's add_show_docs, left out, repeats the definition's head below it."
+    def __init__(self, nb):
+        super().__init__(nb)
+        nb.has_docs_ = any("exec_doc" in c.directives_ for c in nb.cells)  # are there cells that are run whenever the page is made?
+
+    def end(self):
+        text = "\n\n".join(joined(c.source) for c in self.nb.cells if c.cell_type == "markdown")
+        taken, cells = {slug(h) for h in re.findall(r"^#{2,6} +(.+)$", text, re.M)}, []
+        for cell in self.nb.cells:
+            if cell.cell_type == "code" and "export" in cell.directives_:
+                names = re.findall(r"^(?:class|def|async def) (\w+)", joined(cell.source), re.M)
+                new = [name for name in dict.fromkeys(map(str.lower, names)) if name not in taken]
+                taken.update(new)
+                if new: cells.append(mk_cell(html("".join(f'<span class="place" id="{name}"></span>' for name in new)), "markdown"))
+            cells.append(cell)
+        self.nb.cells = cells
+
+
 class PageLinks(Processor):
     "Below the title: open it in Colab, see its source, take it along, read it as plain text."
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
         plain = f"{page_name(path)}.md".replace("index.", "index%2E")  # Quarto's script cuts off /index.html
-        links = [("Open in Colab", f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}"),
-                 ("View source", f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}"),
-                 ("Download notebook", f"notebooks/{path.name}"), ("Markdown", plain)]
-        rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>' for text, href in links)
+        links = [f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}",
+                 f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}", f"notebooks/{path.name}", plain]
+        rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>'
+                        for text, href in zip(PAGE_LINKS, links, strict=True))
         self.nb.cells.insert(1, mk_cell(f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```', "markdown"))
 
 
@@ -155,6 +194,20 @@ class RepositoryLinks(Processor):
     "A link to a file beside nbs/ leads to the repository: the site holds no such file."
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell): kept[kind] = leave_site(text, settings())
+
+
+class Folds(Processor):
+    "Cells that only import are folded, and a folded cell says what is in it."
+    def cell(self, cell):
+        if cell.cell_type != "code" or not (code := code_of(joined(cell.source))): return
+        opts = directives(joined(cell.source))
+        try: kinds = {type(node) for node in ast.parse(code).body}
+        except SyntaxError: kinds = set()  # a line for the shell
+        imports = kinds <= {ast.Import, ast.ImportFrom} and kinds
+        if not imports and "code-fold" not in opts: return
+        what = "Imports" if imports else "Checks" if ast.Assert in kinds else "Code of the figure" if "fig-cap" in opts else "Show the code"
+        new = {"code-fold": "true"} | ({} if "code-summary" in opts else {"code-summary": what})
+        cell.source = "".join(f"#| {k}: {v}\n" for k, v in new.items() if k not in opts) + joined(cell.source)
 
 
 class NameLinks(Processor):
@@ -243,10 +296,6 @@ def code_cell(cell, name: str, folder: Path, numbers: dict) -> list[str]:
     opts, code = options(cell.source, where), code_of(cell.source)
     if opts.get("include") is False: return []
     parts = []
-    if shown := re.match(r"show_doc\((.*?)\)", code):  # of what was just defined: folded, the code stands above it
-        docs = [joined(o["data"]["text/markdown"]) for o in cell.outputs if "text/markdown" in o.get("data", {})]
-        if name == "reference": return docs
-        return [html(f'<details class="reference"><summary>Reference: <code>{escape(shown[1])}</code></summary>'), *docs, html("</details>")]
     if code and opts.get("echo") is not False:
         parts = [fenced(code, ".python")]
         if opts.get("code-fold") in (True, "show"):
@@ -327,6 +376,10 @@ def finish(menu: list[Entry], folder: Path) -> None:
             lines.append(f"\n## {entry.text}\n")
             continue
         nb = json.loads(entry.path.read_text(encoding="utf-8"))
+        for cell in nb["cells"]:
+            texts = [(cell, "source")] if cell["cell_type"] == "markdown" else []
+            texts += [(out["data"], "text/markdown") for out in cell.get("outputs", []) if "text/markdown" in out.get("data", {})]
+            for kept, kind in texts: kept[kind] = absolute(joined(kept[kind]), cfg)
         nb["cells"].insert(1, first)
         (folder / "notebooks" / entry.path.name).write_text(json.dumps(nb, ensure_ascii=False), encoding="utf-8")
         about = heading(entry.path)[1]
@@ -335,10 +388,20 @@ def finish(menu: list[Entry], folder: Path) -> None:
     (folder / "charts.js").write_text(vl_convert.javascript_bundle(CHARTS), encoding="utf-8")
 
 
+def clean_search(index: Path) -> None:
+    "What Quarto's search shows of a page begins with its text, not with the links that stand on every page."
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    every = re.compile(r"^\s*" + r"\s*".join(map(re.escape, PAGE_LINKS)) + r"\s*")
+    for entry in entries: entry["text"] = every.sub("", entry["text"])
+    index.write_text(json.dumps(entries, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
 def main(folder: Path) -> None:
     menu = sidebar()
     for path in (e.path for e in menu if e.path):
         write_plain(markdown(read_nb(ROOT / "_proc" / path.name), path.stem, folder), path, folder)
+    clean_search(folder / "search.json")
+    shutil.copytree(ROOT / "nbs/images", folder / "images", dirs_exist_ok=True)  # Quarto copies those alone that it shows as pictures
     finish(menu, folder)
 
 

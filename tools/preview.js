@@ -26,7 +26,7 @@ function show(hits, list) {
 }
 
 addEventListener("DOMContentLoaded", () => {
-  const [field, list, button] = ["search", "found", "theme"].map(id => document.getElementById(id));
+  const [field, list, button] = ["site-search", "found", "theme"].map(id => document.getElementById(id));
   field.hidden = button.hidden = false;
   button.onclick = () => {
     const dark = getComputedStyle(document.documentElement).getPropertyValue("color-scheme") === "dark"

@@ -20,12 +20,11 @@ from pages import Entry, finish, heading, link, markdown, page_name, pandoc, sid
 
 OUT = ROOT / "_preview"
 HERE = Path(__file__).resolve().parent
-PRELOAD = ["torch", "torch.nn.functional", "matplotlib.pyplot", "nbdev.processors", "nbdev.showdoc", "execnb.shell", "fastcore.test",
-           "pypandoc"]
+PRELOAD = ["nbdev.processors", "nbdev.showdoc", "execnb.shell", "pypandoc"]
 
 
 def processed(path: Path):
-    "A notebook as nbdev hands it to Quarto: hidden cells dropped, references added, its title made front matter."
+    "A notebook as nbdev hands it to Quarto: hidden cells dropped, names linked, its title made front matter."
     from execnb.nbio import read_nb
     from nbdev.processors import FilterDefaults
     os.environ["IN_TEST"] = "1"
@@ -64,9 +63,9 @@ def page(path: Path, menu: list[Entry]) -> list[tuple[str, str, str, str]]:
             f"<p>{escape(e.text)}</p>" for e in menu]
     near = [f'<a rel="{rel}" href="{page_name(pages[i].path)}"><small>{word}</small>{escape(pages[i].text)}</a>'
             for rel, word, i in (("prev", "← before", at - 1), ("next", "next →", at + 1)) if 0 <= i < len(pages)]
-    title = heading(path)[0]
-    fields = {"title": escape(title), "site": cfg["title"], "name": name, "menu": "\n".join(rows), "near": "\n".join(near),
-              "head": (ROOT / "nbs/head.html").read_text(encoding="utf-8")}
+    (title, about), include = heading(path), lambda name: (ROOT / "nbs" / name).read_text(encoding="utf-8")
+    fields = {"title": escape(title), "about": escape(about), "site": cfg["title"], "name": name, "menu": "\n".join(rows), "near": "\n".join(near),
+              "head": include("head.html"), "skip": include("skip.html")}
     try:
         text = markdown(processed(path), path.stem, OUT)
         done = pandoc(text, "-t", "html5", "--mathml", "--toc", "--toc-depth=2", "--standalone", f"--template={HERE / 'preview.html'}",
@@ -87,7 +86,7 @@ def main(names: list[str]) -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     (OUT / "preview.css").write_text(stylesheet(), encoding="utf-8")
-    shutil.copy2(HERE / "preview.js", OUT)
+    for file in (HERE / "preview.js", ROOT / "nbs/favicon.svg"): shutil.copy2(file, OUT)
     if (ROOT / "nbs/images").exists(): shutil.copytree(ROOT / "nbs/images", OUT / "images")
     # A process for each page, since processing runs the notebook's exported cells; each begins with what all of them import.
     found, context = [], multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
