@@ -245,6 +245,11 @@ def check_new_run(path: Path) -> None:
         raise UserError(f"{path} already holds a run: continue it with --resume, choose "
                         "another --out, or remove it first")
     check_free(path)
+    try:
+        str(resolve(path)).encode()
+    except UnicodeEncodeError:  # safetensors reads no such files
+        raise UserError(f"{str(path)!r} is not a name in UTF-8: choose another, or set "
+                        "PYTHONUTF8=1") from None
 
 # %% ../nbs/52b_checkpoint.ipynb #584baf2a
 def create_run(path: Path, recipe: Recipe, about: dict) -> None:

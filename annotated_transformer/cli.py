@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['app', 'UsageError', 'PRINTING', 'DEFAULT_RECIPE', 'RecipeName', 'DataName', 'DataFolder', 'SourceText', 'TargetText',
            'ValidSource', 'ValidTarget', 'SharedData', 'Quiet', 'RunFolder', 'AnyDevice', 'TranslatingDevice', 'BEAM',
-           'ALPHA', 'verbs', 'fail', 'tell', 'ready_streams', 'main', 'choose_corpus', 'begun_before',
+           'ALPHA', 'verbs', 'fail', 'tell', 'Messages', 'ready_streams', 'main', 'choose_corpus', 'begun_before',
            'launcher_number', 'first_process', 'signal_status', 'say_how_it_ended', 'train_verb', 'prepare_verb',
            'average_verb', 'typed_lines', 'chosen_search', 'translate_verb', 'score_verb', 'attention_example',
            'write_attention', 'attention_verb', 'import_marian_verb', 'export_ct2_verb', 'measure_row', 'row_trainer',
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -59,6 +59,24 @@ def tell(line: str, err: bool = True) -> None:
 # %% ../nbs/95_cli.ipynb #2d7a80c3
 PRINTING = {"translate", "score", "variations", "demo"}
 
+# %% ../nbs/95_cli.ipynb #95ab0004
+class Messages:
+    "Standard error, on which nothing depends: once its reader has gone, what is written is dropped and work goes on."
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # ValueError: it is closed
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
 # %% ../nbs/95_cli.ipynb #63c8ae97
 def ready_streams() -> None:
     "Open closed standard streams on the null device, and make standard output and standard error UTF-8."
@@ -73,6 +91,8 @@ def ready_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors=errors))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = Messages(sys.stderr)
 
 # %% ../nbs/95_cli.ipynb #e5e21b7b
 def main(

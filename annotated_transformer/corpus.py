@@ -27,7 +27,7 @@ from typing import BinaryIO, NamedTuple
 import pooch
 
 from . import UserError
-from .files import kind_of, replace_file, resolve, sha256
+from .files import kind_of, replace_file, sha256
 from .grammar import builtin
 
 # %% ../nbs/51a_corpus.ipynb #7be2f9d4
@@ -392,7 +392,7 @@ def own_corpus(
     source = {name: None if path is None else str(Path(path).absolute())
               for name, path in given.items()}
     for path in filter(None, source.values()):
-        if kind_of(resolve(path)) == "special file":
+        if kind_of(Path(os.path.realpath(path))) == "special file":
             raise UserError(f"{path} is no ordinary file: text to train on is read "
                             "several times, so save it first")
     src, tgt, *valid = source.values()

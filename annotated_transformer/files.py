@@ -35,13 +35,9 @@ def resolve(path: str | Path) -> Path:
         if ".." in parts:
             last = len(parts) - parts[::-1].index("..")
             os.stat(Path(*parts[:last]))  # fails where the system would: missing/..
-        str(path).encode()  # safetensors reads no other names
         return Path(os.path.realpath(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: what comes before .. is no folder") from None
-    except UnicodeEncodeError:
-        raise UserError(f"{str(path)!r} is not a name in UTF-8: choose another, or set "
-                        "PYTHONUTF8=1") from None
     except ValueError as e:  # a zero byte
         raise UserError(f"{str(path)!r} is no path: {e}") from None
 

@@ -424,6 +424,72 @@ def test_interrupted_demo(name, status, trained, tmp_path, capsys, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
+def with_notes_inside(out: Path) -> None: (out / "checkpoints/notes.txt").write_text("keep me")
+def with_a_folder_inside(out: Path) -> None:
+    (out / "data/mine").mkdir(parents=True)
+    (out / "data/mine/thesis.txt").write_text("the only copy")
+
+
+@pytest.mark.parametrize("change", [with_notes_inside, with_a_folder_inside], ids=lambda f: f.__name__)
+def test_demo_keeps_what_is_inside(change, trained, tmp_path, capsys):
+    demo_from(trained, tmp_path / "demo")
+    change(tmp_path / "demo")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    status, _, err = run(capsys, "demo", "--out", tmp_path / "demo")
+    assert status == 2 and "is not a demo, or was changed since" in err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name, value, message", [("RANK", "1", None), ("RANK", "x", None), ("TORCHELASTIC_RESTART_COUNT", "x", "is no number")])
+def test_what_a_launcher_left_in_the_environment(name, value, message, text, tmp_path, capsys, monkeypatch):
+    "RANK alone is not torchrun: one process goes on as one."
+    monkeypatch.setenv(name, value)
+    out = tmp_path / "run"
+    status, _, err = run(capsys, "train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", out, "--device", "cpu", "--quiet", *TINY)
+    if message: assert status == 2 and f"{name}={value!r}" in err and message in err and not out.exists()
+    else: assert status == 0 and (out / "model.safetensors").exists(), err
+
+
+def test_launched_with_a_wrong_rank(text, tmp_path, capsys, monkeypatch):
+    for name, value in {"RANK": "x", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items(): monkeypatch.setenv(name, value)
+    status, _, err = run(capsys, "train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", tmp_path / "run", "--device", "cpu", *TINY)
+    assert status == 2 and "RANK='x'" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("device", ["hpu", "privateuseone", "fpga", "opengl", "cuda:99"])
+def test_devices_that_are_not_there(device, trained, capsys):
+    status, _, err = run(capsys, "translate", trained, "--device", device)
+    assert status == 2 and err.count("\n") == 1 and repr(device) in err
+
+
+def test_text_to_train_on_from_a_pipe(text, tmp_path, capsys):
+    "It is read several times: the second reading of a pipe would wait for ever."
+    os.mkfifo(tmp_path / "pipe")
+    status, _, err = run(capsys, "prepare", "--src", tmp_path / "pipe", "--tgt", text[1], "--config", "tiny", "--out", tmp_path / "run", *TINY)
+    assert status == 2 and "pipe is no ordinary file: text to train on is read several times" in err and not (tmp_path / "run").exists()
+
+
+def test_names_that_are_not_utf8(text, tmp_path, capsys):
+    "A run cannot have one, since safetensors reads none; a text can."
+    bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    status, _, err = run(capsys, "prepare", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", bad, "--quiet", *TINY)
+    assert status == 2 and "is not a name in UTF-8" in err
+    shutil.copyfile(text[0], bad)
+    status, _, err = run(capsys, "prepare", "--src", bad, "--tgt", text[1], "--config", "tiny", "--out", tmp_path / "run", "--quiet", *TINY)
+    assert status == 0, err
+    assert json.loads((tmp_path / "run/config.json").read_text())["source"]["src"] == str(bad)
+
+
+def test_a_progress_bar_that_nobody_reads(text, tmp_path):
+    "`train … 2>&1 | tee log`, and the reader dies: training goes on, and saves."
+    out = tmp_path / "run"
+    words = ["train", "--src", *map(str, text[:1]), "--tgt", str(text[1]), "--config", "tiny", "--out", str(out), "--device", "cpu", *TINY]
+    process = subprocess.Popen([sys.executable, "-m", "annotated_transformer", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0 and (out / "model.safetensors").exists()
+    assert json.loads((out / "config.json").read_text())["stopped"].startswith("max_steps")
+
+
 def test_a_line_break_in_a_name(tmp_path, capsys):
     status, _, err = run(capsys, "translate", tmp_path / "a\nb")
     assert status == 2 and err.count("\n") == 1
@@ -539,7 +605,7 @@ def test_variations(variations, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("args, message", [
     (["--data", "wmt14"], "there is a base for builtin and for multi30k"), (["--rows", "A h=3"], "no row is called 'A h=3'"),
     (["--seeds", 0], "--seeds"), (["--minutes", 0], "minutes=0.0 must be positive"),
-    (["--minutes", "inf"], "minutes=inf must be positive and below 10,000,000"), (["--minutes", "nan"], "minutes=nan must be positive and finite"),
+    (["--minutes", "inf"], "minutes=inf must be positive and below 10,000,000"), (["--minutes", "nan"], "minutes=nan must be positive and below"),
     (["--steps", 0], "max_steps=0"),
     (["d_modl=3"], "did you mean d_model?"), (["n_heads=3"], "does not split into n_heads=3"), (["--device", "toaster"], "toaster")])
 def test_wrong_variations(args, message, tmp_path, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 "Marian checkpoints of many shapes, against the library that they come from."
 import io
 import json
+import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -478,6 +479,16 @@ def test_a_pickle_is_not_opened(folder, tmp_path, monkeypatch):
     import_marian(old, tmp_path / "run")
     weights = load_file(tmp_path / "run" / "model.safetensors")
     for name, weight in load_file(tmp_path / "other" / "model.safetensors").items(): assert torch.equal(weights[name], weight)
+
+
+@pytest.mark.parametrize("name", ["source.spm", "config.json", "vocab.json", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_file(folder, name, tmp_path):
+    "It would be read for ever, or waited for."
+    shutil.copytree(folder, tmp_path / "piped")
+    (tmp_path / "piped" / name).unlink()
+    os.mkfifo(tmp_path / "piped" / name)
+    with pytest.raises(ValueError, match=name): import_marian(tmp_path / "piped", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_place_that_is_taken(folder, run, tmp_path):

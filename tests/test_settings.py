@@ -471,7 +471,7 @@ def patience(base, new):
     assert (base.passes, new.passes) == ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5])
     assert base.about["weights"] == "best on validation, step 6"
     assert new.about["weights"] == "best on validation, step 2"
-    assert new.about["stopped"] == "no gain on the validation set in 3 looks"
+    assert new.about["stopped"] == "no gain in 3 validation passes"
 
 
 @row("accumulate=3", "micro")
