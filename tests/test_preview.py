@@ -8,7 +8,8 @@ from conftest import ROOT
 from execnb.nbio import dict2nb
 from IPython.core.inputtransformer2 import TransformerManager
 from links import of_notebook
-from pages import Folds, Names, clean_search, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
+from nbdev.process import NBProcessor
+from pages import Definitions, Folds, Names, clean_search, install_cell, leave_site, link_names, names_of_package, page_name, sidebar
 from test_gate import cell
 
 
@@ -82,6 +83,15 @@ def test_definition_is_shown_once(site):
     assert raw.count('id="twice"') == 1 and re.search(r'<span class="place" id="twice"></span>\s*<div class="sourceCode"', raw)
     assert len(re.findall(r'twice', re.sub(r"<[^>]+>", "", raw))) == 1
     assert (site / "trial.html.md").read_text(encoding="utf-8").count("twice") == 1
+
+
+def test_a_place_is_made_once():
+    "Not where a heading has the name already, and once for names that differ in their capitals alone."
+    cells = [cell("## Search", "markdown"), cell("#| export\nclass Search: pass\ndef Take(): pass"), cell("#| export\ndef take(): pass"),
+             cell("def search(): pass")]
+    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    NBProcessor(nb=nb, procs=[Definitions]).process()
+    assert re.findall(r'id="(\w+)"', "\n".join(c.source for c in nb.cells)) == ["take"]
 
 
 def test_names_have_a_place(site):
