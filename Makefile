@@ -1,13 +1,16 @@
 # Each target sets up .venv by itself the first time. `make` alone lists the targets.
 PYTHON ?= python3
-TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+# Which versions: constraints.txt, or another file of the same form.
+CONSTRAINTS ?= constraints.txt
+TORCH ?= $(shell sed -n '/^torch==/p' $(CONSTRAINTS))
 NAMES ?=
+VARIANTS ?=
 RUN ?= runs/small
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIN := -c $(VENV)/constraints.txt
-SETUP := settings.ini setup.py pyproject.toml constraints.txt
+SETUP := settings.ini setup.py pyproject.toml $(CONSTRAINTS)
 MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 
 # The commands of .venv come first for what notebooks and tests start; one thread, since two of them run at a time.
@@ -15,7 +18,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lab export notebooks docs preview links check bench-train bench-decode clean
+.PHONY: help demo test portable lab export notebooks docs preview links check bench-train bench-decode clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -30,6 +33,9 @@ test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree w
 	@$(WITH) $(BIN)/nbdev_test --n_workers 2 --timing
 	@printf '\n== 3 of 3: tests/\n'
 	@$(WITH) $(BIN)/python -m pytest
+
+portable: $(VENV)/.stamp-dev  ## notebooks and tests under the kernels of other processors (or VARIANTS="default avx2", NAMES="31_stack test_model", QUICK=1)
+	@$(WITH) $(BIN)/python tools/portable.py --variants "$(VARIANTS)" --names "$(NAMES)" $(if $(QUICK),--quick)
 
 lab: $(VENV)/.stamp-dev  ## JupyterLab on nbs/
 	@$(BIN)/jupyter lab --notebook-dir nbs
@@ -63,7 +69,7 @@ bench-decode: $(VENV)/.stamp-bench  ## decoding speed of RUN (runs/small) beside
 	@$(BIN)/python benchmarks/decode.py $(RUN)
 
 clean:  ## remove .venv and all that was built; runs/ stays
-	rm -rf $(VENV) _proc _docs _preview build dist *.egg-info nbs/nbdev.yml .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) _proc _docs _preview .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-python:
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python $(MIN_PYTHON) or newer, or name yours: make $(MAKECMDGOALS) PYTHON=…"; exit 1; }
@@ -80,7 +86,7 @@ $(VENV)/.stamp-torch: $(VENV)/.stamp-python
 
 $(VENV)/.stamp-run: $(VENV)/.stamp-torch $(SETUP)
 	@echo 'setting up $(VENV), once: the packages of settings.ini'
-	@sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
+	@sed '/^torch==/d' $(CONSTRAINTS) > $(VENV)/constraints.txt
 	@$(BIN)/pip install --quiet $(PIN) -e .
 	@touch $@
 

@@ -5,9 +5,9 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 from conftest import ROOT
+from fold import each
 from notebooks import code_of, directives, joined
 
 LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
@@ -61,7 +61,7 @@ def siblings(module: str) -> set[str]:
     return found & names - {module}
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+@each("path", notebooks(), ids=lambda p: p.stem)
 def test_notebook_exports_its_module(path):
     targets = [d["default_exp"] for c in cells(path) if c["cell_type"] == "code" and "default_exp" in (d := directives(joined(c["source"])))]
     assert targets == ([] if stem_of(path) in PROSE else [stem_of(path)])
@@ -71,7 +71,7 @@ def test_every_module_has_its_notebook():
     assert modules() == {stem_of(p) for p in notebooks()} - PROSE
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
+@each("module", sorted(modules()))
 def test_layers(module):
     assert module in ALLOWED, f"{module} is new: give it a line in ALLOWED, and a place in CONTRIBUTING.md"
     assert siblings(module) <= set(ALLOWED[module].split())
@@ -97,7 +97,7 @@ def changes_files(node: ast.AST) -> bool:
     return name in CHANGES_NAMES
 
 
-@pytest.mark.parametrize("module", sorted(modules() | {"__main__", "__init__"}))
+@each("module", sorted(modules() | {"__main__", "__init__"}))
 def test_one_module_removes_and_renames(module):
     tree = ast.parse((LIB / f"{module}.py").read_text(encoding="utf-8"))
     found = [ast.unparse(node.func) for node in ast.walk(tree) if changes_files(node)]
@@ -110,20 +110,20 @@ def test_allowed_has_no_circle():
     assert done == ALLOWED.keys()
 
 
-@pytest.mark.parametrize("module", sorted(modules() - {"cli"}))
+@each("module", sorted(modules() - {"cli"}))
 def test_package_shadows_no_module(module):
     package = importlib.import_module(LIB.name)
     assert importlib.import_module(f"{LIB.name}.{module}") is getattr(package, module)
 
 
-@pytest.mark.parametrize("path", [p for p in notebooks() if stem_of(p) not in PROSE], ids=lambda p: p.stem)
+@each("path", [p for p in notebooks() if stem_of(p) not in PROSE], ids=lambda p: p.stem)
 def test_title_cell(path):
     "The first cell is the page's front matter: nbdev takes its title and sentence and drops whatever else stands in it."
     first = joined(cells(path)[0]["source"])
     assert re.fullmatch(r"# [^\n]+\n+> [^\n]+\n?", first), first
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+@each("path", notebooks(), ids=lambda p: p.stem)
 def test_import_cells_hold_only_imports(path):
     "Making the pages executes every cell that imports something: such a cell must do nothing else."
     mixed = []
@@ -136,7 +136,7 @@ def test_import_cells_hold_only_imports(path):
     assert mixed == []
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+@each("path", notebooks(), ids=lambda p: p.stem)
 def test_figures_say_what_they_show(path):
     "A drawn picture has a label, a caption and a text for those who cannot see it."
     for cell in cells(path):
@@ -145,7 +145,7 @@ def test_figures_say_what_they_show(path):
             assert found.get("label", "").startswith("fig-") and found.get("fig-cap") and found.get("fig-alt"), joined(cell["source"])
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+@each("path", notebooks(), ids=lambda p: p.stem)
 def test_outputs_name_no_machine(path):
     "A stored output means the same to every reader: no folder of whoever ran it, no error."
     for cell in cells(path):
@@ -166,7 +166,7 @@ def test_sidebar_lists_every_notebook_in_order():
     assert listed == ["index.ipynb", *(p.name for p in notebooks() if p.stem != "index")]
 
 
-@pytest.mark.parametrize("path", notebooks(), ids=lambda p: p.stem)
+@each("path", notebooks(), ids=lambda p: p.stem)
 def test_links_between_notebooks(path):
     text = "\n".join(joined(c["source"]) for c in cells(path) if c["cell_type"] == "markdown")
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)

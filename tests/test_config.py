@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ from annotated_transformer.config import (
 same_each_time = settings(derandomize=True, deadline=None)  # no deadline: the machine may be busy
 FIELDS = [(part, field) for part in (ModelConfig, TrainConfig) for field in dataclasses.fields(part)]
 NAMES = [field.name for _, field in FIELDS]
-each_field = pytest.mark.parametrize("part, field", FIELDS, ids=NAMES)
+each_field = each("part, field", FIELDS, ids=NAMES)
 WORDS = {"position": "learned", "norm": "pre", "schedule": "linear", "precision": "fp32"}
 SHARES = {"dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2"}
 
@@ -59,7 +60,7 @@ def test_no_name_is_used_twice():
 
 
 @each_field
-@pytest.mark.parametrize("wrong", ["", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5"])
+@each("wrong", ["", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5"])
 def test_wrong_text_is_refused_with_the_name(part, field, wrong):
     with pytest.raises(ValueError, match=field.name): override(get_recipe("base"), [f"{field.name}={wrong}"])
 
@@ -69,17 +70,17 @@ WRONG = {int: [None, [], "6", 6.5, True, math.nan], float: [None, [], "6", True,
          float | None: [[], "6", True, math.nan, math.inf]}
 
 
-@pytest.mark.parametrize("part, name, wrong", [(part, field.name, wrong) for part, field in FIELDS for wrong in WRONG[field.type]])
+@each("part, name, wrong", [(part, field.name, wrong) for part, field in FIELDS for wrong in WRONG[field.type]])
 def test_wrong_types_are_refused_with_the_name(part, name, wrong):
     with pytest.raises(ValueError, match=name): part(**{name: wrong})
 
 
-@pytest.mark.parametrize("name", [f.name for _, f in FIELDS if f.type in (int, int | None) and f.name not in ("seed", "average_last")])
+@each("name", [f.name for _, f in FIELDS if f.type in (int, int | None) and f.name not in ("seed", "average_last")])
 def test_counts_start_at_one(name):
     with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"): override(get_recipe("base"), [f"{name}=0"])
 
 
-@pytest.mark.parametrize("name", sorted(SHARES))
+@each("name", sorted(SHARES))
 def test_shares_lie_from_zero_to_below_one(name):
     assert getattr(override(get_recipe("base"), [f"{name}=0"]).train, name) == 0
     for wrong in ("1", "1.5", "-0.1"):
@@ -92,7 +93,7 @@ def test_seed():
     with pytest.raises(ValueError, match="seed"): TrainConfig(seed=2**63)
 
 
-@pytest.mark.parametrize("wrong, message", [
+@each("wrong, message", [
     (["n_head=8"], "did you mean n_heads"), (["dropuot=0.1"], "did you mean dropout"), (["=3"], "no setting is called ''"),
     (["Dropout=0.1"], "did you mean dropout"), (["dropout"], "not of the form key=value"), ([""], "not of the form key=value"),
     (["n_heads=7"], "multiple of 7"), (["d_model=511"], "even"), (["d_k=8", "n_heads=7"], "multiple of 7"),
@@ -108,7 +109,7 @@ def test_overriding_changes_neither_the_recipe_nor_the_order():
     assert changed == override(changed, [])
 
 
-@pytest.mark.parametrize("max_len, n_positions", [(256, 256), (1024, 1024), (19, 10), (1, 1)])
+@each("max_len, n_positions", [(256, 256), (1024, 1024), (19, 10), (1, 1)])
 def test_learned_positions_that_end_within_max_len_are_refused(max_len, n_positions):
     "One position more than pieces: EOS follows the source, BOS precedes the target."
     settings, named = [f"max_len={max_len}", f"n_positions={n_positions}"], f"^n_positions={n_positions} is too small for max_len={max_len}:"
@@ -117,7 +118,7 @@ def test_learned_positions_that_end_within_max_len_are_refused(max_len, n_positi
     override(get_recipe("base"), ["position=learned", f"max_len={max_len}", f"n_positions={max_len + 1}"])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_every_recipe_may_learn_its_positions(name):
     assert override(get_recipe(name), ["position=learned"]).model.position == "learned"
 
@@ -143,13 +144,13 @@ def test_no_value_does_anything_but_work_or_be_refused(name, text):
     else: assert recipe_from_dict(recipe_to_dict(changed)) == changed
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_recipes_survive_the_file(name):
     text = json.dumps(recipe_to_dict(RECIPES[name]), allow_nan=False)
     assert recipe_from_dict(json.loads(text)) == RECIPES[name]
 
 
-@pytest.mark.parametrize("damaged", [
+@each("damaged", [
     {}, {"model": {}}, {"train": {}}, {"model": [], "train": [1]}, {"model": None, "train": {}}, [], None, "text",
     {"model": {"n_layer": 6}, "train": {}}, {"model": {"n_layers": 6.0}, "train": {}}, {"model": {}, "train": {"dropout": "0.1"}},
     {"model": {"d_model": 511}, "train": {}}, {"model": {"norm": None}, "train": {}}, {"model": {"n_layers": True}, "train": {}},

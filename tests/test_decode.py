@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -117,7 +118,7 @@ def every_sentence(tables, max_len, penalty):
     return scores
 
 
-@pytest.mark.parametrize("seed", range(600))
+@each("seed", range(600))
 def test_exhaustive(seed):
     """A beam that can hold every sentence begun finds the best of all: 600 random cases. Every fourth is nothing but ties; ends are early
     in some and rare in others; limits are 0 to 4; α is 0, 0.6 and 1 in turn."""

@@ -11,14 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import sentencepiece as spm
 import torch
 import typer.main
+from fold import each
 from safetensors.torch import load_file, save, save_file
 
 from annotated_transformer.cli import app, main
@@ -32,8 +35,13 @@ SIZES = ["n_layers=1", "d_model=16", "d_ff=32", "n_heads=2", "n_pieces=320", "ma
 TRAIN = ["train", "--src", "en", "--tgt", "de", "--config", "tiny"]
 RESUME = ["train", "--resume", "run", "--device", "cpu", "--quiet"]
 IMPORT = ["import-marian", "marian", "new"]
-SECONDS = 20     # that one case may take; the slowest takes one or two
-MEGABYTES = 400  # that one case may add to what the process holds
+SECONDS = 20     # that one case may take; the slowest takes one or two. On a slow or busy machine more: see `slowness`
+MEGABYTES = 400  # that one case may add to what the process holds; more where a good call needs more: see `good`
+QUIET_SECONDS = 0.1   # that `reference` took where SECONDS was chosen, on a core of its own
+QUIET_MEGABYTES = 60  # that the good call of `good` added where MEGABYTES was chosen
+
+
+more_memory = 0  # MB that a good call adds beyond QUIET_MEGABYTES: allocators and numbers of threads differ
 
 
 class Late(BaseException): "Not one of the errors that a program handles."
@@ -48,10 +56,30 @@ def memory() -> tuple[int, int]:
     return tuple(int(said[name].split()[0]) // 1024 for name in ("VmRSS", "VmHWM"))
 
 
+def reference() -> None:
+    "A fixed amount of work."
+    x = torch.ones(256, 256)
+    for _ in range(60):
+        x = (x @ x).clamp(max=1)
+        sorted(range(20_000), key=lambda i: -i)
+
+
+def slowness() -> float:
+    "How many times longer the machine takes now than where SECONDS was chosen; 1 at least."
+    began = time.monotonic()
+    reference()
+    return max(1.0, (time.monotonic() - began) / QUIET_SECONDS)
+
+
 @contextmanager
 def watched():
     "Neither hours nor the machine's memory: a case that wants either fails, and does not take others with it."
-    def late(*_): raise Late(f"still busy after {SECONDS} seconds")
+    began = time.monotonic()
+
+    def late(*_):  # how slow the machine is matters now, not when the tests began
+        allowed, spent = SECONDS * slowness(), time.monotonic() - began
+        if spent >= allowed: raise Late(f"still busy after {spent:.0f} seconds, {allowed:.0f} were allowed")
+        signal.setitimer(signal.ITIMER_REAL, allowed - spent)
     has_alarm, has_limit, limits = hasattr(signal, "SIGALRM"), sys.platform == "linux", None
     if has_limit:
         import resource
@@ -63,13 +91,35 @@ def watched():
     if has_alarm:
         old = signal.signal(signal.SIGALRM, late)
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try: yield
+    found = {}
+    try: yield found
     finally:
         if has_alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, old)
         if has_limit: resource.setrlimit(resource.RLIMIT_DATA, limits)
-    assert memory()[1] - before < MEGABYTES, "it swallowed memory"
+    found["added"] = memory()[1] - before
+    assert found["added"] < MEGABYTES + more_memory, f"it swallowed memory: {found['added']} MB"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm here")
+def test_a_hang_is_ended_and_a_busy_machine_gets_more_time(monkeypatch):
+    monkeypatch.setitem(globals(), "SECONDS", 0.05)
+    monkeypatch.setitem(globals(), "slowness", lambda: 1.0)
+    with pytest.raises(Late, match="still busy"), watched():
+        while True: pass
+    monkeypatch.setitem(globals(), "slowness", lambda: 1e6)
+    with watched(): time.sleep(0.2)
+    monkeypatch.undo()
+    assert slowness() >= 1
+
+
+@pytest.mark.skipif(not memory()[1], reason="nobody tells how much memory was held")
+def test_much_memory_fails_and_a_greedy_allocator_gets_more(monkeypatch):
+    monkeypatch.setitem(globals(), "MEGABYTES", 20)
+    with pytest.raises(AssertionError, match="it swallowed memory"), watched(): b"x" * 100 * 2 ** 20
+    monkeypatch.setitem(globals(), "more_memory", 300)
+    with watched(): b"x" * 100 * 2 ** 20
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
@@ -102,6 +152,7 @@ def refused(capfd, work: Path, *args: str, out: bool = False) -> str:
 @pytest.fixture(scope="session")
 def good(tmp_path_factory) -> tuple[Path, dict]:  # and what is in it
     "A folder with two texts, a run of four steps, a Marian checkpoint and its import, a file, an empty folder and a full one."
+    global more_memory
     folder, text = tmp_path_factory.mktemp("fuzz"), builtin(300, seed=3)
     for name, lines in {"en": [s.en for s in text], "de": [s.de for s in text], "one": ["a dog."], "file": []}.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
@@ -115,7 +166,13 @@ def good(tmp_path_factory) -> tuple[Path, dict]:  # and what is in it
               "--device", "cpu", "--quiet", *SIZES])
     assert left.value.code == 0
     shutil.copytree(folder / "run/checkpoints/step-0000004", folder / "checkpoint")
-    return folder, snapshot(folder)
+    was = snapshot(folder)
+    with watched() as found, pytest.raises(SystemExit):  # the second call, whose imports are done
+        main(["train", "--src", str(folder / "en"), "--tgt", str(folder / "de"), "--config", "tiny", "--out", str(folder / "new"),
+              "--device", "cpu", "--quiet", *SIZES])
+    shutil.rmtree(folder / "new")
+    more_memory = max(0, found["added"] - QUIET_MEGABYTES)
+    return folder, was
 
 
 def marian_checkpoint(folder: Path) -> None:
@@ -152,6 +209,11 @@ def work(good, monkeypatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.delenv("ANNOTATED_TRANSFORMER_DATA", raising=False)
     yield folder
+    restore(folder, was)
+
+
+def restore(folder: Path, was: dict[str, bytes | None]) -> None:
+    "Remove what is new in a folder, and write what is missing or changed."
     now = snapshot(folder)
     other_kind = {name for name in now.keys() & was.keys() if (now[name] is None) != (was[name] is None)}
     for name in sorted(now.keys() - was.keys() | other_kind, reverse=True):
@@ -161,6 +223,10 @@ def work(good, monkeypatch) -> Path:
     for name, data in was.items():
         if data is None: (folder / name).mkdir(exist_ok=True)
         elif now.get(name) != data: (folder / name).write_bytes(data)
+
+
+# Many cases of one property are one test, and each of them finds the folder as it was.
+each_case = partial(each, after=lambda work, good, **_: restore(*good))
 
 
 def lines_of(name: str) -> list:
@@ -193,8 +259,8 @@ def reader(case: object) -> list[str]:
 
 # options and settings
 
-@pytest.mark.parametrize("words", lines_of("commands.jsonl"))
-def test_commands(words, work, capfd, monkeypatch):
+@each_case("words", lines_of("commands.jsonl"))
+def test_commands(words, work, good, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog.\n")))
     if isinstance(words, list): refused(capfd, work, *words, out="--perplexity" in words)
     else:
@@ -202,8 +268,8 @@ def test_commands(words, work, capfd, monkeypatch):
         assert status == 0 and "Traceback" not in err, err
 
 
-@pytest.mark.parametrize("setting", lines_of("settings.txt"))
-def test_settings(setting, work, capfd):
+@each_case("setting", lines_of("settings.txt"))
+def test_settings(setting, work, good, capfd):
     refused(capfd, work, *TRAIN, "--out", "new", "--device", "cpu", "--quiet", *SIZES, setting)
 
 
@@ -214,23 +280,23 @@ CONFIGS = {  # cases of tests/fuzz, to the file that they change, and who reads 
     "marian": ("marian/config.json", lambda case: IMPORT), "imported": ("imported/config.json", lambda case: ["translate", "imported", "one"])}
 
 
-@pytest.mark.parametrize("cases, changes", [pytest.param(name, *case.values, id=case.id)
+@each_case("cases, changes", [pytest.param(name, *case.values, id=case.id)
                                             for name in CONFIGS for case in lines_of(f"{name}.jsonl")])
-def test_config(cases, changes, work, capfd):
+def test_config(cases, changes, work, good, capfd):
     file, command = CONFIGS[cases]
     changed(work / file, changes)
     refused(capfd, work, *command(changes))
 
 
-@pytest.mark.parametrize("changes", lines_of("state.jsonl"))
-def test_state(changes, work, capfd):
+@each_case("changes", lines_of("state.jsonl"))
+def test_state(changes, work, good, capfd):
     changed(work / "run/checkpoints/step-0000004/state.json", changes)
     assert "step-0000004" in refused(capfd, work, *RESUME)
     assert "state.json" in refused(capfd, work, "average", "run", "--last", "2") or "sha256" in changes
 
 
-@pytest.mark.parametrize("text", lines_of("metrics.jsonl"))
-def test_metrics(text, work, capfd):
+@each_case("text", lines_of("metrics.jsonl"))
+def test_metrics(text, work, good, capfd):
     "A log with lines that are none: they are passed over, as one torn by a crash is."
     with open(work / "run/metrics.jsonl", "ab") as log: log.write(text.encode(errors="surrogatepass"))
     changed(work / "run/config.json", {"train.max_steps": 5, "stopped": None})
@@ -251,8 +317,8 @@ def random_json(rng: random.Random, depth: int = 0) -> object:
     return {rng.choice(["format", "model", "train", "kind", "n_layers", "d_model", "sha256", "x", ""]): random_json(rng, depth + 1) for _ in some}
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_random_json(seed, work, capfd):
+@each_case("seed", range(24))
+def test_random_json(seed, work, good, capfd):
     rng = random.Random(seed)
     state = "run/checkpoints/step-0000004/state.json"
     file, verb = [("run/config.json", READERS[seed % 4]), ("run/config.json", RESUME), (state, ["average", "run", "--last", "1"]),
@@ -268,9 +334,9 @@ JSON_FILES = {"run/config.json": ["translate", "run", "one"], "run/checkpoints/s
 DEEP = {"[": "[" * 100_000, "{": '{"format": ' * 5000 + "1" + "}" * 5000, "10^5000": '{"format": 1' + "0" * 5000 + "}"}
 
 
-@pytest.mark.parametrize("file", JSON_FILES)
-@pytest.mark.parametrize("kind", DEEP)
-def test_deep_and_long_json(file, kind, work, capfd):
+@each_case("file", JSON_FILES)
+@each_case("kind", DEEP)
+def test_deep_and_long_json(file, kind, work, good, capfd):
     "Neither the parser's stack nor the reader's patience."
     if "about" in file: changed(work / "run/config.json", {"source": {}})  # from which it would be made again
     (work / file).write_text(DEEP[kind])
@@ -310,32 +376,32 @@ FILES = {  # where a file belongs, and which verbs read it
     "imported/model.safetensors": ["translate", "imported", "one"]}
 
 
-@pytest.mark.parametrize("damage", [noise, zeros, empty, cut, cut_early, cut_late, without_middle, text, pickled], ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("file", FILES)
-def test_damaged_files(file, damage, work, capfd):
-    if damage is cut_late and file.endswith("json"): pytest.skip("a line break, and blanks, are all that it may cut")
+@each_case("damage", [noise, zeros, empty, cut, cut_early, cut_late, without_middle, text, pickled], ids=lambda damage: damage.__name__)
+@each_case("file", FILES)
+def test_damaged_files(file, damage, work, good, capfd):
+    if damage is cut_late and file.endswith("json"): return  # a line break, and blanks, are all that it may cut
     whole = (work / file).read_bytes()
     (work / file).write_bytes(damage(whole, random.Random(f"{file} {damage.__name__}")))
     refused(capfd, work, *FILES[file])
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_folders_in_the_place_of_files(file, work, capfd):
+@each_case("file", FILES)
+def test_folders_in_the_place_of_files(file, work, good, capfd):
     (work / file).unlink()
     (work / file).mkdir()
     refused(capfd, work, *FILES[file])
 
 
-@pytest.mark.parametrize("i", [0, 1, 3, 7, 8, 9, 20, 60, 100, 200, 300, 500, 700, 1000])
-@pytest.mark.parametrize("file", ["run/model.safetensors", "marian/model.safetensors"])
-def test_a_flipped_bit_in_the_header_of_the_weights(file, i, work, capfd):
+@each_case("i", [0, 1, 3, 7, 8, 9, 20, 60, 100, 200, 300, 500, 700, 1000])
+@each_case("file", ["run/model.safetensors", "marian/model.safetensors"])
+def test_a_flipped_bit_in_the_header_of_the_weights(file, i, work, good, capfd):
     "Whatever it says then, it is not what the model needs."
     (work / file).write_bytes(flip((work / file).read_bytes(), i))
     refused(capfd, work, *FILES[file])
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_flipped_bits_where_a_fingerprint_is_kept(seed, work, capfd):
+@each_case("seed", range(16))
+def test_flipped_bits_where_a_fingerprint_is_kept(seed, work, good, capfd):
     "Anywhere in a checkpoint, a vocabulary or what was imported."
     rng = random.Random(seed)
     file = ["run/checkpoints/step-0000004/model.safetensors", "run/checkpoints/step-0000004/optimizer.safetensors", "run/vocab.model",
@@ -397,20 +463,20 @@ TENSORS = {
 FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
-@pytest.mark.parametrize("kind", TENSORS)
-def test_tensors_of_a_run(kind, work, capfd):
+@each_case("kind", TENSORS)
+def test_tensors_of_a_run(kind, work, good, capfd):
     (work / "run/model.safetensors").write_bytes(TENSORS[kind](load_file(work / "run/model.safetensors"), "embedding.weight"))
     assert "model.safetensors" in refused(capfd, work, *reader(kind))
 
 
-@pytest.mark.parametrize("kind", TENSORS)
-def test_tensors_of_a_marian_checkpoint(kind, work, capfd):
+@each_case("kind", TENSORS)
+def test_tensors_of_a_marian_checkpoint(kind, work, good, capfd):
     (work / "marian/model.safetensors").write_bytes(TENSORS[kind](load_file(work / "marian/model.safetensors"), "model.shared.weight"))
     assert "model.safetensors" in refused(capfd, work, *IMPORT)
 
 
-@pytest.mark.parametrize("kind", FLOATS)
-def test_other_floats_are_taken(kind, work, capfd):
+@each_case("kind", FLOATS)
+def test_other_floats_are_taken(kind, work, good, capfd):
     "Half precision, and double, are how others keep weights: they are read and become float32."
     for file in ("run/model.safetensors", "marian/model.safetensors"):
         save_file({name: tensor.to(FLOATS[kind]) for name, tensor in load_file(work / file).items()}, work / file)
@@ -440,8 +506,8 @@ def test_a_vocabulary_of_another_run(work, capfd):
     assert "vocabulary" in refused(capfd, work, *RESUME)
 
 
-@pytest.mark.parametrize("kind", ["unigram", "char", "word"])
-def test_a_vocabulary_that_loses_text(kind, work, capfd):
+@each_case("kind", ["unigram", "char", "word"])
+def test_a_vocabulary_that_loses_text(kind, work, good, capfd):
     "A model of SentencePiece's, but not one of ours."
     out, lines = io.BytesIO(), (work / "en").read_text(encoding="utf-8").split("\n")
     spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=out, vocab_size=60, model_type=kind,
@@ -459,8 +525,8 @@ VOCABS = {
     "no </s>": lambda v: {p.replace("</s>", "s"): i for p, i in v.items()}}
 
 
-@pytest.mark.parametrize("kind", VOCABS)
-def test_lists_of_pieces(kind, work, capfd):
+@each_case("kind", VOCABS)
+def test_lists_of_pieces(kind, work, good, capfd):
     (work / "marian/vocab.json").write_text(json.dumps(VOCABS[kind](json.loads((work / "marian/vocab.json").read_text()))))
     assert "vocab.json" in refused(capfd, work, *IMPORT)
 
@@ -489,9 +555,9 @@ READING = {  # FILE and OTHER = as many lines
 def reading(verb: str, file: str, other: str) -> list[str]: return [{"FILE": file, "OTHER": other}.get(word, word) for word in READING[verb]]
 
 
-@pytest.mark.parametrize("kind", WRONG_TEXT)
-@pytest.mark.parametrize("verb", READING)
-def test_text_that_is_none(verb, kind, work, capfd):
+@each_case("kind", WRONG_TEXT)
+@each_case("verb", READING)
+def test_text_that_is_none(verb, kind, work, good, capfd):
     data = WRONG_TEXT[kind]
     (work / "bad").write_bytes(data)
     (work / "other").write_bytes(b"a cat\n" * (data.count(b"\n") + (data[-1:] != b"\n")))
@@ -499,17 +565,17 @@ def test_text_that_is_none(verb, kind, work, capfd):
     assert "is not UTF-8" in said and len(said) < 300
 
 
-@pytest.mark.parametrize("kind", WRONG_GZ)
-@pytest.mark.parametrize("verb", [verb for verb in READING if verb != "translate"])
-def test_gzip_that_is_none(verb, kind, work, capfd):
+@each_case("kind", WRONG_GZ)
+@each_case("verb", [verb for verb in READING if verb != "translate"])
+def test_gzip_that_is_none(verb, kind, work, good, capfd):
     (work / "bad.gz").write_bytes(WRONG_GZ[kind])
     (work / "other").write_bytes(b"a cat\n")
     assert "bad.gz" in refused(capfd, work, *reading(verb, "bad.gz", "other"))
 
 
-@pytest.mark.parametrize("kind", EMPTY)
-@pytest.mark.parametrize("verb", READING)
-def test_text_without_text(verb, kind, work, capfd):
+@each_case("kind", EMPTY)
+@each_case("verb", READING)
+def test_text_without_text(verb, kind, work, good, capfd):
     (work / "bad").write_bytes(EMPTY[kind])
     (work / "other").write_bytes(b"a cat\n" * max(1, EMPTY[kind].count(b"\n")))
     if verb != "translate": assert "bad" in refused(capfd, work, *reading(verb, "bad", "other"))
@@ -525,8 +591,8 @@ ODD_TEXT = {  # unusual, and right: its lines
     "right to left": ("\u202eabc\u202c שלום\n".encode(), 1)}
 
 
-@pytest.mark.parametrize("kind", ODD_TEXT)
-def test_odd_text_is_text(kind, work, capfd):
+@each_case("kind", ODD_TEXT)
+def test_odd_text_is_text(kind, work, good, capfd):
     "As many lines out as in, and nothing else on standard error."
     data, n_lines = ODD_TEXT[kind]
     (work / "odd").write_bytes(data)
@@ -537,8 +603,8 @@ def test_odd_text_is_text(kind, work, capfd):
     assert status == 0 and out.count("\n") == 2 and err == ""
 
 
-@pytest.mark.parametrize("kind", ODD_TEXT)
-def test_odd_text_is_prepared(kind, work, capfd):
+@each_case("kind", ODD_TEXT)
+def test_odd_text_is_prepared(kind, work, good, capfd):
     (work / "odd").write_bytes(ODD_TEXT[kind][0])
     words = ["prepare", "--src", "en", "--tgt", "de", "--valid-src", "odd", "--valid-tgt", "odd", *NEW]
     if kind == "blanks alone": assert "no line with text" in refused(capfd, work, *words)
@@ -549,8 +615,8 @@ LONG = {"100,000 characters": ("the dog and " * 8334)[:100_000], "no blank": "ab
         "300,000 blanks": " " * 300_000, "one character of many marks": "e" + "\u0301" * 20_000}
 
 
-@pytest.mark.parametrize("kind", LONG)
-def test_long_lines(kind, work, capfd):
+@each_case("kind", LONG)
+def test_long_lines(kind, work, good, capfd):
     "In parts, in bounded time; the end symbol made likely, since a model that has learned nothing never stops."
     weights = load_file(work / "run/model.safetensors")
     weights["decoder.layers.0.residuals.2.norm.bias"] += 100 * weights["embedding.weight"][3]
@@ -561,16 +627,16 @@ def test_long_lines(kind, work, capfd):
     assert err.startswith("line 2 is longer than 60 pieces: translated in ") and err.count("\n") == 1 or err == "" and not LONG[kind].strip()
 
 
-@pytest.mark.parametrize("kind", LONG)
-def test_long_lines_are_scored(kind, work, capfd):
+@each_case("kind", LONG)
+def test_long_lines_are_scored(kind, work, good, capfd):
     (work / "long").write_text(f"a dog\n{LONG[kind]}\nwhere is the cat now\n", encoding="utf-8")
     status, out, _ = call(capfd, "score", "long", "--ref", "long")
     assert status == 0 and out.startswith("BLEU = 100.00") and out.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", [["attention", "run", LONG["no blank"], "--out", "a.html"],
+@each_case("verb", [["attention", "run", LONG["no blank"], "--out", "a.html"],
                                   ["score", "run", "--src", "one", "--ref", "long", "--perplexity"]], ids=["attention", "perplexity"])
-def test_long_lines_that_are_looked_at_as_a_whole(verb, work, capfd):
+def test_long_lines_that_are_looked_at_as_a_whole(verb, work, good, capfd):
     "Attention over 100,000 pieces at once would need 40 GB a head."
     (work / "long").write_text(LONG["no blank"] + "\n")
     assert "pieces" in refused(capfd, work, *verb, out=True)
@@ -589,9 +655,9 @@ def test_a_long_line_to_learn_from(work, capfd):
 # permissions, and what others find in the way
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nobody forbids root anything")
-@pytest.mark.parametrize("verb", [[*TRAIN, "--out", "locked/new"], ["export-ct2", "run", "locked/new"], ["import-marian", "marian", "locked/new"],
+@each_case("verb", [[*TRAIN, "--out", "locked/new"], ["export-ct2", "run", "locked/new"], ["import-marian", "marian", "locked/new"],
                                   ["attention", "run", "a dog", "--out", "locked/a.html"], ["translate", "run", "secret"], ["translate", "hidden"]])
-def test_permissions(verb, work, capfd):
+def test_permissions(verb, work, good, capfd):
     (work / "locked").mkdir(mode=0o500)
     (work / "secret").touch(mode=0)
     (work / "hidden").mkdir(mode=0)
@@ -600,21 +666,21 @@ def test_permissions(verb, work, capfd):
     for name in ("locked", "hidden"): (work / name).chmod(0o700)
 
 
-@pytest.mark.parametrize("verb", [["translate", "loop"], ["translate", "run", "loop"], ["score", "loop", "--ref", "de"],
+@each_case("verb", [["translate", "loop"], ["translate", "run", "loop"], ["score", "loop", "--ref", "de"],
                                   ["score", "de", "--ref", "loop"], [*TRAIN, "--out", "loop"], ["export-ct2", "run", "loop"],
                                   ["import-marian", "marian", "loop"], ["attention", "run", "a dog", "--out", "loop/a.html"],
                                   ["average", "loop", "--last", "1"]])
-def test_links_that_lead_nowhere(verb, work, capfd):
+def test_links_that_lead_nowhere(verb, work, good, capfd):
     (work / "loop").symlink_to("loop")
     status, out, err = call(capfd, *verb)
     assert status == 2 and out == "" and err.count("\n") == 1 and err.startswith("annotated-transformer: "), err
     assert (work / "loop").is_symlink()
 
 
-@pytest.mark.parametrize("verb", [["translate", "NAME"], ["translate", "run", "NAME"], [*TRAIN, "--out", "NAME"], ["import-marian", "marian", "NAME"],
+@each_case("verb", [["translate", "NAME"], ["translate", "run", "NAME"], [*TRAIN, "--out", "NAME"], ["import-marian", "marian", "NAME"],
                                   ["export-ct2", "run", "NAME"], ["attention", "run", "a dog", "--out", "NAME"], ["score", "NAME", "--ref", "de"],
                                   ["average", "NAME", "--last", "1"]])
-def test_names_longer_than_a_disk_takes(verb, work, capfd):
+def test_names_longer_than_a_disk_takes(verb, work, good, capfd):
     refused(capfd, work, *["n" * 5000 if word == "NAME" else word for word in verb])
 
 
@@ -628,8 +694,8 @@ SHELL = {
     "noise as weights": (["export-ct2", "noisy", "new"], b""), "noise as pieces": (["import-marian", "bad", "new"], b"")}
 
 
-@pytest.mark.parametrize("kind", SHELL)
-def test_from_a_shell(kind, work):
+@each_case("kind", SHELL)
+def test_from_a_shell(kind, work, good):
     "The same, as a process of its own."
     args, given = SHELL[kind]
     shutil.copytree("run", "noisy")
