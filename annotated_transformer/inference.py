@@ -18,9 +18,16 @@ from . import UserError
 from .distributed import limit_kernels
 
 # %% ../nbs/60_inference.ipynb #adcdc4dd
-def can_pack() -> bool:
-    "Does this PyTorch have oneDNN's products for matrices that were laid out beforehand?"
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def can_pack(
+    dtype: torch.dtype = torch.float32,  # of the matrix
+) -> bool:
+    "Do PyTorch and processor have oneDNN's products for matrices that were laid out beforehand?"
+    if not torch.backends.mkldnn.is_available(): return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"): return False
+    reorder = torch.ops.mkldnn._reorder_linear_weight.default
+    try: reorder(torch.zeros(8, 8, dtype=dtype), 64)
+    except RuntimeError: return False
+    return True
 
 # %% ../nbs/60_inference.ipynb #d092d82c
 class PackedLinear(nn.Module):
@@ -137,7 +144,8 @@ def ready_to_translate(
     limit_kernels()
     if precision == "bf16": model.bfloat16()
     model.eval().requires_grad_(False)
-    if device != "cpu" or precision != "int8" and not can_pack(): return model
+    if device != "cpu": return model
+    if precision != "int8" and not can_pack(model.embedding.weight.dtype): return model
     exchanged = Int8Linear if precision == "int8" else PackedLinear
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

@@ -12,6 +12,7 @@ from annotated_transformer.marian import MarianEmbedding
 from annotated_transformer.transformer import build_transformer
 
 packs = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no oneDNN")
+packs_bf16 = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this processor has no products in bf16, or this PyTorch no oneDNN")
 
 
 @packs
@@ -23,6 +24,23 @@ def test_packed_is_plain(n_in, n_out, n, bias, seed):
     packed = PackedLinear(linear.weight, linear.bias)
     for some in (x, x.transpose(0, 1), x[0], x[:, :n // 2]):
         torch.testing.assert_close(packed(some), linear(some), rtol=1e-5, atol=1e-5)
+
+
+@packs
+def test_a_processor_without_bf16_takes_plain_products(monkeypatch):
+    "oneDNN refuses to lay out bf16 matrices for it; that once ended the translation."
+    reorder = torch.ops.mkldnn._reorder_linear_weight.default
+
+    class Older:
+        @staticmethod
+        def default(weight, n):
+            if weight.dtype == torch.bfloat16: raise RuntimeError("bf16 path needs the cpu support avx_ne_convert or avx512bw")
+            return reorder(weight, n)
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", Older)
+    ready = ready_to_translate(small_model(), "bf16")
+    assert next(ready.parameters()).dtype == torch.bfloat16 and not ready.training
+    assert not any(isinstance(module, PackedLinear) for module in ready.modules())
+    assert any(isinstance(module, PackedLinear) for module in ready_to_translate(small_model()).modules())
 
 
 @packs
@@ -91,7 +109,7 @@ def small_model(**sizes):
     return build_transformer(ModelConfig(**{"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 4, **sizes}), 50, 0)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs), "int8"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs_bf16), "int8"])
 def test_no_product_reads_the_plain_weights(precision):
     "Encoder, decoder and logits use the packed weights alone: with NaN in the plain ones, nothing changes."
     ready, src, tgt_in = ready_to_translate(small_model(), precision), torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))

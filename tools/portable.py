@@ -26,16 +26,15 @@ from notebooks import ROOT
 FOLDER = ROOT / ".portable"
 # What a variant changes. Everything else about it is as in `make test`: one thread.
 VARIANTS = {
-    "own": {},  # what this processor chooses, oneDNN's kernels included
+    "threads-1": {"OMP_NUM_THREADS": "1"},  # and what this processor chooses, oneDNN's kernels included
     "default": {"ATEN_CPU_CAPABILITY": "default"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "onednn-sse41": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
     "onednn-avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "mkl-compatible": {"MKL_CBWR": "COMPATIBLE"},
     "mkl-avx2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "threads-1": {"OMP_NUM_THREADS": "1"},
-    "threads-2": {"OMP_NUM_THREADS": "2"},
-    "threads-4": {"OMP_NUM_THREADS": "4"},
+    "threads-2": {"OMP_NUM_THREADS": "2", "MKL_DYNAMIC": "FALSE"},  # otherwise it takes no more than there are cores
+    "threads-4": {"OMP_NUM_THREADS": "4", "MKL_DYNAMIC": "FALSE"},
     "hash-0": {"PYTHONHASHSEED": "0"},
     "hash-1": {"PYTHONHASHSEED": "1"},
     "lang-c": {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"},
