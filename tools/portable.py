@@ -180,7 +180,7 @@ def main() -> int:
     bad = [row for row in rows if not row["ok"]]
     for row in bad:
         for name in row["notebooks"]["failed"] + row["tests"]["failed"]: print(f"failed under {row['variant']}: {name}")
-    if bad: print(f"logs are in {FOLDER.relative_to(ROOT)}/")
+    if bad: print(f"logs are in {os.path.relpath(FOLDER)}/")
     return 1 if bad else 0
 
 
