@@ -21,7 +21,7 @@ from annotated_transformer import corpus, recipe
 from annotated_transformer.cli import DEFAULT_RECIPE, app, main
 from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
-from annotated_transformer.files import sha256, write_json
+from annotated_transformer.files import FolderLock, sha256, write_json
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import FILES, MarianConfig, build_marian, name_table
 from annotated_transformer.train import Stop
@@ -408,6 +408,18 @@ def test_demo_replaces_demos_only(change, trained, tmp_path, capsys):
         status, _, err = run(capsys, "demo", "--out", out)
         assert status == 2 and ("choose another" in err) and err.count("\n") == 1, err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("args", [("demo", "--out"), ("average", "--last", 1), ("train", "--device", "cpu", "--quiet", "--resume")],
+                         ids=["demo", "average", "resume"])
+def test_a_run_in_use_is_left_alone(args, trained, tmp_path, capsys):
+    "Another process trains it further: it is neither replaced nor changed."
+    demo_from(trained, tmp_path / "demo")
+    with FolderLock(tmp_path / "demo"):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        status, _, err = run(capsys, *args, tmp_path / "demo")
+        assert status == 2 and "demo is in use by process" in err and err.count("\n") == 1, err
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name, status", [("SIGINT", 130), ("SIGTERM", 143)])

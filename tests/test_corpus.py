@@ -183,7 +183,7 @@ def test_fingerprint(tmp_path, two_parts):
               fingerprint(pairs), fingerprint(pairs[1:]), fingerprint([(t, s) for s, t in pairs])]
     assert len(set(prints)) == len(prints) and all(len(x) == 64 for x in prints)
     assert fingerprint(pairs) == fingerprint(TextPairs(two_parts, keep=lambda s: True)), "chosen pairs are known by their sentences"
-    assert len({fingerprint(x) for x in ([("a", "b")], [("ab", "")], [("", "ab")], [("a", ""), ("", "b")], [])}) == 5
+    assert len({fingerprint(x) for x in ([("a", "b")], [("a", "c")], [("ab", "")], [("", "ab")], [("a", ""), ("", "b")], [])}) == 6
     two_parts[0][1].write_bytes(two_parts[0][1].read_bytes().replace(b"zwei", b"zwej"))
     assert fingerprint(TextPairs(two_parts)) != prints[0]
 
@@ -538,7 +538,8 @@ def test_a_source_reads_no_files(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("source", [{}, {"data": "builtin", "size": 3}, {"src": "a"}, {"src": "a", "tgt": "b", "data": "builtin"}, {"data_dir": "a"}])
+@pytest.mark.parametrize("source", [{}, {"data": "builtin", "size": 3}, {"src": "a"}, {"src": "a", "tgt": "b", "data": "builtin"}, {"data_dir": "a"},
+                                    {"data": "multi30k"}, {"data": "wmt14", "n_train": 5}])
 def test_no_source(source):
     with pytest.raises(ValueError, match="its text is not at hand|does not describe the synthetic corpus"): corpus_from(source)
 

@@ -94,9 +94,40 @@ def test_a_hook_can_end_it_and_ctrl_c_keeps_the_weights(corpus, tmp_path):
 
     def interrupt(record):
         if record.step == 3: os.kill(os.getpid(), signal.SIGINT)
-    run = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "b", "cpu", hooks=[interrupt], quiet=True)
-    assert json.loads((run / "config.json").read_text())["stopped"] == "SIGINT"
+    averaging = override(get_recipe("tiny"), [*SMALL, "save_every=1", "average_last=2"])
+    run = train_run(corpus, averaging, tmp_path / "b", "cpu", hooks=[interrupt], quiet=True)
+    about = json.loads((run / "config.json").read_text())
+    assert about["stopped"] == "SIGINT" and about["weights"] == "last, step 3"  # an average is made at the end
     assert load(run).translate(["The dog was tired."])
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_an_error_after_the_first_step_leaves_the_run(at, corpus, tmp_path):
+    "It goes on from its last checkpoint, or from the beginning, and ends as one without the error."
+    def broken(record):
+        if record.step == at: raise RuntimeError("a fault of ours")
+    recipe, run = override(get_recipe("tiny"), SMALL), tmp_path / "run"
+    with pytest.raises(RuntimeError, match="a fault of ours"): train_run(corpus, recipe, run, "cpu", hooks=[broken], quiet=True)
+    assert [r["step"] for r in metrics(run) if "loss" in r] == list(range(1, at + 1))
+    resume_run(run, "cpu", quiet=True)
+    whole = train_run(corpus, recipe, tmp_path / "whole", "cpu", quiet=True)
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("at", [2, 5], ids=["between two steps", "after the last"])
+def test_nothing_is_written_into_a_folder_that_was_replaced(at, corpus, tmp_path):
+    "The run was moved away, and somebody else's folder has its name now."
+    run = tmp_path / "run"
+
+    def replaced(record):
+        if record.step != at: return
+        run.rename(tmp_path / "away")
+        run.mkdir()
+        (run / "letter").write_text("Dear")
+    with pytest.raises(UserError, match="run was removed or replaced by someone else"):
+        train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=5"]), run, "cpu", hooks=[replaced], quiet=True)
+    assert [path.name for path in run.iterdir()] == ["letter"]
+    assert [r["step"] for r in metrics(tmp_path / "away") if "loss" in r] == list(range(1, at + 1))
 
 
 def test_minutes_stop_the_loop(corpus, tmp_path):

@@ -221,6 +221,25 @@ def test_shared_text_of_the_same_vocabulary_is_not_taken_for_ones_own(part, corp
     assert before == {path.name: path.read_bytes() for path in shared.iterdir()}
 
 
+def test_settings_that_are_not_the_checkpoints_are_noticed(corpus, tmp_path):
+    "The shapes of the weights do not show the number of heads; what was trained stays as it was."
+    run = train(corpus, tmp_path / "run", minutes=1e-6)
+    about, before = json.loads((run / "config.json").read_text()), weights(run)
+    about["model"]["n_heads"] = 4
+    (run / "config.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match="step-0000001/model.safetensors was trained with n_heads=2, but config.json says n_heads=4"):
+        resume_run(run, "cpu", quiet=True)
+    assert weights(run) == before and max(r["step"] for r in read_metrics(run)) == 1
+
+
+def test_another_vocabulary_is_noticed(corpus, tmp_path):
+    "Its ids mean other pieces than those that the weights have learned."
+    run, other = (train(text, tmp_path / name, minutes=1e-6) for name, text in (("run", corpus), ("other", other_text())))
+    shutil.copyfile(other / "vocab.model", run / "vocab.model")
+    with pytest.raises(UserError, match="data has another vocabulary than .*run, which cannot continue with it"): resume_run(run, "cpu", quiet=True)
+    assert max(r["step"] for r in read_metrics(run)) == 1
+
+
 def test_text_outside_the_run_is_named_by_the_user(corpus, tmp_path):
     "config.json may come from somebody else: it does not decide what is read."
     run = train(corpus, tmp_path / "run", minutes=1e-6, prepared=tmp_path / "shared")
