@@ -345,6 +345,19 @@ def test_prepare_then_train(text, trained, tmp_path, capsys):
     assert (out / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
 
 
+def test_prepare_then_train_with_shared_text(text, trained, tmp_path, capsys):
+    "`prepare` says how to go on, and that is what works: the shared text is named again."
+    out, shared = tmp_path / "run", tmp_path / "shared"
+    status, _, err = run(capsys, "prepare", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", out, "--prepared", shared,
+                         "--quiet", *TINY)
+    assert status == 0 and err.endswith(f"annotated-transformer train --resume {out} --prepared {shared}\n")
+    resume = ["train", "--resume", out, "--device", "cpu", "--quiet"]
+    status, _, err = run(capsys, *resume)
+    assert status == 2 and f"name it, by --prepared '{shared}'" in err
+    assert run(capsys, *resume, "--prepared", shared)[0] == 0
+    assert (out / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes() and not (out / "data").exists()
+
+
 def test_average(trained, text, tmp_path, capsys):
     out = tmp_path / "run"
     run(capsys, "train", "--src", text[0], "--tgt", text[1], "--config", "tiny", "--out", out, "--device", "cpu", "--quiet", *TINY)

@@ -87,6 +87,13 @@ def test_shares_lie_from_zero_to_below_one(name):
         with pytest.raises(ValueError, match=name): override(get_recipe("base"), [f"{name}={wrong}"])
 
 
+def test_no_more_is_averaged_than_kept():
+    for kept in (1, 5, 20):
+        for averaged in (0, kept): TrainConfig(keep_last=kept, average_last=averaged)
+        with pytest.raises(UserError, match=f"average_last={kept + 1} must be at least 0 and below {kept + 1}"):
+            TrainConfig(keep_last=kept, average_last=kept + 1)
+
+
 def test_seed():
     assert override(get_recipe("base"), ["seed=0"]).train.seed == 0
     assert override(get_recipe("base"), [f"seed={2**63 - 1}"]).train.seed == 2**63 - 1
