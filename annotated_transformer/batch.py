@@ -6,8 +6,7 @@
 __all__ = ['START', 'FORMAT', 'ABOUT', 'SPLITS', 'SIDES', 'PARTS', 'FILES', 'Rows', 'rows_of', 'Pairs', 'id_type', 'short_rows',
            'encode_pairs', 'pairs_that_fit', 'padding_share', 'cut_points', 'batch_rows', 'Batch', 'pad_ids', 'collate',
            'epoch_batches', 'Position', 'Step', 'share', 'training_steps', 'write_pairs', 'open_pairs',
-           'write_prepared', 'Prepared', 'read_prepared_about', 'check_made_from', 'open_prepared', 'check_same_text',
-           'prepare']
+           'write_prepared', 'Prepared', 'read_prepared_about', 'check_made_from', 'open_prepared', 'prepare']
 
 # %% ../nbs/51c_batch.ipynb #35a320c7
 import json
@@ -402,8 +401,8 @@ def read_prepared_about(folder: Path) -> dict:
     return about
 
 # %% ../nbs/51c_batch.ipynb #51c0ab01
-def check_made_from(folder: Path, made_from: dict[str, str | int]) -> None:
-    "UserError if a folder of prepared text was made from other text, or with other settings."
+def check_made_from(folder: Path, made_from: dict[str, str | int]) -> dict:
+    "The about.json of a folder of prepared text; UserError if it was made from other text, or with other settings."
     about = read_prepared_about(folder)
     for name, wanted in made_from.items():
         if about.get(name) != wanted:
@@ -411,6 +410,7 @@ def check_made_from(folder: Path, made_from: dict[str, str | int]) -> None:
                 f"with {name}={about.get(name)}, not {wanted}")
             raise UserError(f"{folder} was made {what}: choose another folder, or "
                             "remove it first")
+    return about
 
 # %% ../nbs/51c_batch.ipynb #51c0ab02
 def open_prepared(
@@ -422,25 +422,15 @@ def open_prepared(
     `made_from`, which names values of about.json (None: any text).
     """
     folder = Path(folder)
-    check_made_from(folder, made_from or {})
-    about = read_prepared_about(folder)
+    about = check_made_from(folder, made_from or {})
     for name in FILES:
         if kind_of(folder / name) != "file" or about[name] != sha256(folder / name):
-            raise UserError(f"{folder / name} is missing or damaged")
+            raise UserError(f"{folder / name} is missing or damaged: remove {folder} to "
+                            "have it made again")
     vocab = load_vocab(folder / "vocab.model")
     return Prepared(vocab,
                     *(open_pairs(folder / split, id_type(len(vocab)))
                       for split in SPLITS))
-
-# %% ../nbs/51c_batch.ipynb #38f38ff4
-def check_same_text(folder: Path, made_from: dict[str, str | int]) -> Prepared:
-    "What a folder of prepared text holds; UserError says what to do if it cannot be used as it is."
-    try:
-        return open_prepared(folder, made_from)
-    except UserError as e:
-        if "damaged" not in str(e):
-            raise
-        raise UserError(f"{e}: remove {folder} to have it made again") from None
 
 # %% ../nbs/51c_batch.ipynb #0edd907a
 def prepare(
@@ -461,11 +451,11 @@ def prepare(
     made_from = {"format": FORMAT, "text_sha256": text_sha256, "n_pieces": n_pieces,
                  "n_sample": n_sample}
     if kind_of(resolve(folder)) == "folder" and any(folder.iterdir()):
-        return check_same_text(folder, made_from)
+        return open_prepared(folder, made_from)
     try:
         with new_folder(folder) as new:
             write_prepared(new, train, valid, made_from, quiet)
     except FileExistsError:  # another process has made it meanwhile
-        return check_same_text(folder, made_from)
+        return open_prepared(folder, made_from)
     sweep(resolve(folder).parent)
     return open_prepared(folder)

@@ -6,10 +6,10 @@
 __all__ = ['FORMAT', 'RUN_NAMES', 'RUN_ENTRY', 'ABOUT', 'gather', 'write_tensors', 'save_tensors', 'save_weights', 'read_tensors',
            'read_about', 'shapes', 'check_shapes', 'set_weights', 'check_finite', 'read_weights', 'load_weights',
            'foreign_entries', 'remove_run_files', 'write_config', 'about_weights', 'check_sizes', 'check_new_run',
-           'create_run', 'check_format', 'read_config', 'Run', 'load_run', 'read_metrics', 'Progress', 'named_weights',
-           'optimizer_state', 'numbered', 'checkpoints', 'write_state', 'save_checkpoint', 'read_state', 'read_part',
-           'state_after_step', 'expected_state', 'as_expected', 'matched_state', 'load_checkpoint', 'prune', 'latest',
-           'average_weights', 'set_run_weights', 'use_average']
+           'create_run', 'check_format', 'is_imported', 'read_config', 'Run', 'load_run', 'read_metrics', 'Progress',
+           'named_weights', 'optimizer_state', 'numbered', 'checkpoints', 'write_state', 'save_checkpoint',
+           'read_state', 'read_part', 'state_after_step', 'expected_state', 'as_expected', 'matched_state',
+           'load_checkpoint', 'prune', 'latest', 'average_weights', 'set_run_weights', 'use_average']
 
 # %% ../nbs/52b_checkpoint.ipynb #1305a9e4
 import json
@@ -89,7 +89,7 @@ def read_tensors(
     UserError if it is not a readable safetensors file.
     """
     try:
-        if Path(path).exists() and not Path(path).is_file():  # a pipe would block
+        if kind_of(resolve(path)) not in ("nothing", "file"):  # a pipe would block
             raise UserError(f"{path} is not a regular file")
         return load_file(path)
     except FileNotFoundError: raise UserError(f"{path}: no such file") from None
@@ -270,6 +270,12 @@ def check_format(path: Path, values: dict) -> dict:
 # the other entries of config.json
 ABOUT = {"source": dict, "prepared": str, "stopped": str | None, "steps": int,
          "weights": str, "text_sha256": str}
+
+# %% ../nbs/52b_checkpoint.ipynb #90ab0001
+def is_imported(run: Path) -> bool:
+    "Was this run folder imported from Marian? False if it is no run at all."
+    file = Path(run) / "config.json"
+    return kind_of(file) == "file" and read_json(file).get("kind") == "marian"
 
 # %% ../nbs/52b_checkpoint.ipynb #1828ca3e
 def read_config(path: Path) -> tuple[Recipe, dict]:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['app', 'UsageError', 'PRINTING', 'DEFAULT_RECIPE', 'RecipeName', 'DataName', 'DataFolder', 'SourceText', 'TargetText',
            'ValidSource', 'ValidTarget', 'SharedData', 'Quiet', 'RunFolder', 'AnyDevice', 'TranslatingDevice', 'BEAM',
-           'ALPHA', 'verbs', 'fail', 'tell', 'Messages', 'ready_streams', 'main', 'choose_corpus', 'begun_before',
+           'ALPHA', 'verbs', 'fail', 'Messages', 'ready_streams', 'main', 'choose_corpus', 'begun_before',
            'launcher_number', 'first_process', 'signal_status', 'say_how_it_ended', 'train_verb', 'prepare_verb',
            'average_verb', 'typed_lines', 'chosen_search', 'translate_verb', 'score_verb', 'attention_example',
            'write_attention', 'attention_verb', 'import_marian_verb', 'export_ct2_verb', 'measure_row', 'row_trainer',
@@ -49,12 +49,6 @@ def fail(
     with suppress(OSError):  # the exit status tells it too
         print("annotated-transformer:", line, file=sys.stderr)
     sys.exit(status)
-
-# %% ../nbs/95_cli.ipynb #95ab0003
-def tell(line: str, err: bool = True) -> None:
-    "One line on standard error, if anybody reads it still."
-    with suppress(OSError):
-        typer.echo(line, err=err)
 
 # %% ../nbs/95_cli.ipynb #2d7a80c3
 PRINTING = {"translate", "score", "variations", "demo"}
@@ -182,7 +176,7 @@ def say_how_it_ended(
     if status is not None:
         fail(f"{about['stopped']} at step {about['steps']}, saved; "
              f"to go on: annotated-transformer train --resume {run}{shared}", status)
-    tell(f"{run} is ready: annotated-transformer translate {run}", err=True)
+    typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
 # %% ../nbs/95_cli.ipynb #2e226f25
 DEFAULT_RECIPE = "small"
@@ -303,7 +297,7 @@ def prepare_verb(
     prepare_run(choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt), recipe,
                 out, prepared, quiet=quiet)
     shared = f" --prepared {prepared}" if prepared else ""
-    tell(f"{out} is ready to train: annotated-transformer train --resume {out}{shared}",
+    typer.echo(f"{out} is ready to train: annotated-transformer train --resume {out}{shared}",
                err=True)
 
 # %% ../nbs/95_cli.ipynb #fe0830fb
@@ -317,7 +311,7 @@ def average_verb(
     from annotated_transformer.files import FolderLock
     read_config(run)  # a folder that is no run is not locked either
     with FolderLock(run):
-        tell(f"{run}: {use_average(run, last)}", err=True)
+        typer.echo(f"{run}: {use_average(run, last)}", err=True)
 
 # %% ../nbs/95_cli.ipynb #9179b653
 def typed_lines() -> Iterator[list[bytes]]:
@@ -484,7 +478,7 @@ def attention_verb(
     from annotated_transformer.marian import load_any
     check_replaceable(out, is_attention_page)
     write_attention(load_any(run, device), [sentence], out)
-    tell(f"{out} is ready: open it in a browser, no network needed", err=True)
+    typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
 # %% ../nbs/95_cli.ipynb #78661e2b
 @app.command("import-marian")
@@ -496,7 +490,7 @@ def import_marian_verb(
     "Make a run of a published Marian translator: for translate, score and attention."
     from annotated_transformer.marian import import_marian
     import_marian(folder, run)
-    tell(f"{run} is ready: annotated-transformer translate {run}", err=True)
+    typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
 # %% ../nbs/95_cli.ipynb #6ecd5f48
 @app.command("export-ct2")
@@ -510,7 +504,7 @@ def export_ct2_verb(
     "Export a run for CTranslate2."
     from annotated_transformer.ct2 import export_ct2
     export_ct2(run, out, quantization)
-    tell(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
+    typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
 
 # %% ../nbs/95_cli.ipynb #db8555ac
 def measure_row(

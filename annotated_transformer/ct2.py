@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from . import UserError
-from .checkpoint import Run, load_run
+from .checkpoint import Run, is_imported, load_run
 from .config import ModelConfig
-from .files import check_free, kind_of, new_folder, read_json
+from .files import check_free, new_folder
 from .vocab import Vocab
 
 # %% ../nbs/91_ct2.ipynb #f12f7751
@@ -145,8 +145,7 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
     if quantization not in QUANTIZATIONS:
         raise UserError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
     check_free(out)
-    config = Path(run) / "config.json"
-    if kind_of(config) == "file" and read_json(config).get("kind") == "marian":
+    if is_imported(run):
         raise UserError(f"{run} was imported from Marian: CTranslate2 takes the folder that it "
                         "came from, by ct2-transformers-converter")
     found = load_run(run)

@@ -7,7 +7,7 @@ __all__ = ['ACTIVATIONS', 'ONLY', 'OUTSIDE', 'ENCODER_LAYER', 'DECODER_LAYER', '
            'SinusoidalHalves', 'MarianAttention', 'MarianEmbedding', 'MarianTransformer', 'MarianConfig',
            'marian_config', 'read_marian', 'build_marian', 'name_table', 'drop_copies', 'marian_shapes',
            'read_marian_weights', 'load_pieces', 'MarianVocab', 'MarianTranslator', 'marian_search',
-           'with_marian_rules', 'import_marian', 'load_marian', 'is_imported', 'load_any']
+           'with_marian_rules', 'import_marian', 'load_marian', 'load_any']
 
 # %% ../nbs/90_marian.ipynb #4fa0da9b
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import UserError
-from .checkpoint import FORMAT, check_format, save_tensors
+from .checkpoint import FORMAT, check_format, is_imported, save_tensors
 from .checkpoint import check_finite, check_shapes, read_tensors, set_weights, shapes
 from .config import check_types, one_of, within
 from .decode import beam_search, best_ends, greedy_search
@@ -439,12 +439,6 @@ def load_marian(
     model = ready_to_translate(model.to(pick_device("cpu" if device is None else device)), precision)
     return MarianTranslator(model, vocab, batch_tokens,
                             max(4, config.max_position_embeddings - 52), rules)
-
-# %% ../nbs/90_marian.ipynb #90ab0001
-def is_imported(run: Path) -> bool:
-    "Was this run folder imported from Marian? False if it is no run at all."
-    file = Path(run) / "config.json"
-    return kind_of(file) == "file" and read_json(file).get("kind") == "marian"
 
 # %% ../nbs/90_marian.ipynb #626a7a3c
 def load_any(

@@ -171,6 +171,7 @@ class Keeper:
         if rank() == 0:
             if better and scheduled: set_run_weights(self.run, which, best)
             more = self.score(model) if self.score else {}
+            if self.lock: self.lock.check()  # scoring may have taken minutes
             found = {"step": now.step, "valid_loss": loss,
                      "valid_ppl": math.exp(min(loss, 700)), **more,
                      "seconds": now.seconds}
@@ -210,7 +211,7 @@ def prepared_folder(run: Path, about: dict, prepared: Path | None) -> Path:
 def make_run_data(
     run: Path, recipe: Recipe, about: dict, corpus: Corpus | None, folder: Path,
     *, quiet: bool,
-) -> None:
+) -> Prepared:
     "Rank 0's part of `run_data`: encode the text if missing, and note its fingerprint."
     wanted = {"n_pieces": recipe.train.n_pieces}
     if "text_sha256" in about:
@@ -240,6 +241,7 @@ def make_run_data(
     now = read_config(run)[1]
     if "vocab_sha256" not in now or now.get("text_sha256") != text:
         write_config(run, recipe, now | {"text_sha256": text})
+    return data
 
 # %% ../nbs/55_recipe.ipynb #55ec0003
 def run_data(
@@ -255,11 +257,11 @@ def run_data(
 
     UserError if it is not the text that the run was started with.
     """
-    folder = prepared_folder(run, about, prepared)
+    folder, data = prepared_folder(run, about, prepared), None
     with rank_0_first():
         if rank() == 0:
-            make_run_data(run, recipe, about, corpus, folder, quiet=quiet)
-    return open_prepared(folder)
+            data = make_run_data(run, recipe, about, corpus, folder, quiet=quiet)
+    return data or open_prepared(folder)
 
 # %% ../nbs/55_recipe.ipynb #1ada67dd
 def build_training(

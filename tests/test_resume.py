@@ -420,6 +420,17 @@ def test_a_run_that_is_removed_under_its_training(again, text, tmp_path, capfd):
     assert not again or (run / "config.json").read_text() == "another run"
 
 
+def test_a_run_that_is_removed_while_it_is_scored(corpus, tmp_path):
+    "Scoring may take minutes, and its result must not go into somebody else's folder."
+    run = tmp_path / "run"
+    def replaced(model, vocab, valid):
+        shutil.rmtree(run)
+        run.mkdir()
+        return {"bleu": 1.0}
+    with pytest.raises(ValueError, match="was removed or replaced by someone else"): train(corpus, run, score=replaced)
+    assert list(run.iterdir()) == []
+
+
 def distance(a: Path, b: Path) -> float:
     "Largest ‖a − b‖ / ‖b‖ of a weight."
     ours, theirs = (load_file(run / "model.safetensors") for run in (a, b))
