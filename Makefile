@@ -32,7 +32,7 @@ test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree w
 	@printf '\n== 2 of 3: every notebook runs\n'
 	@$(WITH) $(BIN)/nbdev_test --n_workers 2 --timing
 	@printf '\n== 3 of 3: tests/\n'
-	@$(WITH) $(BIN)/python -m pytest
+	@$(WITH) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 portable: $(VENV)/.stamp-dev  ## notebooks and tests under the kernels of other processors (or VARIANTS="default avx2", NAMES="31_stack test_model", QUICK=1)
 	@$(WITH) $(BIN)/python tools/portable.py --variants "$(VARIANTS)" --names "$(NAMES)" $(if $(QUICK),--quick)

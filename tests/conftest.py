@@ -18,6 +18,21 @@ hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")
 
 
+# With pytest-xdist a file's tests stay together, and those that need the pages too; what takes longest begins first.
+SLOW = ("test_resume", "site", "test_streams", "test_distributed", "test_translate_stream", "test_hostile")
+
+
+def pytest_configure(config): config.addinivalue_line("markers", "xdist_group(name): tests that one process runs")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items: item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=lambda item: SLOW.index(group_of(item)) if group_of(item) in SLOW else len(SLOW))
+
+
+def group_of(item: pytest.Item) -> str: return "site" if item.path.stem in ("test_site", "test_preview") else item.path.stem
+
+
 @pytest.fixture(scope="session")
 def cfg() -> dict[str, str]:
     "What settings.ini says."

@@ -146,6 +146,20 @@ def test_figures_say_what_they_show(path):
 
 
 @each("path", notebooks(), ids=lambda p: p.stem)
+def test_captions_are_shown_everywhere(path):
+    "JupyterLab, Colab and GitHub show the caption below the figure, and no text that only Quarto understands."
+    for cell in cells(path):
+        source = joined(cell["source"])
+        if cell["cell_type"] == "markdown":
+            assert not re.search(r"\{#fig-|^:::|@fig-", source, re.M), source
+            assert not re.search(r"\[\d+[a-z]?\]\((?!http)", source), f"a link says where it leads: {source}"
+        elif re.search(r"^#\| *fig-cap:", source, re.M):
+            shown = [joined(out["data"].get("text/markdown", "")) for out in cell["outputs"] if "data" in out]
+            caption = yaml.safe_load(re.search(r"^#\| *fig-cap: *(.*)$", source, re.M)[1])
+            assert shown[-1] == f"**Figure.** {caption}", source
+
+
+@each("path", notebooks(), ids=lambda p: p.stem)
 def test_outputs_name_no_machine(path):
     "A stored output means the same to every reader: no folder of whoever ran it, no error."
     for cell in cells(path):

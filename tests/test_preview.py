@@ -63,7 +63,8 @@ def test_dialect(site, cfg):
     raw = (site / "trial.html").read_text(encoding="utf-8")
     assert "secret" not in raw and "unseen" not in raw
     assert 'alt="One &quot;dark&quot; dot"' in raw and "Figure 1: A dot" in raw and "Figure 2: File" in raw and 'alt="a file"' in raw
-    assert '<a href="#fig-dot">Figure 1</a>' in raw and '<a href="#fig-file">Figure 2</a>' in raw and 'id="fig-dot"' in raw
+    assert '<a href="#fig-dot">Figure 1</a>' in raw and '<a href="#fig-trial-dot">Figure 2</a>' in raw and 'id="fig-dot"' in raw
+    assert raw.count("A dot: ") == 1 and "Figure.</strong>" not in raw
     assert '<details class="callout note"><summary>' in raw and '<div class="callout tip"><p class="callout-title">' in raw
     assert 'href="stack.html#deviations"' in raw and raw.count(f'href="{cfg["git_url"]}/blob/{cfg["branch"]}/LICENSE"') == 3
     assert "<summary>Show the code</summary>" in raw
@@ -141,7 +142,7 @@ def test_notebooks_read_elsewhere_have_their_links_and_pictures(site, cfg):
     texts = [c["source"] for c in cells if c["cell_type"] == "markdown"]
     texts += [o["data"]["text/markdown"] for c in cells for o in c.get("outputs", []) if "text/markdown" in o.get("data", {})]
     text = "\n\n".join(map(str, texts))
-    assert f"[stack]({home}stack.html#deviations)" in text and f"![File]({home}images/trial_dot.svg)" in text
+    assert f"[stack]({home}stack.html#deviations)" in text and f"![a file]({home}images/trial_dot.svg)" in text
     assert text.count(f"{cfg['git_url']}/blob/{cfg['branch']}/LICENSE") == 3
     for notebook in (site / "notebooks").glob("*.ipynb"):
         targets = of_notebook(notebook.read_text(encoding="utf-8")).targets

@@ -28,6 +28,31 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+# --- captions ---------------------------------------------------------------------------------------------------------------
+
+CAPTIONED = """
+import matplotlib
+from execnb.shell import CaptureShell
+shell = CaptureShell()
+shell.run("from annotated_transformer.visualize import lines, show_captions; show_captions(); show_captions()")
+for cap in ('"One \\\\"line\\\\", and *it*: two"', 'plain'):
+    out = shell.run(f"#| label: fig-a\\n#| fig-cap: {cap}\\nax = lines({{'a': ([1, 2], [3, 4])}}, x='x', y='y')")
+    print([sorted(o["data"]) for o in out], out[-1]["data"].get("text/markdown"))
+print("markdown" in str(shell.run("#| fig-cap: none\\n1 / 0")), shell.run("x = 1"))
+"""
+
+
+def test_captions_below_figures():
+    "Once below each figure, after it, whatever quotes and stars are in it; not after an error, and not without a caption."
+    said = run_python(CAPTIONED).splitlines()
+    assert said[-3:] == ["""[['image/png', 'text/plain'], ['text/markdown', 'text/plain']] ['**Figure.** One "line", and *it*: two']""",
+                         "[['image/png', 'text/plain'], ['text/markdown', 'text/plain']] ['**Figure.** plain']", "False []"]
+
+
+def test_captions_without_ipython():
+    assert run_python("import sys; from annotated_transformer.visualize import show_captions as s; s(); print('IPython' in sys.modules)") == "False\n"
+
+
 # --- maps -------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -26,6 +26,8 @@ DIALECT = "markdown+lists_without_preceding_blankline-smart"  # of Quarto's Mark
 BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
 PAGE_LINKS = ("Open in Colab", "View source", "Download notebook", "Markdown")
 VEGA = "application/vnd.vegalite.v5+json"
+CAPTION = "**Figure.** "  # how a notebook's captions begin
+CAPTIONED = rf"^!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]*)\)\n\n{re.escape(CAPTION)}(?P<caption>.*)$"
 CHARTS = """for (const box of document.querySelectorAll(".chart")) {
     const spec = JSON.parse(box.querySelector("script").textContent);
     delete spec.$schema;  // of an older Vega-Lite, which the newer reads
@@ -194,6 +196,18 @@ class RepositoryLinks(Processor):
     "A link to a file beside nbs/ leads to the repository: the site holds no such file."
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell): kept[kind] = leave_site(text, settings())
+
+
+class Captions(Processor):
+    "What other readers see below a figure becomes the caption that Quarto numbers: see `show_captions`."
+    def cell(self, cell):
+        if cell.cell_type == "markdown": cell.source = re.sub(CAPTIONED, self.figure, joined(cell.source), flags=re.M)
+        elif "fig-cap" in directives(joined(cell.source)):
+            cell.outputs = [out for out in cell.get("outputs") or [] if not joined(out.get("data", {}).get("text/markdown", "")).startswith(CAPTION)]
+
+    def figure(self, m: re.Match) -> str:
+        alt = m["alt"].replace('"', "'")
+        return f'![{m["caption"]}]({m["file"]}){{#fig-{Path(m["file"]).stem.replace("_", "-")} fig-alt="{alt}"}}'
 
 
 class Folds(Processor):
