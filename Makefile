@@ -59,8 +59,9 @@ preview: $(VENV)/.stamp-preview  ## the same pages without Quarto: _preview
 links: preview  ## do all links of the pages, README.md and the notebooks lead somewhere? those to other hosts are listed
 	@$(BIN)/python tools/links.py
 
-check: $(VENV)/.stamp-dev  ## lint
+check: $(VENV)/.stamp-dev  ## lint and format
 	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
 
 bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run
 	@$(BIN)/python benchmarks/train.py

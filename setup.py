@@ -1,4 +1,5 @@
 "All metadata stands in settings.ini; this file hands it to setuptools."
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -21,12 +22,22 @@ setup(
     license_files=["LICENSE"],
     keywords=cfg["keywords"].split(),
     url=cfg["git_url"],
-    classifiers=["Programming Language :: Python :: 3", f"Intended Audience :: {cfg['audience']}"],
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        f"Intended Audience :: {cfg['audience']}",
+    ],
     python_requires=f">={cfg['min_python']}",
     packages=[cfg["lib_path"]],
     package_data={cfg["lib_path"]: ["py.typed"]},
     install_requires=cfg["requirements"].split(),
-    extras_require={k.removesuffix("_requirements"): v.split() for k, v in cfg.items() if k.endswith("_requirements")},
+    extras_require={
+        k.removesuffix("_requirements"): v.split()
+        for k, v in cfg.items()
+        if k.endswith("_requirements")
+    },
     # nbdev finds the names that notebooks mention in `backticks` by this entry, and links them.
-    entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},
+    entry_points={
+        "console_scripts": cfg["console_scripts"].split(),
+        "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"],
+    },
 )

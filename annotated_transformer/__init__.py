@@ -1,7 +1,14 @@
 __version__ = "0.1.0"
 
-_OFFERED = {"load": "marian.load_any", "Translator": "evaluate", "Transformer": "transformer", "build_transformer": "transformer",
-            "get_recipe": "config", "load_corpus": "corpus", "train_run": "recipe"}
+_OFFERED = {
+    "load": "marian.load_any",
+    "Translator": "evaluate",
+    "Transformer": "transformer",
+    "build_transformer": "transformer",
+    "get_recipe": "config",
+    "load_corpus": "corpus",
+    "train_run": "recipe",
+}
 __all__ = ["UserError", *_OFFERED]
 
 
@@ -11,10 +18,13 @@ class UserError(ValueError):
 
 def __getattr__(name: str):
     "What `from annotated_transformer import …` offers, imported when it is asked for: the package itself loads no torch."
-    if name not in _OFFERED: raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _OFFERED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
+
     module, _, inside = _OFFERED[name].partition(".")
     return getattr(import_module(f"{__name__}.{module}"), inside or name)
 
 
-def __dir__() -> list[str]: return [*globals(), *_OFFERED]
+def __dir__() -> list[str]:
+    return [*globals(), *_OFFERED]

@@ -19,23 +19,34 @@ from torch import Tensor, nn
 # %% ../nbs/20_background.ipynb #1faaac5d
 class SearchState(NamedTuple):
     "What decoding carries from one step to the next, in the two groups that a search asks for (61a)."
-    per_hypothesis: list[Tensor]  # each (b, beam, …): what the decoder keeps of the words before
-    per_sentence: list[Tensor]    # each (b, …): how many words were said, (b,) int64; then the memory
+
+    per_hypothesis: list[
+        Tensor
+    ]  # each (b, beam, …): what the decoder keeps of the words before
+    per_sentence: list[
+        Tensor
+    ]  # each (b, …): how many words were said, (b,) int64; then the memory
 
 # %% ../nbs/20_background.ipynb #e51c654c
 class EncoderDecoder(nn.Module):
     "Any encoder with any decoder that goes with it, behind the methods of `Transformer` (§2)."
+
     def __init__(
         self,
-        encoder: nn.Module,    # called with x (b, s, d_model), 0 at padding, and real (b, s) bool; gives a list of (b, …)
-        decoder: nn.Module,    # called with y (b, beam, n, d_model), n_past, kept, memory; gives (b, beam, n, d_model), kept
+        encoder: nn.Module,  # called with x (b, s, d_model), 0 at padding, and real (b, s) bool; gives a list of (b, …)
+        decoder: nn.Module,  # called with y (b, beam, n, d_model), n_past, kept, memory; gives (b, beam, n, d_model), kept
         embedding: nn.Module,  # (b, n) ids to (b, n, d_model); offers `logits` and `weight`
-        position: nn.Module,   # called with x and the position of its first word
-        dropout: float,        # share of the embedded numbers that are dropped while training
-        pad_id: int,           # id of the padding token
+        position: nn.Module,  # called with x and the position of its first word
+        dropout: float,  # share of the embedded numbers that are dropped while training
+        pad_id: int,  # id of the padding token
     ):
         super().__init__()
-        self.encoder, self.decoder, self.embedding, self.position = encoder, decoder, embedding, position
+        self.encoder, self.decoder, self.embedding, self.position = (
+            encoder,
+            decoder,
+            embedding,
+            position,
+        )
         self.dropout, self.pad_id = nn.Dropout(dropout), pad_id
 
     def embed(self, ids: Tensor, start: int = 0) -> Tensor:
@@ -50,22 +61,30 @@ class EncoderDecoder(nn.Module):
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         "Source (b, s) and target, shifted right, (b, t) to hidden states (b, t, d_model), each knowing only the words before it and its own."
         if len(src) != len(tgt_in):
-            raise ValueError(f"src is {tuple(src.shape)} and tgt_in is {tuple(tgt_in.shape)}: "
-                             "give each source its target")
+            raise ValueError(
+                f"src is {tuple(src.shape)} and tgt_in is {tuple(tgt_in.shape)}: "
+                "give each source its target"
+            )
         memory = self.encode(src)
-        hidden, _ = self.decoder(self.embed(tgt_in)[:, None], 0, self.decoder.begin(memory), memory)
+        hidden, _ = self.decoder(
+            self.embed(tgt_in)[:, None], 0, self.decoder.begin(memory), memory
+        )
         return hidden[:, 0]
 
     def start(self, src: Tensor) -> SearchState:
         "The source (b, s) read, and one empty hypothesis a sentence."
         memory = self.encode(src)
-        return SearchState(self.decoder.begin(memory), [src.new_zeros(len(src)), *memory])
+        return SearchState(
+            self.decoder.begin(memory), [src.new_zeros(len(src)), *memory]
+        )
 
     def step(self, last_ids: Tensor, state: SearchState) -> tuple[Tensor, SearchState]:
         "The newest words (b, beam) to log-probabilities of the next ones (b, beam, n_vocab) float32, and the state after them."
         if last_ids.shape != (shape := state.per_hypothesis[0].shape[:2]):
-            raise ValueError(f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are "
-                             f"(b, beam) = {tuple(shape)}: give one id to each")
+            raise ValueError(
+                f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are "
+                f"(b, beam) = {tuple(shape)}: give one id to each"
+            )
         n_said, *memory = state.per_sentence
         n_past = int(n_said[0])  # the same for all
         y = self.embed(last_ids.reshape(-1, 1), n_past).unflatten(0, shape)
@@ -76,14 +95,19 @@ class EncoderDecoder(nn.Module):
 # %% ../nbs/20_background.ipynb #2c15b893
 class NoPosition(nn.Module):
     "For networks that know the order of words from the way they read."
-    def forward(self, x: Tensor, start: int = 0) -> Tensor: return x
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        return x
 
 # %% ../nbs/20_background.ipynb #9181f2da
 class RecurrentEncoder(nn.Module):
     "An LSTM that reads the source from its last word to its first (Sutskever et al. 2014, §3.3)."
+
     def __init__(self, d_model: int, n_layers: int):
         super().__init__()
-        self.backwards = nn.LSTM(d_model, d_model, n_layers, bias=False, batch_first=True)
+        self.backwards = nn.LSTM(
+            d_model, d_model, n_layers, bias=False, batch_first=True
+        )
 
     def forward(self, x: Tensor, real: Tensor) -> list[Tensor]:
         "Last states h and c (b, n_layers, d_model), the state at every word (b, s, d_model), and `real`."
@@ -91,15 +115,20 @@ class RecurrentEncoder(nn.Module):
         return [h.transpose(0, 1), c.transpose(0, 1), out.flip(1), real]
 
 # %% ../nbs/20_background.ipynb #6ecc6781
-def run_lstm(lstm: nn.LSTM, y: Tensor, kept: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def run_lstm(
+    lstm: nn.LSTM, y: Tensor, kept: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
     "The next words (b, beam, n, ·) from the states h and c, (b, beam, n_layers, d_model) each: (b, beam, n, d_model), and the states then."
     h, c = (t.flatten(0, 1).transpose(0, 1).contiguous() for t in kept)
     out, states = lstm(y.flatten(0, 1), (h, c))
-    return out.unflatten(0, y.shape[:2]), [t.transpose(0, 1).unflatten(0, y.shape[:2]) for t in states]
+    return out.unflatten(0, y.shape[:2]), [
+        t.transpose(0, 1).unflatten(0, y.shape[:2]) for t in states
+    ]
 
 # %% ../nbs/20_background.ipynb #5eccfbd8
 class RecurrentDecoder(nn.Module):
     "An LSTM that begins where the encoder's ended, and knows nothing else of the source (Sutskever et al. 2014)."
+
     def __init__(self, d_model: int, n_layers: int):
         super().__init__()
         self.lstm = nn.LSTM(d_model, d_model, n_layers, batch_first=True)
@@ -109,7 +138,11 @@ class RecurrentDecoder(nn.Module):
         return [t[:, None] for t in memory[:2]]
 
     def forward(
-        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+        self,
+        y: Tensor,
+        n_past: int,
+        kept: list[Tensor],
+        memory: list[Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
         "The next words, from the states kept: h and c, (b, beam, n_layers, d_model) each."
         return run_lstm(self.lstm, y, kept)
@@ -117,6 +150,7 @@ class RecurrentDecoder(nn.Module):
 # %% ../nbs/20_background.ipynb #2f04989e
 class TwoWayEncoder(RecurrentEncoder):
     "Two LSTMs, one backwards and one forwards: each word with what stands on either side of it (Bahdanau et al. 2015, §3.2)."
+
     def __init__(self, d_model: int, n_layers: int):
         super().__init__(d_model, n_layers)
         self.forwards = nn.LSTM(d_model, d_model, n_layers, batch_first=True)
@@ -129,115 +163,159 @@ class TwoWayEncoder(RecurrentEncoder):
 # %% ../nbs/20_background.ipynb #7d251bf5
 class AttentiveDecoder(RecurrentDecoder):
     "An LSTM decoder that looks back over the whole source between its first layer and the others (Bahdanau et al. 2015; Wu et al. 2016)."
+
     def __init__(
         self,
         d_model: int,
-        n_layers: int,      # 2 or more
+        n_layers: int,  # 2 or more
         attend: nn.Module,  # called with query, key, value, mask
     ):
         if n_layers < 2:
-            raise ValueError(f"n_layers={n_layers}: take 2 or more, one below the attention and one above")
+            raise ValueError(
+                f"n_layers={n_layers}: take 2 or more, one below the attention and one above"
+            )
         super().__init__(d_model, 1)
-        self.attend, self.above = attend, nn.LSTM(2 * d_model, d_model, n_layers - 1, batch_first=True)
+        self.attend, self.above = (
+            attend,
+            nn.LSTM(2 * d_model, d_model, n_layers - 1, batch_first=True),
+        )
 
     def forward(
-        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+        self,
+        y: Tensor,
+        n_past: int,
+        kept: list[Tensor],
+        memory: list[Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
         "As `RecurrentDecoder`; the memory is that of `TwoWayEncoder`."
         _, _, source, real = memory
         query, low = run_lstm(self.lstm, y, [t[:, :, :1] for t in kept])
-        found = self.attend(query, source[:, None], source[:, None], real[:, None, None])
-        out, high = run_lstm(self.above, torch.cat([query, found], dim=-1), [t[:, :, 1:] for t in kept])
+        found = self.attend(
+            query, source[:, None], source[:, None], real[:, None, None]
+        )
+        out, high = run_lstm(
+            self.above, torch.cat([query, found], dim=-1), [t[:, :, 1:] for t in kept]
+        )
         return out, [torch.cat(two, dim=2) for two in zip(low, high)]
 
 # %% ../nbs/20_background.ipynb #c0247f38
 def around(
     layer: nn.Module,  # a convolution with `inputs` and `reach`, an even one
-    x: Tensor,         # (b, n, d_model)
-    real: Tensor,      # (b, n) bool, False where there is nothing
-) -> Tensor:           # (b, n, d_model)
+    x: Tensor,  # (b, n, d_model)
+    real: Tensor,  # (b, n) bool, False where there is nothing
+) -> Tensor:  # (b, n, d_model)
     "Each position from as many neighbours on either side; beyond the ends, and where nothing is, there are zeros."
     if layer.reach % 2:
-        raise ValueError(f"reach={layer.reach} cannot be halved: "
-                         "take an odd width, so that both sides count the same")
+        raise ValueError(
+            f"reach={layer.reach} cannot be halved: "
+            "take an odd width, so that both sides count the same"
+        )
     half = layer.reach // 2
     return layer(F.pad(layer.inputs(x) * real[..., None], (0, 0, half, half)))
 
 # %% ../nbs/20_background.ipynb #83acf49c
 def behind(
     layer: nn.Module,  # a convolution with `inputs` and `reach`
-    y: Tensor,         # (b, beam, n, d_model) the next n words of every hypothesis
-    past: Tensor,      # (b, beam, reach, d_in) the last inputs before them, 0 before the first word
+    y: Tensor,  # (b, beam, n, d_model) the next n words of every hypothesis
+    past: Tensor,  # (b, beam, reach, d_in) the last inputs before them, 0 before the first word
 ) -> tuple[Tensor, Tensor]:  # (b, beam, n, d_model), and the last inputs now
     "Each position from those before it and itself."
     seen = torch.cat([past, layer.inputs(y)], dim=2)
-    return layer(seen.flatten(0, 1)).unflatten(0, y.shape[:2]), seen[:, :, y.size(2):]
+    return layer(seen.flatten(0, 1)).unflatten(0, y.shape[:2]), seen[:, :, y.size(2) :]
 
 # %% ../nbs/20_background.ipynb #c9db5f9e
 class GatedConvolution(nn.Module):
     "A convolution whose one half gates the other, a ⊙ σ(b) (Dauphin et al. 2017; Gehring et al. 2017, §3.2)."
-    def __init__(self, d_model: int, width: int):  # width: k, positions that one output sees
+
+    def __init__(
+        self, d_model: int, width: int
+    ):  # width: k, positions that one output sees
         super().__init__()
-        self.conv, self.reach, self.d_in = nn.Conv1d(d_model, 2 * d_model, width), width - 1, d_model
+        self.conv, self.reach, self.d_in = (
+            nn.Conv1d(d_model, 2 * d_model, width),
+            width - 1,
+            d_model,
+        )
         # the gate halves what passes (§3.5 there)
         nn.init.normal_(self.conv.weight, std=2 / (width * d_model) ** 0.5)
         nn.init.zeros_(self.conv.bias)
 
-    def inputs(self, x: Tensor) -> Tensor: return x
+    def inputs(self, x: Tensor) -> Tensor:
+        return x
 
     def forward(self, window: Tensor) -> Tensor:
         "(rows, n + reach, d_model) to (rows, n, d_model)."
         return F.glu(self.conv(window.transpose(1, 2)), dim=1).transpose(1, 2)
 
 # %% ../nbs/20_background.ipynb #003599ef
-HALF = 0.5 ** 0.5  # keeps the variance of a sum of two numbers (Gehring et al. 2017, §3.4)
+HALF = (
+    0.5**0.5
+)  # keeps the variance of a sum of two numbers (Gehring et al. 2017, §3.4)
+
 
 class GatedEncoder(nn.Module):
     "Gated convolutions over the source, each in a residual connection (Gehring et al. 2017)."
+
     def __init__(self, d_model: int, n_layers: int, width: int):  # width: k, odd
         super().__init__()
-        self.layers = nn.ModuleList(GatedConvolution(d_model, width) for _ in range(n_layers))
+        self.layers = nn.ModuleList(
+            GatedConvolution(d_model, width) for _ in range(n_layers)
+        )
 
     def forward(self, x: Tensor, real: Tensor) -> list[Tensor]:
         "Keys and values for the decoder's attentions, (b, s, d_model) each, and `real`."
         word = x
-        for layer in self.layers: x = (x + around(layer, x, real)) * HALF
+        for layer in self.layers:
+            x = (x + around(layer, x, real)) * HALF
         return [x, (x + word) * HALF, real]
 
 # %% ../nbs/20_background.ipynb #1cacea87
 class ConvolutionDecoder(nn.Module):
     "What such decoders have in common: layers, each with its last inputs."
+
     def __init__(self, layers: list[nn.Module]):  # each for `behind`
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
     def begin(self, memory: list[Tensor]) -> list[Tensor]:
         "Nothing was said: zeros (b, 1, reach, d_in) for each layer."
-        return [memory[0].new_zeros(len(memory[0]), 1, layer.reach, layer.d_in) for layer in self.layers]
+        return [
+            memory[0].new_zeros(len(memory[0]), 1, layer.reach, layer.d_in)
+            for layer in self.layers
+        ]
 
 # %% ../nbs/20_background.ipynb #69550fc1
 class GatedDecoder(ConvolutionDecoder):
     "Gated convolutions over the words said so far, with a look back over the source in each layer (Gehring et al. 2017, §3.3)."
+
     def __init__(
         self,
         d_model: int,
         n_layers: int,
-        width: int,        # k
+        width: int,  # k
         attend: Callable,  # called with query, key, value, mask
     ):
         super().__init__([GatedConvolution(d_model, width) for _ in range(n_layers)])
-        self.queries = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(n_layers))
+        self.queries = nn.ModuleList(
+            nn.Linear(d_model, d_model) for _ in range(n_layers)
+        )
         self.attend = attend
 
     def forward(
-        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+        self,
+        y: Tensor,
+        n_past: int,
+        kept: list[Tensor],
+        memory: list[Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
         "The next words, from each layer's last inputs (b, beam, reach, d_in)."
         (keys, values, real), word, pasts = memory, y, []
         for layer, query, past in zip(self.layers, self.queries, kept):
             h, past = behind(layer, y, past)
             looking = (query(h) + word) * HALF
-            found = self.attend(looking, keys[:, None], values[:, None], real[:, None, None])
+            found = self.attend(
+                looking, keys[:, None], values[:, None], real[:, None, None]
+            )
             y = (y + (h + found) * HALF) * HALF
             pasts.append(past)
         return y, pasts
@@ -245,19 +323,26 @@ class GatedDecoder(ConvolutionDecoder):
 # %% ../nbs/20_background.ipynb #12caa3b5
 class DilatedConvolution(nn.Module):
     "Narrow, a dilated convolution, wide again (Kalchbrenner et al. 2016, §3.6)."
+
     def __init__(
         self,
-        d_model: int,   # even
-        width: int,     # positions that one output sees
+        d_model: int,  # even
+        width: int,  # positions that one output sees
         dilation: int,  # how far they are apart
     ):
         super().__init__()
         self.reach, self.d_in = (width - 1) * dilation, d_model // 2
-        self.inputs = nn.Sequential(nn.LayerNorm(d_model), nn.ReLU(), nn.Linear(d_model, self.d_in),
-                                    nn.LayerNorm(self.d_in), nn.ReLU())
+        self.inputs = nn.Sequential(
+            nn.LayerNorm(d_model),
+            nn.ReLU(),
+            nn.Linear(d_model, self.d_in),
+            nn.LayerNorm(self.d_in),
+            nn.ReLU(),
+        )
         self.conv = nn.Conv1d(self.d_in, self.d_in, width, dilation=dilation)
-        self.widen = nn.Sequential(nn.LayerNorm(self.d_in), nn.ReLU(),
-                                   nn.Linear(self.d_in, d_model))
+        self.widen = nn.Sequential(
+            nn.LayerNorm(self.d_in), nn.ReLU(), nn.Linear(self.d_in, d_model)
+        )
 
     def forward(self, window: Tensor) -> Tensor:
         "(rows, n + reach, d_in) from `inputs` to (rows, n, d_model)."
@@ -266,16 +351,19 @@ class DilatedConvolution(nn.Module):
 # %% ../nbs/20_background.ipynb #040b1ee0
 class DilatedEncoder(nn.Module):
     "Dilated convolutions over the source and some room behind it (Kalchbrenner et al. 2016)."
+
     def __init__(
         self,
-        d_model: int,          # even
-        width: int,            # odd
+        d_model: int,  # even
+        width: int,  # odd
         dilations: list[int],  # one for each layer
         stretch: float = 1.2,  # a, columns for each word of the source, 1 or more
-        more: int = 4,         # b, columns besides
+        more: int = 4,  # b, columns besides
     ):
         super().__init__()
-        self.layers = nn.ModuleList(DilatedConvolution(d_model, width, one) for one in dilations)
+        self.layers = nn.ModuleList(
+            DilatedConvolution(d_model, width, one) for one in dilations
+        )
         self.stretch, self.more = stretch, more
 
     def forward(self, x: Tensor, real: Tensor) -> list[Tensor]:
@@ -284,22 +372,37 @@ class DilatedEncoder(nn.Module):
         n = int(n_columns.max())
         x = F.pad(x, (0, 0, 0, n - x.size(1)))
         there = torch.arange(n, device=x.device) < n_columns[:, None]
-        for layer in self.layers: x = x + around(layer, x, there)
+        for layer in self.layers:
+            x = x + around(layer, x, there)
         return [x * there[..., None]]
 
 # %% ../nbs/20_background.ipynb #e72e09bb
 class DilatedDecoder(ConvolutionDecoder):
     "Dilated convolutions over the words said so far, each on top of the source's column of the same number (Kalchbrenner et al. 2016)."
-    def __init__(self, d_model: int, width: int, dilations: list[int]):  # as the encoder's
-        super().__init__([DilatedConvolution(d_model, width, dilation) for dilation in dilations])
+
+    def __init__(
+        self, d_model: int, width: int, dilations: list[int]
+    ):  # as the encoder's
+        super().__init__(
+            [DilatedConvolution(d_model, width, dilation) for dilation in dilations]
+        )
         self.norm = nn.LayerNorm(d_model)
 
     def forward(
-        self, y: Tensor, n_past: int, kept: list[Tensor], memory: list[Tensor],
+        self,
+        y: Tensor,
+        n_past: int,
+        kept: list[Tensor],
+        memory: list[Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
         "The next words, from each layer's last inputs (b, beam, reach, d_in); `n_past` is the number of the first one's column."
         (columns,), pasts, end = memory, [], n_past + y.size(2)
-        y = y + F.pad(columns, (0, 0, 0, max(0, end - columns.size(1))))[:, None, n_past:end]
+        y = (
+            y
+            + F.pad(columns, (0, 0, 0, max(0, end - columns.size(1))))[
+                :, None, n_past:end
+            ]
+        )
         for layer, past in zip(self.layers, kept):
             out, past = behind(layer, y, past)
             y = y + out
@@ -309,11 +412,12 @@ class DilatedDecoder(ConvolutionDecoder):
 # %% ../nbs/20_background.ipynb #e6621cf0
 class NeuralGPU(nn.Module):
     "A convolutional gated recurrent unit over a small picture, once for each word (Kaiser and Sutskever 2016; Kaiser and Bengio 2016)."
+
     def __init__(
         self,
         d_model: int,
         n_columns: int = 4,  # of the picture
-        width: int = 3,      # of the convolutions, both ways
+        width: int = 3,  # of the convolutions, both ways
     ):
         super().__init__()
         self.n_columns = n_columns
@@ -323,17 +427,21 @@ class NeuralGPU(nn.Module):
     def step(self, picture: Tensor) -> Tensor:  # (b, d_model, n, n_columns)
         "u ⊙ s + (1 − u) ⊙ tanh(U ∗ (r ⊙ s) + B), the gates u and r from convolutions too."
         update, reset = self.gates(picture).sigmoid().chunk(2, dim=1)
-        return update * picture + (1 - update) * torch.tanh(self.change(reset * picture))
+        return update * picture + (1 - update) * torch.tanh(
+            self.change(reset * picture)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         "(b, n, d_model) to the same shape, in n steps."
         picture = F.pad(x.transpose(1, 2)[..., None], (0, self.n_columns - 1))
-        for _ in range(x.size(1)): picture = self.step(picture)
+        for _ in range(x.size(1)):
+            picture = self.step(picture)
         return picture[..., 0].transpose(1, 2)
 
 # %% ../nbs/20_background.ipynb #edfe5e16
 class MemoryHops(nn.Module):
     "Several looks at a memory, each from where the last one led (Sukhbaatar et al. 2015, §2.2; layer-wise)."
+
     def __init__(self, d_model: int, n_hops: int):
         super().__init__()
         self.n_hops, linear = n_hops, lambda: nn.Linear(d_model, d_model, bias=False)
@@ -344,7 +452,9 @@ class MemoryHops(nn.Module):
         "(b, d_model) and (b, n, d_model) to (b, d_model); `real` (b, n) bool, True = may be looked at, at least one in each row."
         keys, contents = self.address(memory), self.content(memory)
         for _ in range(self.n_hops):
-            scores = (keys @ question[..., None])[..., 0].masked_fill(~real, float("-inf"))
+            scores = (keys @ question[..., None])[..., 0].masked_fill(
+                ~real, float("-inf")
+            )
             weights = scores.softmax(dim=-1)
             question = self.onward(question) + (weights[:, None] @ contents)[:, 0]
         return question

@@ -24,37 +24,48 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import UserError
-from .files import (check_no_links, kind_of, read_json,
-                                         new_folder, resolve, sha256, sweep)
+from annotated_transformer.files import (
+    check_no_links,
+    kind_of,
+    read_json,
+    new_folder,
+    resolve,
+    sha256,
+    sweep,
+)
 from .vocab import Vocab, learn_bpe, load_vocab
 
 # %% ../nbs/51c_batch.ipynb #b6577f03
 class Rows:
     "Rows of ids of any lengths, one behind the other in one array, which may lie on disk."
+
     def __init__(
         self,
-        ids: np.ndarray,     # (all,) integers: the ids of every row
+        ids: np.ndarray,  # (all,) integers: the ids of every row
         starts: np.ndarray,  # (n + 1,) int64: where each row begins, and behind the last one where it ends
     ):
         self.ids, self.starts = ids, starts
 
-    def __len__(self) -> int: return len(self.starts) - 1
+    def __len__(self) -> int:
+        return len(self.starts) - 1
 
     def __getitem__(self, i: int) -> np.ndarray:
         # a negative number counts from the end; IndexError beyond it
         i = range(len(self))[i]
-        return self.ids[self.starts[i]:self.starts[i + 1]]
+        return self.ids[self.starts[i] : self.starts[i + 1]]
 
     def take(
         self,
         rows: np.ndarray,  # row numbers, in any order
-    ) -> "Rows":           # copied
+    ) -> "Rows":  # copied
         "Some of the rows, all of their ids fetched at once."
         begins = self.starts[rows]
         lengths = self.starts[rows + 1] - begins
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        return Rows(self.ids[np.repeat(begins - starts[:-1], lengths) + np.arange(starts[-1])],
-                    starts)
+        return Rows(
+            self.ids[np.repeat(begins - starts[:-1], lengths) + np.arange(starts[-1])],
+            starts,
+        )
 
 # %% ../nbs/51c_batch.ipynb #1583c05e
 def rows_of(
@@ -68,15 +79,20 @@ def rows_of(
 # %% ../nbs/51c_batch.ipynb #b0e16c7b
 class Pairs(NamedTuple):
     "Sentence pairs as ids, without special symbols."
+
     src: Rows
     tgt: Rows  # as many
 
-    def __len__(self) -> int: return len(self.src)
+    def __len__(self) -> int:
+        return len(self.src)
 
     def lengths(self) -> np.ndarray:
         "(n, 2) int32 tokens that a pair costs on either side: its pieces and one special symbol."
-        return np.stack([np.diff(side.starts) + 1 for side in (self.src, self.tgt)],
-                        axis=1, dtype=np.int32)
+        return np.stack(
+            [np.diff(side.starts) + 1 for side in (self.src, self.tgt)],
+            axis=1,
+            dtype=np.int32,
+        )
 
     def take(self, rows: np.ndarray) -> "Pairs":
         "Some of the pairs, by their row numbers."
@@ -88,40 +104,47 @@ def id_type(
 ) -> np.dtype:
     "The smallest type that holds every id."
     # "<": the bytes in the same order on every machine
-    return np.dtype("<u2" if n_vocab <= 2 ** 16 else "<i4")
+    return np.dtype("<u2" if n_vocab <= 2**16 else "<i4")
 
 # %% ../nbs/51c_batch.ipynb #20ddf12d
 def short_rows(
-    lengths: np.ndarray,   # (n, 2) tokens, as `Pairs.lengths` counts them
-    max_len: int | None,   # pieces on a side; None keeps all
-) -> np.ndarray:           # (at most n,) int32 row numbers
+    lengths: np.ndarray,  # (n, 2) tokens, as `Pairs.lengths` counts them
+    max_len: int | None,  # pieces on a side; None keeps all
+) -> np.ndarray:  # (at most n,) int32 row numbers
     "The rows that are not too long on either side; ValueError if there is none."
-    if not len(lengths): raise UserError("there is no sentence pair to learn from")
+    if not len(lengths):
+        raise UserError("there is no sentence pair to learn from")
     kept = np.arange(len(lengths), dtype=np.int32)
     if max_len is not None:
         kept = kept[lengths.max(axis=1) <= max_len + 1]  # + 1: the special token
     if not len(kept):
-        raise UserError(f"no pair of {len(lengths)} is left: all are longer "
-                        f"than max_len={max_len} pieces")
+        raise UserError(
+            f"no pair of {len(lengths)} is left: all are longer "
+            f"than max_len={max_len} pieces"
+        )
     return kept
 
 # %% ../nbs/51c_batch.ipynb #e2b41f85
 def encode_pairs(
     pairs: Iterable[tuple[str, str]],  # (source, target) sentences
     vocab: Vocab,
-    max_len: int | None = None,        # pairs with more pieces on a side are left out; None keeps all
+    max_len: int
+    | None = None,  # pairs with more pieces on a side are left out; None keeps all
 ) -> Pairs:
     "Text to ids in memory, once, before training; ValueError if nothing is left."
     pairs = list(pairs)
-    data = Pairs(*(rows_of(vocab.encode_many([pair[i] for pair in pairs]),
-                           id_type(len(vocab)))
-                   for i in (0, 1)))
+    data = Pairs(
+        *(
+            rows_of(vocab.encode_many([pair[i] for pair in pairs]), id_type(len(vocab)))
+            for i in (0, 1)
+        )
+    )
     return data.take(short_rows(data.lengths(), max_len))
 
 # %% ../nbs/51c_batch.ipynb #bda65937
 def pairs_that_fit(
-    valid: Pairs,         # held-out text
-    n_positions: int,     # longest sequence that the model can take, in tokens
+    valid: Pairs,  # held-out text
+    n_positions: int,  # longest sequence that the model can take, in tokens
     *,
     quiet: bool = False,  # without the line on standard error
 ) -> Pairs:
@@ -129,20 +152,25 @@ def pairs_that_fit(
     kept = np.flatnonzero(valid.lengths().max(axis=1) <= n_positions)
     n_long = len(valid) - len(kept)
     if not len(kept):
-        raise UserError(f"n_positions={n_positions} is too small for every one of the "
-                        f"{len(valid)} validation pairs: "
-                        f"give some with at most {n_positions - 1} pieces on either side, "
-                        "or raise n_positions")
+        raise UserError(
+            f"n_positions={n_positions} is too small for every one of the "
+            f"{len(valid)} validation pairs: "
+            f"give some with at most {n_positions - 1} pieces on either side, "
+            "or raise n_positions"
+        )
     if n_long and not quiet:
-        print(f"validation leaves out {n_long} of {len(valid)} pairs: they have more than "
-              f"{n_positions - 1} pieces, and n_positions={n_positions}", file=sys.stderr)
+        print(
+            f"validation leaves out {n_long} of {len(valid)} pairs: they have more than "
+            f"{n_positions - 1} pieces, and n_positions={n_positions}",
+            file=sys.stderr,
+        )
     return valid.take(kept) if n_long else valid
 
 # %% ../nbs/51c_batch.ipynb #54655cf5
 def padding_share(
-    lengths: np.ndarray,        # (n, 2) tokens on the source and the target side
+    lengths: np.ndarray,  # (n, 2) tokens on the source and the target side
     batches: list[np.ndarray],  # row numbers of each batch
-) -> float:                     # in [0, 1)
+) -> float:  # in [0, 1)
     "1 − real / allocated tokens, over both sides."
     allocated = sum(len(rows) * lengths[rows].max(axis=0).sum() for rows in batches)
     return float(1 - sum(lengths[rows].sum() for rows in batches) / allocated)
@@ -150,29 +178,37 @@ def padding_share(
 # %% ../nbs/51c_batch.ipynb #31c1fa24
 def cut_points(
     lengths: np.ndarray,  # (n, 2) tokens of the rows, in their order
-    batch_tokens: int,    # budget: the larger of real source and target tokens in a batch
-) -> list[int]:           # 0, where the second batch begins, the third …, and n
+    batch_tokens: int,  # budget: the larger of real source and target tokens in a batch
+) -> list[int]:  # 0, where the second batch begins, the third …, and n
     "Walk along the rows and begin a new batch before the budget would be passed; ValueError if one row alone passes it."
     longest = lengths.max(initial=0)
     if longest > batch_tokens:
-        raise UserError(f"batch_tokens={batch_tokens} is less than the longest "
-                        f"sentence, {longest} tokens: "
-                        f"raise it to {longest} at least, or leave "
-                        "long pairs out with max_len")
-    sums = [np.concatenate([[0], np.cumsum(side, dtype=np.int64)]) for side in lengths.T]
+        raise UserError(
+            f"batch_tokens={batch_tokens} is less than the longest "
+            f"sentence, {longest} tokens: "
+            f"raise it to {longest} at least, or leave "
+            "long pairs out with max_len"
+        )
+    sums = [
+        np.concatenate([[0], np.cumsum(side, dtype=np.int64)]) for side in lengths.T
+    ]
     points = [0]
     while points[-1] < len(lengths):
         i = points[-1]
-        points.append(min(int(np.searchsorted(tokens, tokens[i] + batch_tokens, side="right")) - 1
-                          for tokens in sums))
+        points.append(
+            min(
+                int(np.searchsorted(tokens, tokens[i] + batch_tokens, side="right")) - 1
+                for tokens in sums
+            )
+        )
     return points
 
 # %% ../nbs/51c_batch.ipynb #dbecb632
 def batch_rows(
-    lengths: np.ndarray,       # (n, 2) tokens on the source and the target side
-    batch_tokens: int,         # budget: the larger of real source and target tokens in a batch
+    lengths: np.ndarray,  # (n, 2) tokens on the source and the target side
+    batch_tokens: int,  # budget: the larger of real source and target tokens in a batch
     rng: np.random.Generator,
-) -> list[np.ndarray]:         # row numbers of each batch, int32; batches in random order
+) -> list[np.ndarray]:  # row numbers of each batch, int32; batches in random order
     "Split all rows into batches of similar length: a zig-zag through both lengths, cut at the budget, shuffled (§5.1)."
     # half the memory of row numbers as NumPy makes them
     order = rng.permutation(len(lengths)).astype(np.int32)
@@ -181,21 +217,25 @@ def batch_rows(
     # forwards along one longer side, backwards along the next: no jump between
     turn = np.where(longer % 2, src - tgt, tgt - src)
     order = order[np.lexsort((turn, longer))]
-    batches = [order[i:j] for i, j in pairwise(cut_points(lengths[order], batch_tokens))]
+    batches = [
+        order[i:j] for i, j in pairwise(cut_points(lengths[order], batch_tokens))
+    ]
     return [batches[i] for i in rng.permutation(len(batches))]
 
 # %% ../nbs/51c_batch.ipynb #b3679aca
 class Batch(NamedTuple):
     "One step's sentences, padded on the right."
-    src: Tensor      # (b, s) source ids, each row ending in EOS
-    tgt_in: Tensor   # (b, t) BOS, then the target ids: the decoder's input
+
+    src: Tensor  # (b, s) source ids, each row ending in EOS
+    tgt_in: Tensor  # (b, t) BOS, then the target ids: the decoder's input
     tgt_out: Tensor  # (b, t) the target ids, then EOS: what it must predict
-    n_tokens: int    # real target tokens in `tgt_out`
+    n_tokens: int  # real target tokens in `tgt_out`
 
     def to(self, device: torch.device) -> "Batch":
         "The same batch on a device."
-        return Batch(*(t.to(device, non_blocking=True) for t in self[:3]),
-                     self.n_tokens)
+        return Batch(
+            *(t.to(device, non_blocking=True) for t in self[:3]), self.n_tokens
+        )
 
     def pin_memory(self) -> "Batch":
         "The same batch in pinned memory, from which a GPU can copy it while it computes."
@@ -207,16 +247,18 @@ def pad_ids(
     pad_id: int,
     *,
     first: int | None = None,  # id put before every row
-    last: int | None = None,   # id put behind every row
-) -> Tensor:                   # (b, longest) int64
+    last: int | None = None,  # id put behind every row
+) -> Tensor:  # (b, longest) int64
     "Rows of unequal length as one rectangle, padded on the right."
     rows = rows if isinstance(rows, Rows) else rows_of(rows)
     lengths, shift = np.diff(rows.starts), int(first is not None)
     places = np.arange(lengths.max() + shift + (last is not None))
     out = np.full((len(rows), len(places)), pad_id, dtype=np.int64)
     out[(places >= shift) & (places < lengths[:, None] + shift)] = rows.ids
-    if first is not None: out[:, 0] = first
-    if last is not None: out[np.arange(len(rows)), lengths + shift] = last
+    if first is not None:
+        out[:, 0] = first
+    if last is not None:
+        out[np.arange(len(rows)), lengths + shift] = last
     return torch.from_numpy(out)
 
 # %% ../nbs/51c_batch.ipynb #5f568c0c
@@ -228,8 +270,12 @@ def collate(
     "Rows of ids to a padded batch, with start and end symbols in their places (§3.1: the output is shifted right)."
     pad, bos, eos = vocab.pad_id, vocab.bos_id, vocab.eos_id
     tgt_out = pad_ids(tgt, pad, last=eos)
-    return Batch(pad_ids(src, pad, last=eos), pad_ids(tgt, pad, first=bos), tgt_out,
-                 n_tokens=len(tgt.ids) + len(tgt))
+    return Batch(
+        pad_ids(src, pad, last=eos),
+        pad_ids(tgt, pad, first=bos),
+        tgt_out,
+        n_tokens=len(tgt.ids) + len(tgt),
+    )
 
 # %% ../nbs/51c_batch.ipynb #bfb958e6
 def epoch_batches(
@@ -237,30 +283,34 @@ def epoch_batches(
     vocab: Vocab,
     batch_tokens: int,  # token budget, as for `batch_rows`
     seed: int,
-    epoch: int,         # counted from 0; each has its own order
+    epoch: int,  # counted from 0; each has its own order
 ) -> Iterator[Batch]:
     "Every pair once, in batches; the same for the same (seed, epoch)."
-    for rows in batch_rows(data.lengths(), batch_tokens,
-                           np.random.default_rng([seed, epoch])):
+    for rows in batch_rows(
+        data.lengths(), batch_tokens, np.random.default_rng([seed, epoch])
+    ):
         yield collate(*data.take(rows), vocab)
 
 # %% ../nbs/51c_batch.ipynb #fd1e39bf
 class Position(NamedTuple):
     "Where a run stands: the next step is `step + 1`, on batch `i_batch` of `epoch`."
-    step: int = 0     # steps done
+
+    step: int = 0  # steps done
     epoch: int = 0
     i_batch: int = 0  # counted from 0
+
 
 START = Position()  # of a new run
 
 # %% ../nbs/51c_batch.ipynb #fa9c1e75
 class Step(NamedTuple):
     "What one rank needs for one step."
-    step: int           # counted from 1
-    epoch: int          # counted from 0
-    i_batch: int        # in its epoch, counted from 0
-    seed: int           # for the random numbers of this step on this rank
-    n_tokens: int       # real target tokens of the whole step, over all ranks: what a sum of losses is divided by
+
+    step: int  # counted from 1
+    epoch: int  # counted from 0
+    i_batch: int  # in its epoch, counted from 0
+    seed: int  # for the random numbers of this step on this rank
+    n_tokens: int  # real target tokens of the whole step, over all ranks: what a sum of losses is divided by
     micro: list[Batch]  # this rank's share, as micro-batches
 
 # %% ../nbs/51c_batch.ipynb #11669344
@@ -268,72 +318,104 @@ def share(
     data: Pairs,
     vocab: Vocab,
     rows: np.ndarray,  # row numbers of the whole step
-    rank: int,         # whose share, below `n_ranks`
+    rank: int,  # whose share, below `n_ranks`
     n_ranks: int,
-    accumulate: int,   # micro-batches the share is cut into, at most
-) -> list[Batch]:      # as many on every rank; one without text is a row of padding and counts no token
+    accumulate: int,  # micro-batches the share is cut into, at most
+) -> list[
+    Batch
+]:  # as many on every rank; one without text is a row of padding and counts no token
     "One rank's part of a step's rows, as batches of neighbours."
     n_micro = min(accumulate, max(1, -(-len(rows) // n_ranks)))  # a row each at least
-    parts = np.array_split(rows, n_ranks * n_micro)[rank * n_micro:(rank + 1) * n_micro]
+    parts = np.array_split(rows, n_ranks * n_micro)[
+        rank * n_micro : (rank + 1) * n_micro
+    ]
     padding = torch.full((1, 1), vocab.pad_id)
-    return [collate(*data.take(part), vocab) if len(part)
-            else Batch(padding, padding, padding, 0)
-            for part in parts]
+    return [
+        collate(*data.take(part), vocab)
+        if len(part)
+        else Batch(padding, padding, padding, 0)
+        for part in parts
+    ]
 
 # %% ../nbs/51c_batch.ipynb #4063bb39
 def training_steps(
     data: Pairs,
     vocab: Vocab,
-    batch_tokens: int,             # token budget of a whole step, as for `batch_rows`
+    batch_tokens: int,  # token budget of a whole step, as for `batch_rows`
     seed: int,
     *,
-    max_len: int | None = None,    # pairs with more pieces on a side are left out; None keeps all
-    start: Position = START,       # of a new run, or where an interrupted one stood
+    max_len: int
+    | None = None,  # pairs with more pieces on a side are left out; None keeps all
+    start: Position = START,  # of a new run, or where an interrupted one stood
     rank: int = 0,
     n_ranks: int = 1,
-    accumulate: int = 1,           # micro-batches for each rank and step, at most
+    accumulate: int = 1,  # micro-batches for each rank and step, at most
 ) -> Iterator[Step]:
     "Step after step, epoch after epoch, without end: what is learned in a step does not depend on ranks and accumulation (§5.1)."
     if not 0 <= rank < n_ranks or accumulate < 1:
-        raise UserError(f"rank={rank} of n_ranks={n_ranks}, accumulate={accumulate}: "
-                        "take 0 ≤ rank < n_ranks and accumulate ≥ 1")
+        raise UserError(
+            f"rank={rank} of n_ranks={n_ranks}, accumulate={accumulate}: "
+            "take 0 ≤ rank < n_ranks and accumulate ≥ 1"
+        )
     lengths = data.lengths()
     kept = short_rows(lengths, max_len)
     lengths, step, first = lengths[kept], start.step, start.i_batch
     for epoch in count(start.epoch):
-        batches = batch_rows(lengths, batch_tokens,
-                             np.random.default_rng([seed, epoch]))
+        batches = batch_rows(
+            lengths, batch_tokens, np.random.default_rng([seed, epoch])
+        )
         if first > len(batches):
-            raise UserError(f"i_batch={first} is beyond epoch {epoch} with its "
-                            f"{len(batches)} batches: was the run started with other text?")
+            raise UserError(
+                f"i_batch={first} is beyond epoch {epoch} with its "
+                f"{len(batches)} batches: was the run started with other text?"
+            )
         for i_batch in range(first, len(batches)):
             rows, step = batches[i_batch], step + 1
-            own_seed = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
+            own_seed = int(
+                np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]
+            )
             n_tokens = int(lengths[rows, 1].sum())
-            yield Step(step, epoch, i_batch, own_seed, n_tokens,
-                       share(data, vocab, kept[rows], rank, n_ranks, accumulate))
+            yield Step(
+                step,
+                epoch,
+                i_batch,
+                own_seed,
+                n_tokens,
+                share(data, vocab, kept[rows], rank, n_ranks, accumulate),
+            )
         first = 0
 
 # %% ../nbs/51c_batch.ipynb #ffc3e2a2
 FORMAT = 1  # of the folder; one more whenever what is written changes
-ABOUT, SPLITS, SIDES, PARTS = "about.json", ("train", "valid"), ("src", "tgt"), ("ids", "starts")
-FILES = ["vocab.model",
-         *(f"{split}.{side}.{part}" for split in SPLITS for side in SIDES
-           for part in PARTS)]
+ABOUT, SPLITS, SIDES, PARTS = (
+    "about.json",
+    ("train", "valid"),
+    ("src", "tgt"),
+    ("ids", "starts"),
+)
+FILES = [
+    "vocab.model",
+    *(f"{split}.{side}.{part}" for split in SPLITS for side in SIDES for part in PARTS),
+]
 
 # %% ../nbs/51c_batch.ipynb #5207224c
 def write_pairs(
-    stem: Path,                        # files are stem.src.ids, stem.src.starts and the same for tgt
+    stem: Path,  # files are stem.src.ids, stem.src.starts and the same for tgt
     pairs: Iterable[tuple[str, str]],  # (source, target) sentences
     vocab: Vocab,
 ) -> None:
     "Sentences to ids on disk, some thousand at a time: memory does not grow with the text."
     pairs, ends = iter(pairs), dict.fromkeys(SIDES, 0)
     with ExitStack() as stack:
-        files = {side: [stack.enter_context(open(f"{stem}.{side}.{part}", "wb"))
-                        for part in PARTS]
-                 for side in SIDES}
-        for _, starts in files.values(): starts.write(np.zeros(1, "<i8"))
+        files = {
+            side: [
+                stack.enter_context(open(f"{stem}.{side}.{part}", "wb"))
+                for part in PARTS
+            ]
+            for side in SIDES
+        }
+        for _, starts in files.values():
+            starts.write(np.zeros(1, "<i8"))
         while chunk := list(islice(pairs, 10_000)):
             for side, sentences in zip(SIDES, zip(*chunk, strict=True), strict=True):
                 rows = rows_of(vocab.encode_many(list(sentences)), id_type(len(vocab)))
@@ -348,29 +430,45 @@ def open_pairs(
     dtype: np.dtype,  # of the ids
 ) -> Pairs:
     "What `write_pairs` wrote, read from the disk as it is used."
+
     def mapped(path: str, dtype: str | np.dtype) -> np.ndarray:
         # an empty file cannot be mapped
-        return (np.asarray(np.memmap(path, dtype, mode="r")) if os.path.getsize(path)
-                else np.zeros(0, dtype))
-    return Pairs(*(Rows(mapped(f"{stem}.{side}.ids", dtype),
-                        mapped(f"{stem}.{side}.starts", "<i8"))
-                   for side in SIDES))
+        return (
+            np.asarray(np.memmap(path, dtype, mode="r"))
+            if os.path.getsize(path)
+            else np.zeros(0, dtype)
+        )
+
+    return Pairs(
+        *(
+            Rows(
+                mapped(f"{stem}.{side}.ids", dtype),
+                mapped(f"{stem}.{side}.starts", "<i8"),
+            )
+            for side in SIDES
+        )
+    )
 
 # %% ../nbs/51c_batch.ipynb #32dfe591
 def write_prepared(
-    folder: Path,                       # empty
+    folder: Path,  # empty
     train: Iterable[tuple[str, str]],
     valid: Iterable[tuple[str, str]],
-    made_from: dict[str, str | int],    # noted in about.json; `n_pieces` and `n_sample` are for `learn_bpe`
+    made_from: dict[
+        str, str | int
+    ],  # noted in about.json; `n_pieces` and `n_sample` are for `learn_bpe`
     quiet: bool,
 ) -> None:
     "Write the vocabulary and the ids of both splits into a folder."
     with tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
-        vocab = learn_bpe(chain.from_iterable(bar), made_from["n_pieces"],
-                          made_from["n_sample"])
+        vocab = learn_bpe(
+            chain.from_iterable(bar), made_from["n_pieces"], made_from["n_sample"]
+        )
     vocab.save(folder / "vocab.model")
     for split, pairs, total in zip(SPLITS, (train, valid), (bar.n, None)):
-        with tqdm(pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet) as bar:
+        with tqdm(
+            pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet
+        ) as bar:
             write_pairs(folder / split, bar, vocab)
     about = made_from | {name: sha256(folder / name) for name in FILES}
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -378,6 +476,7 @@ def write_prepared(
 # %% ../nbs/51c_batch.ipynb #b0b2cff6
 class Prepared(NamedTuple):
     "All that training needs to know of its text."
+
     vocab: Vocab
     train: Pairs
     valid: Pairs
@@ -396,8 +495,9 @@ def read_prepared_about(folder: Path) -> dict:
     except UserError as e:
         raise UserError(f"{folder} is not a folder of prepared text: {e}") from None
     if about.get("format") != FORMAT or not about.keys() >= {*FILES, "text_sha256"}:
-        raise UserError(f"{folder / ABOUT} is not of format {FORMAT}, which this version "
-                        "reads")
+        raise UserError(
+            f"{folder / ABOUT} is not of format {FORMAT}, which this version reads"
+        )
     return about
 
 # %% ../nbs/51c_batch.ipynb #51c0ab01
@@ -406,10 +506,14 @@ def check_made_from(folder: Path, made_from: dict[str, str | int]) -> dict:
     about = read_prepared_about(folder)
     for name, wanted in made_from.items():
         if about.get(name) != wanted:
-            what = "from other text" if name == "text_sha256" else (
-                f"with {name}={about.get(name)}, not {wanted}")
-            raise UserError(f"{folder} was made {what}: choose another folder, or "
-                            "remove it first")
+            what = (
+                "from other text"
+                if name == "text_sha256"
+                else (f"with {name}={about.get(name)}, not {wanted}")
+            )
+            raise UserError(
+                f"{folder} was made {what}: choose another folder, or remove it first"
+            )
     return about
 
 # %% ../nbs/51c_batch.ipynb #51c0ab02
@@ -425,12 +529,14 @@ def open_prepared(
     about = check_made_from(folder, made_from or {})
     for name in FILES:
         if kind_of(folder / name) != "file" or about[name] != sha256(folder / name):
-            raise UserError(f"{folder / name} is missing or damaged: remove {folder} to "
-                            "have it made again")
+            raise UserError(
+                f"{folder / name} is missing or damaged: remove {folder} to "
+                "have it made again"
+            )
     vocab = load_vocab(folder / "vocab.model")
-    return Prepared(vocab,
-                    *(open_pairs(folder / split, id_type(len(vocab)))
-                      for split in SPLITS))
+    return Prepared(
+        vocab, *(open_pairs(folder / split, id_type(len(vocab))) for split in SPLITS)
+    )
 
 # %% ../nbs/51c_batch.ipynb #0edd907a
 def prepare(
@@ -448,8 +554,12 @@ def prepare(
     UserError if the folder holds something else, or was made from other text.
     """
     folder = Path(folder)
-    made_from = {"format": FORMAT, "text_sha256": text_sha256, "n_pieces": n_pieces,
-                 "n_sample": n_sample}
+    made_from = {
+        "format": FORMAT,
+        "text_sha256": text_sha256,
+        "n_pieces": n_pieces,
+        "n_sample": n_sample,
+    }
     if kind_of(resolve(folder)) == "folder" and any(folder.iterdir()):
         return open_prepared(folder, made_from)
     try:

@@ -27,19 +27,35 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from . import UserError
-from .config import ModelConfig, Recipe, recipe_from_dict, recipe_to_dict
+from annotated_transformer.config import (
+    ModelConfig,
+    Recipe,
+    recipe_from_dict,
+    recipe_to_dict,
+)
 from .distributed import placed_like, rank, whole
-from .files import (check_free, check_no_links, copy_file,
-                                         kind_of, new_folder, read_json, remove,
-                                         remove_known, replace_file, resolve, sha256,
-                                         sweep, write_json)
+from annotated_transformer.files import (
+    check_free,
+    check_no_links,
+    copy_file,
+    kind_of,
+    new_folder,
+    read_json,
+    remove,
+    remove_known,
+    replace_file,
+    resolve,
+    sha256,
+    sweep,
+    write_json,
+)
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab, load_vocab
 
 # %% ../nbs/52b_checkpoint.ipynb #604cfc9c
 def gather(
     tensors: dict[str, Tensor],  # the same names in the same order on every rank
-) -> dict[str, Tensor]:          # rank 0: whole, in main memory; other ranks: nothing
+) -> dict[str, Tensor]:  # rank 0: whole, in main memory; other ranks: nothing
     """Whole tensors for rank 0 to write; every rank must call it.
 
     UserError for numbers that are not finite.
@@ -48,13 +64,18 @@ def gather(
     for name, tensor in tensors.items():
         full = whole(tensor.detach())
         if not full.isfinite().all():
-            raise UserError(f"{name} holds numbers that are not finite: go "
-                            "on from an older checkpoint")
-        if rank() == 0: kept[name] = full.cpu().contiguous()
+            raise UserError(
+                f"{name} holds numbers that are not finite: go "
+                "on from an older checkpoint"
+            )
+        if rank() == 0:
+            kept[name] = full.cpu().contiguous()
     return kept
 
 # %% ../nbs/52b_checkpoint.ipynb #016156ad
-def write_tensors(tensors: dict[str, Tensor], path: Path, about: dict | None = None) -> None:
+def write_tensors(
+    tensors: dict[str, Tensor], path: Path, about: dict | None = None
+) -> None:
     "Tensors in main memory into a new safetensors file, with `about` in its header; OSError if the disk refuses."
     # one entry alone: the order of several is not the same in every process
     header = {"about": json.dumps(about)} if about else None
@@ -64,7 +85,9 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, about: dict | None = N
         raise OSError(str(e)) from None
 
 # %% ../nbs/52b_checkpoint.ipynb #0ab07e06
-def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict | None = None) -> None:
+def save_tensors(
+    tensors: dict[str, Tensor], path: Path, about: dict | None = None
+) -> None:
     """Tensors in main memory as safetensors; a reader finds the old file or the new one.
 
     `about`, plain values, is stored in the file's header, for `read_about`. OSError if
@@ -92,7 +115,8 @@ def read_tensors(
         if kind_of(resolve(path)) not in ("nothing", "file"):  # a pipe would block
             raise UserError(f"{path} is not a regular file")
         return load_file(path)
-    except FileNotFoundError: raise UserError(f"{path}: no such file") from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
     except (SafetensorError, OSError) as e:
         raise UserError(f"{path} is not a readable safetensors file: {e}") from None
 
@@ -110,13 +134,17 @@ def read_about(path: Path) -> dict:
     except (SafetensorError, OSError) as e:
         raise UserError(f"{path} is not a readable safetensors file: {e}") from None
     if header.keys() - {"about", "format"}:
-        raise UserError(f"{path} is not a readable safetensors file: its header is damaged")
+        raise UserError(
+            f"{path} is not a readable safetensors file: its header is damaged"
+        )
     try:
         about = json.loads(header.get("about", "{}"))
     except (ValueError, RecursionError) as e:
         raise UserError(f"{path} is not a readable safetensors file: {e}") from None
     if not isinstance(about, dict) or not isinstance(about.get("model", {}), dict):
-        raise UserError(f"{path} is not a readable safetensors file: its header is damaged")
+        raise UserError(
+            f"{path} is not a readable safetensors file: its header is damaged"
+        )
     return about
 
 # %% ../nbs/52b_checkpoint.ipynb #b7372c11
@@ -128,7 +156,7 @@ def shapes(
 
 # %% ../nbs/52b_checkpoint.ipynb #d54d842b
 def check_shapes(
-    path: Path,                           # where they were found, for the message
+    path: Path,  # where they were found, for the message
     found: dict[str, tuple[int, ...]],
     wanted: dict[str, tuple[int, ...]],
 ) -> None:
@@ -137,8 +165,9 @@ def check_shapes(
         if name not in found:
             raise UserError(f"{path} lacks the weight {name}, which this model needs")
         if found[name] != shape:
-            raise UserError(f"{path}: {name} has shape "
-                            f"{found[name]}, this model needs {shape}")
+            raise UserError(
+                f"{path}: {name} has shape {found[name]}, this model needs {shape}"
+            )
     for name in found.keys() - wanted.keys():
         raise UserError(f"{path} has a weight {name}, which this model has not")
 
@@ -154,22 +183,28 @@ def set_weights(
 
 # %% ../nbs/52b_checkpoint.ipynb #5d78f13a
 def check_finite(
-    path: Path,                  # where they were found, for the message
+    path: Path,  # where they were found, for the message
     weights: dict[str, Tensor],
 ) -> None:
     "Refuse numbers that are not finite, and integers and 8-bit floats."
     for name, weight in weights.items():
-        if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32,
-                                torch.float64):
-            raise UserError(f"{path}: {name} is {weight.dtype}: a weight is "
-                            "a float of 16 bits or more")
+        if weight.dtype not in (
+            torch.float16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+        ):
+            raise UserError(
+                f"{path}: {name} is {weight.dtype}: a weight is "
+                "a float of 16 bits or more"
+            )
         if not weight.float().isfinite().all():
             raise UserError(f"{path}: {name} holds numbers that are not finite")
 
 # %% ../nbs/52b_checkpoint.ipynb #81b07d40
 def read_weights(
-    path: Path,                           # a safetensors file
-    wanted: dict[str, tuple[int, ...]],   # shapes of the model's weights
+    path: Path,  # a safetensors file
+    wanted: dict[str, tuple[int, ...]],  # shapes of the model's weights
 ) -> dict[str, Tensor]:
     """The weights that a model needs, from a file.
 
@@ -189,15 +224,26 @@ def load_weights(
     set_weights(model, read_weights(path, shapes(model.state_dict())))
 
 # %% ../nbs/52b_checkpoint.ipynb #ec2d420c
-FORMAT = 1  # of a run folder; raised when an older program could not read a newer folder
-RUN_NAMES = {"config.json", "vocab.model", "model.safetensors", "metrics.jsonl",
-             "curve.svg", "checkpoints", "data", "tensorboard"}
+FORMAT = (
+    1  # of a run folder; raised when an older program could not read a newer folder
+)
+RUN_NAMES = {
+    "config.json",
+    "vocab.model",
+    "model.safetensors",
+    "metrics.jsonl",
+    "curve.svg",
+    "checkpoints",
+    "data",
+    "tensorboard",
+}
 RUN_ENTRY = re.compile(  # all that a run holds, by its path in the run folder
     r"config\.json|vocab\.model|model\.safetensors|metrics\.jsonl|curve\.svg|"
     r"checkpoints(/best\.safetensors|/step-\d{7,}(\.\d+)?"
     r"(/(model|optimizer)\.safetensors|/state\.json)?)?|"
     r"data(/(about\.json|vocab\.model|(train|valid)\.(src|tgt)\.(ids|starts)))?|"
-    r"tensorboard(/events\.out\.tfevents\.[^/]+)?")
+    r"tensorboard(/events\.out\.tfevents\.[^/]+)?"
+)
 
 # %% ../nbs/52b_checkpoint.ipynb #0ab07e07
 def foreign_entries(run: Path) -> list[str]:
@@ -206,11 +252,16 @@ def foreign_entries(run: Path) -> list[str]:
     return [path for path in paths if not RUN_ENTRY.fullmatch(path)]
 
 # %% ../nbs/52b_checkpoint.ipynb #0ab07e08
-def remove_run_files(run: Path, keep: set[str] = frozenset(), *, keep_folder: bool) -> None:
+def remove_run_files(
+    run: Path, keep: set[str] = frozenset(), *, keep_folder: bool
+) -> None:
     "Remove the files of a run but those in `keep`; a folder that holds anything else stays as it is."
     foreign = foreign_entries(run)
-    names = {name for name in RUN_NAMES - keep
-             if not any(path.startswith(f"{name}/") for path in foreign)}
+    names = {
+        name
+        for name in RUN_NAMES - keep
+        if not any(path.startswith(f"{name}/") for path in foreign)
+    }
     remove_known(run, names, keep_folder=keep_folder)
 
 # %% ../nbs/52b_checkpoint.ipynb #8f69074f
@@ -235,21 +286,26 @@ def check_sizes(path: Path, config: ModelConfig) -> None:
     saved = read_about(path).get("model")
     for name, value in asdict(config).items() if saved is not None else ():
         if saved.get(name, "nothing") != value:
-            raise UserError(f"{path} was trained with {name}={saved.get(name)!r}, but "
-                            f"config.json says {name}={value!r}")
+            raise UserError(
+                f"{path} was trained with {name}={saved.get(name)!r}, but "
+                f"config.json says {name}={value!r}"
+            )
 
 # %% ../nbs/52b_checkpoint.ipynb #55efbb51
 def check_new_run(path: Path) -> None:
     "UserError unless a run folder can be made here: nothing is there, or an empty folder."
     if kind_of(resolve(path) / "config.json") != "nothing":
-        raise UserError(f"{path} already holds a run: continue it with --resume, choose "
-                        "another --out, or remove it first")
+        raise UserError(
+            f"{path} already holds a run: continue it with --resume, choose "
+            "another --out, or remove it first"
+        )
     check_free(path)
     try:
         str(resolve(path)).encode()
     except UnicodeEncodeError:  # safetensors reads no such files
-        raise UserError(f"{str(path)!r} is not a name in UTF-8: choose another, or set "
-                        "PYTHONUTF8=1") from None
+        raise UserError(
+            f"{str(path)!r} is not a name in UTF-8: choose another, or set PYTHONUTF8=1"
+        ) from None
 
 # %% ../nbs/52b_checkpoint.ipynb #584baf2a
 def create_run(path: Path, recipe: Recipe, about: dict) -> None:
@@ -268,8 +324,14 @@ def check_format(path: Path, values: dict) -> dict:
 
 # %% ../nbs/52b_checkpoint.ipynb #a99428df
 # the other entries of config.json
-ABOUT = {"source": dict, "prepared": str, "stopped": str | None, "steps": int,
-         "weights": str, "text_sha256": str}
+ABOUT = {
+    "source": dict,
+    "prepared": str,
+    "stopped": str | None,
+    "steps": int,
+    "weights": str,
+    "text_sha256": str,
+}
 
 # %% ../nbs/52b_checkpoint.ipynb #90ab0001
 def is_imported(run: Path) -> bool:
@@ -289,22 +351,29 @@ def read_config(path: Path) -> tuple[Recipe, dict]:
     check_no_links(path, RUN_NAMES)
     values = check_format(file, read_json(file))
     if values.get("kind") == "marian":
-        raise UserError(f"{path} was imported from Marian: it "
-                        "translates, but cannot be trained further")
+        raise UserError(
+            f"{path} was imported from Marian: it "
+            "translates, but cannot be trained further"
+        )
     try:
         recipe = recipe_from_dict(values)
     except ValueError as e:
         raise UserError(f"{file}: {e}") from None
     for name, kind in ABOUT.items():
         if name in values and not isinstance(values[name], kind):
-            raise UserError(f"{file}: {name}={values[name]!r} is "
-                            "not what a run writes there")
-    return recipe, {name: value for name, value in values.items()
-                    if name not in ("format", "model", "train")}
+            raise UserError(
+                f"{file}: {name}={values[name]!r} is not what a run writes there"
+            )
+    return recipe, {
+        name: value
+        for name, value in values.items()
+        if name not in ("format", "model", "train")
+    }
 
 # %% ../nbs/52b_checkpoint.ipynb #22311066
 class Run(NamedTuple):
     "A trained model with all that belongs to it."
+
     model: Transformer
     vocab: Vocab
     recipe: Recipe
@@ -317,16 +386,20 @@ def load_run(path: Path) -> Run:
     recipe, about = read_config(path)
     file = path / "model.safetensors"
     if not file.exists():
-        raise UserError(f"{path} has no model.safetensors: its training "
-                        "has not saved a model yet")
+        raise UserError(
+            f"{path} has no model.safetensors: its training has not saved a model yet"
+        )
     vocab = load_vocab(path / "vocab.model")
     if sha256(path / "vocab.model") != about.get("vocab_sha256"):
-        raise UserError(f"{path / 'vocab.model'} is not the vocabulary that "
-                        "this run was trained with")
+        raise UserError(
+            f"{path / 'vocab.model'} is not the vocabulary that "
+            "this run was trained with"
+        )
     check_sizes(file, recipe.model)
     with torch.device("meta"):  # takes no memory
-        wanted = shapes(build_transformer(recipe.model, len(vocab),
-                                          vocab.pad_id).state_dict())
+        wanted = shapes(
+            build_transformer(recipe.model, len(vocab), vocab.pad_id).state_dict()
+        )
     weights = read_weights(file, wanted)
     model = build_transformer(recipe.model, len(vocab), vocab.pad_id)
     set_weights(model, weights)
@@ -341,37 +414,49 @@ def read_metrics(
 ) -> list[dict]:
     "The records in metrics.jsonl, without a line torn by a crash."
     path, found = run / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
-        try: record = json.loads(line)
-        except (ValueError, RecursionError): continue
-        if not isinstance(record, dict) or "step" not in record: continue
-        if all(isinstance(value, int | float) or name == "grad_norm"
-               for name, value in record.items()):
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if path.exists()
+        else []
+    ):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(record, dict) or "step" not in record:
+            continue
+        if all(
+            isinstance(value, int | float) or name == "grad_norm"
+            for name, value in record.items()
+        ):
             found.append(record)
     return found
 
 # %% ../nbs/52b_checkpoint.ipynb #f67ec953
 class Progress(NamedTuple):
     "How far training has come."
-    step: int = 0                # steps done
-    epoch: int = 0               # of the next batch, counted from 0
-    i_batch: int = 0             # the next batch in that epoch, counted from 0
-    seconds: float = 0.0         # of training, over all interruptions
+
+    step: int = 0  # steps done
+    epoch: int = 0  # of the next batch, counted from 0
+    i_batch: int = 0  # the next batch in that epoch, counted from 0
+    seconds: float = 0.0  # of training, over all interruptions
     best_loss: float = math.inf  # lowest on validation, nats per token; inf = none yet
-    best_step: int = 0           # the step of that loss
-    n_worse: int = 0             # validation passes since then
+    best_step: int = 0  # the step of that loss
+    n_worse: int = 0  # validation passes since then
 
 # %% ../nbs/52b_checkpoint.ipynb #ffd3f99d
 def named_weights(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,  # of this model's weights
-) -> dict[str, nn.Parameter]:          # in the optimiser's order
+) -> dict[str, nn.Parameter]:  # in the optimiser's order
     "The weights that the optimiser updates, by their names in the model."
     names = {weight: name for name, weight in model.named_parameters()}
     mine = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not names.keys() >= set(mine):
-        raise UserError("the optimizer moves weights that the model has not: make "
-                        "it from model.parameters()")
+        raise UserError(
+            "the optimizer moves weights that the model has not: make "
+            "it from model.parameters()"
+        )
     return {names[weight]: weight for weight in mine}
 
 # %% ../nbs/52b_checkpoint.ipynb #aaa45781
@@ -380,7 +465,7 @@ def named_weights(
 def optimizer_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,  # of this model's weights
-) -> dict[str, Tensor]:                # "exp_avg.NAME", … for every weight NAME with state
+) -> dict[str, Tensor]:  # "exp_avg.NAME", … for every weight NAME with state
     """The optimiser's state by name, a number as a tensor ().
 
     UserError for state of other types.
@@ -389,11 +474,14 @@ def optimizer_state(
     state = {}
     for weight, values in optimizer.state.items():
         for key, value in values.items():
-            if value is None: continue
+            if value is None:
+                continue
             if weight not in names or not isinstance(value, Tensor | int | float):
-                raise UserError(f"{type(optimizer).__name__} keeps {key} as "
-                                f"{type(value).__name__}: a checkpoint holds tensors and "
-                                "numbers of single weights only, take another optimizer")
+                raise UserError(
+                    f"{type(optimizer).__name__} keeps {key} as "
+                    f"{type(value).__name__}: a checkpoint holds tensors and "
+                    "numbers of single weights only, take another optimizer"
+                )
             # float64 has all digits of a Python number
             kind = torch.float64 if isinstance(value, float) else None
             state[f"{key}.{names[weight]}"] = torch.as_tensor(value, dtype=kind)
@@ -401,13 +489,20 @@ def optimizer_state(
 
 # %% ../nbs/52b_checkpoint.ipynb #d2dea2a4
 def numbered(
-    folder: Path,                   # a run's checkpoints/
-) -> list[tuple[int, int, Path]]:   # step, how often it had been saved before, the checkpoint
+    folder: Path,  # a run's checkpoints/
+) -> list[
+    tuple[int, int, Path]
+]:  # step, how often it had been saved before, the checkpoint
     "All checkpoints, oldest first."
-    names = ((re.fullmatch(r"step-(\d{7,})(?:\.(\d+))?", path.name), path)
-             for path in folder.glob("step-*"))
-    return sorted((int(name[1]), int(name[2] or 0), path) for name, path in names
-                  if name and path.is_dir())
+    names = (
+        (re.fullmatch(r"step-(\d{7,})(?:\.(\d+))?", path.name), path)
+        for path in folder.glob("step-*")
+    )
+    return sorted(
+        (int(name[1]), int(name[2] or 0), path)
+        for name, path in names
+        if name and path.is_dir()
+    )
 
 # %% ../nbs/52b_checkpoint.ipynb #89caf3bd
 def checkpoints(
@@ -425,32 +520,39 @@ def write_state(
     progress: Progress,
 ) -> None:
     "state.json of a checkpoint."
-    values = {"format": FORMAT, **progress._asdict(),
-              "sha256": {file.name: sha256(file)
-                         for file in sorted(part.iterdir())}}
-    if progress.best_loss == math.inf: values["best_loss"] = None
-    (part / "state.json").write_text(json.dumps(values, indent=1, allow_nan=False) + "\n",
-                                     encoding="utf-8")
+    values = {
+        "format": FORMAT,
+        **progress._asdict(),
+        "sha256": {file.name: sha256(file) for file in sorted(part.iterdir())},
+    }
+    if progress.best_loss == math.inf:
+        values["best_loss"] = None
+    (part / "state.json").write_text(
+        json.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
 
 # %% ../nbs/52b_checkpoint.ipynb #9c55dcdd
 def save_checkpoint(
-    folder: Path,                      # a run's checkpoints/
+    folder: Path,  # a run's checkpoints/
     model: nn.Module,
     optimizer: torch.optim.Optimizer,  # of this model's weights
     progress: Progress,
-    about: dict | None = None,         # for the header of the weights, as `save_tensors` has it
-) -> Path | None:                      # the checkpoint; None on ranks other than 0
+    about: dict
+    | None = None,  # for the header of the weights, as `save_tensors` has it
+) -> Path | None:  # the checkpoint; None on ranks other than 0
     """Save what training needs to continue; every rank calls it, rank 0 writes.
 
     After an OSError older ones are intact.
     """
     weights = gather(model.state_dict())
     state = gather(optimizer_state(model, optimizer))
-    if rank() != 0: return None
+    if rank() != 0:
+        return None
     sweep(folder)
-    n_before = max((again + 1 for step, again, _ in numbered(folder)
-                    if step == progress.step),
-                   default=0)
+    n_before = max(
+        (again + 1 for step, again, _ in numbered(folder) if step == progress.step),
+        default=0,
+    )
     path = folder / (f"step-{progress.step:07d}" + (f".{n_before}" if n_before else ""))
     with new_folder(path) as part:
         write_tensors(weights, part / "model.safetensors", about)
@@ -460,52 +562,60 @@ def save_checkpoint(
 
 # %% ../nbs/52b_checkpoint.ipynb #6f6f9b82
 def read_state(
-    path: Path,                           # a checkpoint
-) -> tuple[Progress, dict[str, str]]:     # and the fingerprints of its files
+    path: Path,  # a checkpoint
+) -> tuple[Progress, dict[str, str]]:  # and the fingerprints of its files
     "The progress that a checkpoint holds; UserError for a damaged state.json."
     file = path / "state.json"
     values = check_format(file, read_json(file))
     numbers = {name: values.get(name, "nothing") for name in Progress._fields}
-    if numbers["best_loss"] is None: numbers["best_loss"] = math.inf
+    if numbers["best_loss"] is None:
+        numbers["best_loss"] = math.inf
     for name, kind in Progress.__annotations__.items():
         if type(numbers[name]) not in (int, kind) or not numbers[name] >= 0:
-            raise UserError(f"{file}: {name}={numbers[name]!r} "
-                            "must be a number, 0 or more"
-                            + (", without a fraction" if kind is int else ""))
+            raise UserError(
+                f"{file}: {name}={numbers[name]!r} "
+                "must be a number, 0 or more"
+                + (", without a fraction" if kind is int else "")
+            )
     if not isinstance(values.get("sha256"), dict):
         raise UserError(f"{file} lacks the fingerprints of the checkpoint's files")
     return Progress(**numbers), values["sha256"]
 
 # %% ../nbs/52b_checkpoint.ipynb #069e61a9
 def read_part(
-    path: Path,              # a safetensors file of a checkpoint
+    path: Path,  # a safetensors file of a checkpoint
     digests: dict[str, str],  # of the checkpoint's files, by their names
 ) -> dict[str, Tensor]:
     "The tensors of one of a checkpoint's files, exactly as they were saved."
     tensors = read_tensors(path)
     if sha256(path) != digests.get(path.name):
-        raise UserError(f"{path} is not the file that was "
-                        "saved: its SHA-256 is another")
+        raise UserError(
+            f"{path} is not the file that was saved: its SHA-256 is another"
+        )
     return tensors
 
 # %% ../nbs/52b_checkpoint.ipynb #8b0c5f00
 def state_after_step(
     optimizer: torch.optim.Optimizer,  # left as it is
-    group: dict,                       # of its param_groups
-    weight: nn.Parameter,              # of this group
-) -> dict[str, Tensor | float]:        # of the whole weight, in main memory
+    group: dict,  # of its param_groups
+    weight: nn.Parameter,  # of this group
+) -> dict[str, Tensor | float]:  # of the whole weight, in main memory
     "The state that the optimiser would have of a weight after one step on zeros."
     trial = nn.Parameter(torch.zeros(weight.shape, dtype=weight.dtype))
     trial.grad = torch.zeros_like(trial)
     copied = object.__new__(type(optimizer))
     copied.__dict__ = optimizer.__dict__ | {
         "state": defaultdict(dict),
-        "param_groups": [group | {"params": [trial], "capturable": False}]}
+        "param_groups": [group | {"params": [trial], "capturable": False}],
+    }
     # a scheduler replaces optimizer.step, not that of its class
-    try: type(optimizer).step(copied)
+    try:
+        type(optimizer).step(copied)
     except (TypeError, RuntimeError) as e:
-        raise UserError(f"{type(optimizer).__name__} cannot go on from a checkpoint, a "
-                        f"step on zeros fails: {str(e).splitlines()[0]}") from e
+        raise UserError(
+            f"{type(optimizer).__name__} cannot go on from a checkpoint, a "
+            f"step on zeros fails: {str(e).splitlines()[0]}"
+        ) from e
     return copied.state[trial]
 
 # %% ../nbs/52b_checkpoint.ipynb #dafb3215
@@ -515,55 +625,75 @@ def expected_state(
     "The state that each weight has, or would have after a step on zeros."
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            state = (optimizer.state.get(weight)
-                     or state_after_step(optimizer, group, weight))
-            yield {key: torch.empty(value.shape, dtype=value.dtype, device="meta")
-                   if isinstance(value, Tensor) else value
-                   for key, value in state.items() if value is not None}
+            state = optimizer.state.get(weight) or state_after_step(
+                optimizer, group, weight
+            )
+            yield {
+                key: torch.empty(value.shape, dtype=value.dtype, device="meta")
+                if isinstance(value, Tensor)
+                else value
+                for key, value in state.items()
+                if value is not None
+            }
 
 # %% ../nbs/52b_checkpoint.ipynb #8b0c5f03
 def as_expected(
-    value: Tensor,         # whole
+    value: Tensor,  # whole
     like: Tensor | float,  # from `expected_state`
     weight: nn.Parameter,  # whose state it is
 ) -> Tensor | float:
     "A value of a checkpoint in the form that the optimiser expects."
-    if not isinstance(like, Tensor): return type(like)(value.item())
+    if not isinstance(like, Tensor):
+        return type(like)(value.item())
     value = value.to(like.dtype, copy=True)
-    if value.shape == weight.shape: return placed_like(value, weight)
+    if value.shape == weight.shape:
+        return placed_like(value, weight)
     if value.dim() and hasattr(weight, "full_tensor"):
-        raise UserError(f"a state of shape {tuple(value.shape)} cannot be sharded like "
-                        f"its weight, {tuple(weight.shape)}: go on without --shard")
+        raise UserError(
+            f"a state of shape {tuple(value.shape)} cannot be sharded like "
+            f"its weight, {tuple(weight.shape)}: go on without --shard"
+        )
     return value
 
 # %% ../nbs/52b_checkpoint.ipynb #8b0c5f06
 def matched_state(
-    path: Path,                        # where it was found, for messages
-    saved: dict[str, Tensor],          # whole, as `optimizer_state` names them
-    n_steps: int,                      # done when it was saved
+    path: Path,  # where it was found, for messages
+    saved: dict[str, Tensor],  # whole, as `optimizer_state` names them
+    n_steps: int,  # done when it was saved
     model: nn.Module,
     optimizer: torch.optim.Optimizer,  # of this model's weights
-) -> dict[int, dict[str, Tensor | float]]:  # by the number of the weight in the optimiser
+) -> dict[
+    int, dict[str, Tensor | float]
+]:  # by the number of the weight in the optimiser
     """A checkpoint's tensors as this optimiser's state.
 
     UserError if they belong to another.
     """
     wanted, matched = {}, defaultdict(dict)
     weights = named_weights(model, optimizer).items()
-    for i, ((name, weight), state) in enumerate(zip(weights, expected_state(optimizer))):
+    for i, ((name, weight), state) in enumerate(
+        zip(weights, expected_state(optimizer))
+    ):
         mine = {f"{key}.{name}": (i, key, like, weight) for key, like in state.items()}
         # after a step, at least one weight has all of the optimiser's state
-        if mine.keys() & saved.keys() or n_steps and not saved: wanted |= mine
-    check_shapes(path, shapes(saved), {name: tuple(getattr(like, "shape", ()))
-                                       for name, (_, _, like, _) in wanted.items()})
+        if mine.keys() & saved.keys() or n_steps and not saved:
+            wanted |= mine
+    check_shapes(
+        path,
+        shapes(saved),
+        {
+            name: tuple(getattr(like, "shape", ()))
+            for name, (_, _, like, _) in wanted.items()
+        },
+    )
     for name, (i, key, like, weight) in wanted.items():
         matched[i][key] = as_expected(saved[name], like, weight)
     return matched
 
 # %% ../nbs/52b_checkpoint.ipynb #326bf426
 def load_checkpoint(
-    path: Path,                        # a checkpoint
-    model: nn.Module,                  # filled
+    path: Path,  # a checkpoint
+    model: nn.Module,  # filled
     optimizer: torch.optim.Optimizer,  # of this model's weights; filled
 ) -> Progress:
     """Load a checkpoint; every rank reads it.
@@ -571,16 +701,21 @@ def load_checkpoint(
     UserError for damaged or other files, before anything is changed.
     """
     progress, digests = read_state(path)
-    weights, saved = (read_part(path / name, digests)
-                      for name in ("model.safetensors", "optimizer.safetensors"))
-    check_shapes(path / "model.safetensors", shapes(weights),
-                 shapes(model.state_dict()))
-    state = matched_state(path / "optimizer.safetensors", saved, progress.step,
-                          model, optimizer)
+    weights, saved = (
+        read_part(path / name, digests)
+        for name in ("model.safetensors", "optimizer.safetensors")
+    )
+    check_shapes(
+        path / "model.safetensors", shapes(weights), shapes(model.state_dict())
+    )
+    state = matched_state(
+        path / "optimizer.safetensors", saved, progress.step, model, optimizer
+    )
     set_weights(model, weights)
     # learning rate, betas and so on come from the run, not from the checkpoint
-    optimizer.load_state_dict({"state": state,
-                               "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
     return progress
 
 # %% ../nbs/52b_checkpoint.ipynb #cc54ab9e
@@ -593,13 +728,14 @@ def prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
     stays in the newest two.
     """
     if keep_last < 1:
-        raise UserError(f"keep_last={keep_last} must be at least 1: "
-                        "the newest checkpoint stays")
+        raise UserError(
+            f"keep_last={keep_last} must be at least 1: the newest checkpoint stays"
+        )
     sweep(folder)
     step_of = {path: step for step, _, path in numbered(folder)}
     *older, newest = checkpoints(folder) or [None]
     older = [path for path in older if step_of[path] % save_every == 0]
-    kept = [*older[max(0, len(older) - keep_last + 1):], newest]
+    kept = [*older[max(0, len(older) - keep_last + 1) :], newest]
     for path in step_of:
         if path not in kept:
             remove(path, folder)
@@ -611,26 +747,37 @@ def latest(
     folder: Path,  # a run's checkpoints/
 ) -> Path | None:
     "The newest checkpoint that training can resume from."
-    return next((path for path in reversed(checkpoints(folder))
-                 if (path / "optimizer.safetensors").exists()),
-                None)
+    return next(
+        (
+            path
+            for path in reversed(checkpoints(folder))
+            if (path / "optimizer.safetensors").exists()
+        ),
+        None,
+    )
 
 # %% ../nbs/52b_checkpoint.ipynb #096f4fd5
 def average_weights(
-    paths: list[Path],     # model.safetensors of at least one checkpoint
-) -> dict[str, Tensor]:    # every weight's mean
+    paths: list[Path],  # model.safetensors of at least one checkpoint
+) -> dict[str, Tensor]:  # every weight's mean
     "The mean of several checkpoints' weights, added up in double precision, one file in memory at a time (§6.1)."
-    if not paths: raise UserError("no checkpoints to average: give at least one")
+    if not paths:
+        raise UserError("no checkpoints to average: give at least one")
     total: dict[str, Tensor] = {}
     for path in paths:
         weights = read_part(path, read_state(path.parent)[1])
         if not total:
-            total = {name: torch.zeros_like(weight, dtype=torch.float64)
-                     for name, weight in weights.items()}
+            total = {
+                name: torch.zeros_like(weight, dtype=torch.float64)
+                for name, weight in weights.items()
+            }
         check_shapes(path, shapes(weights), shapes(total))
-        for name, weight in weights.items(): total[name] += weight
-    return {name: (sum_of / len(paths)).to(weights[name].dtype)
-            for name, sum_of in total.items()}
+        for name, weight in weights.items():
+            total[name] += weight
+    return {
+        name: (sum_of / len(paths)).to(weights[name].dtype)
+        for name, sum_of in total.items()
+    }
 
 # %% ../nbs/52b_checkpoint.ipynb #8a382474
 def set_run_weights(run: Path, which: str, source: Path) -> None:
@@ -648,14 +795,18 @@ def use_average(run: Path, n: int) -> str:
     recipe, about = read_config(run)
     found = checkpoints(run / "checkpoints")
     if not 1 <= n <= len(found):
-        raise UserError(f"the last {n} checkpoints cannot be "
-                        f"averaged: {run} has {len(found)}")
+        raise UserError(
+            f"the last {n} checkpoints cannot be averaged: {run} has {len(found)}"
+        )
     last = found[-n:]
     which = f"average of {n} checkpoints, {last[0].name} to {last[-1].name}"
     files = [path / "model.safetensors" for path in last]
     for file in files:
         check_sizes(file, recipe.model)
-    save_tensors(average_weights(files), run / "model.safetensors",
-                 about_weights(recipe.model, which))
+    save_tensors(
+        average_weights(files),
+        run / "model.safetensors",
+        about_weights(recipe.model, which),
+    )
     write_config(run, recipe, about | {"weights": which})
     return which

@@ -27,9 +27,15 @@ from . import UserError
 from .config import RECIPES
 
 # %% ../nbs/95_cli.ipynb #222d9495
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-                  pretty_exceptions_enable=False)
-UsageError = typer.BadParameter.__base__  # click's, or the copy of it that typer carries
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+UsageError = (
+    typer.BadParameter.__base__
+)  # click's, or the copy of it that typer carries
 
 # %% ../nbs/95_cli.ipynb #faa360da
 @app.callback()
@@ -43,8 +49,15 @@ def fail(
 ) -> None:
     "Print what is wrong as one line on standard error, and exit."
     # bytes of a file's name that the locale could not read: UTF-8 as it is, else as \xff
-    message = re.sub("[\udc80-\udcff]+", lambda found: found[0].encode(
-        "utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), message)
+    message = re.sub(
+        "[\udc80-\udcff]+",
+        lambda found: (
+            found[0]
+            .encode("utf-8", "surrogateescape")
+            .decode("utf-8", "backslashreplace")
+        ),
+        message,
+    )
     line = " ".join(message.splitlines())  # a file's name may hold a line break
     with suppress(OSError):  # the exit status tells it too
         print("annotated-transformer:", line, file=sys.stderr)
@@ -56,6 +69,7 @@ PRINTING = {"translate", "score", "variations", "demo"}
 # %% ../nbs/95_cli.ipynb #95ab0004
 class Messages:
     "Standard error, on which nothing depends: once its reader has gone, what is written is dropped and work goes on."
+
     def __init__(self, stream: TextIO):
         self.stream = stream
 
@@ -75,7 +89,8 @@ class Messages:
 def ready_streams() -> None:
     "Open closed standard streams on the null device, and make standard output and standard error UTF-8."
     for number in range(3):
-        try: os.fstat(number)
+        try:
+            os.fstat(number)
         except OSError:  # it is closed, so the next file to be opened gets its number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     # bytes of a file's name come out as they came in, or readable in a message
@@ -97,18 +112,24 @@ def main(
     no_output = sys.stdout is None
     ready_streams()
     if no_output and ("--help" in words or PRINTING.intersection(words[:1])):
-        fail("standard output is closed, and the results go there: "
-             "send them to a file or a pipe")
-    try: status = app(args, standalone_mode=False)
+        fail(
+            "standard output is closed, and the results go there: "
+            "send them to a file or a pipe"
+        )
+    try:
+        status = app(args, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         fail("interrupted", 130)  # Ctrl-C before a verb began
     except SystemExit as e:
         if isinstance(e.__context__, BrokenPipeError):
             os._exit(141)  # no reader is left: no message, no flush
         raise
-    except UsageError as e: fail(e.format_message())
-    except (UserError, OSError) as e: fail(str(e))  # anything else is a fault of ours, and shows where it is
-    if status == 130: fail("interrupted", status)  # what Typer makes of Ctrl-C
+    except UsageError as e:
+        fail(e.format_message())
+    except (UserError, OSError) as e:
+        fail(str(e))  # anything else is a fault of ours, and shows where it is
+    if status == 130:
+        fail("interrupted", status)  # what Typer makes of Ctrl-C
     sys.exit(status or 0)
 
 # %% ../nbs/95_cli.ipynb #32a8e6ce
@@ -122,10 +143,13 @@ def choose_corpus(
 ):
     "The corpus that the options name: one by name, or two files."
     from annotated_transformer.corpus import load_corpus, own_corpus
+
     if (data is None) == (src is None):
         raise UserError("name either --data or --src with --tgt")
-    if data is not None: return load_corpus(data, data_dir)
-    if tgt is None: raise UserError("--src needs --tgt, its translation")
+    if data is not None:
+        return load_corpus(data, data_dir)
+    if tgt is None:
+        raise UserError("--src needs --tgt, its translation")
     if (valid_src is None) != (valid_tgt is None):
         raise UserError("--valid-src and --valid-tgt go together")
     return own_corpus(src, tgt, valid_src, valid_tgt)
@@ -135,21 +159,27 @@ def begun_before(
     out: Path,
 ) -> bool:
     "Has torchrun started this command again, after a process had made its run folder?"
-    return launcher_number("TORCHELASTIC_RESTART_COUNT") > 0 and (out / "config.json").exists()
+    return (
+        launcher_number("TORCHELASTIC_RESTART_COUNT") > 0
+        and (out / "config.json").exists()
+    )
 
 # %% ../nbs/95_cli.ipynb #b909f900
 def launcher_number(name: str) -> int:
     "A number that torchrun hands over in the environment; 0 without it."
     value = os.environ.get(name, "0")
     if not value.isdecimal():
-        raise UserError(f"{name}={value!r} in the environment is no number: unset it, or "
-                        "start with torchrun")
+        raise UserError(
+            f"{name}={value!r} in the environment is no number: unset it, or "
+            "start with torchrun"
+        )
     return int(value)
 
 # %% ../nbs/95_cli.ipynb #95ab0002
 def first_process() -> bool:
     "Is this the only process, or the first of those that torchrun started?"
     from annotated_transformer.distributed import launched
+
     return not launched() or launcher_number("RANK") == 0
 
 # %% ../nbs/95_cli.ipynb #7ff002ae
@@ -158,6 +188,7 @@ def signal_status(
 ) -> int | None:
     "128 and the number of the signal that stopped a run, which is how a shell reports it; None for any other reason."
     from annotated_transformer.train import STOP_SIGNALS
+
     return 128 + STOP_SIGNALS[reason] if reason in STOP_SIGNALS else None
 
 # %% ../nbs/95_cli.ipynb #7cf76f08
@@ -169,49 +200,87 @@ def say_how_it_ended(
     An interrupted run exits with the status of its signal.
     """
     from annotated_transformer.checkpoint import read_config
-    if not first_process(): return
+
+    if not first_process():
+        return
     about = read_config(run)[1]
     shared = f" --prepared {about['prepared']}" if "prepared" in about else ""
     status = signal_status(about["stopped"])
     if status is not None:
-        fail(f"{about['stopped']} at step {about['steps']}, saved; "
-             f"to go on: annotated-transformer train --resume {run}{shared}", status)
+        fail(
+            f"{about['stopped']} at step {about['steps']}, saved; "
+            f"to go on: annotated-transformer train --resume {run}{shared}",
+            status,
+        )
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
 # %% ../nbs/95_cli.ipynb #2e226f25
 DEFAULT_RECIPE = "small"
-RecipeName = Annotated[str | None, typer.Option(
-    help="Sizes and settings by name: " + ", ".join(
-        f"{name} (the default)" if name == DEFAULT_RECIPE else name
-        for name in RECIPES) + ".")]
-DataName = Annotated[str | None, typer.Option(
-    help="A corpus by name: builtin, multi30k or wmt14.")]
-DataFolder = Annotated[Path | None, typer.Option(
-    envvar="ANNOTATED_TRANSFORMER_DATA",
-    help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.")]
-SourceText = Annotated[Path | None, typer.Option(
-    help="Source text, a sentence a line, plain or .gz.")]
-TargetText = Annotated[Path | None, typer.Option(
-    help="Target text, line by line the translation of --src.")]
-ValidSource = Annotated[Path | None, typer.Option(
-    help="Source text to validate on; without it some lines of --src are set aside.")]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        help="Sizes and settings by name: "
+        + ", ".join(
+            f"{name} (the default)" if name == DEFAULT_RECIPE else name
+            for name in RECIPES
+        )
+        + "."
+    ),
+]
+DataName = Annotated[
+    str | None, typer.Option(help="A corpus by name: builtin, multi30k or wmt14.")
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="ANNOTATED_TRANSFORMER_DATA",
+        help="A folder that holds multi30k/ or wmt14/; without it they are downloaded.",
+    ),
+]
+SourceText = Annotated[
+    Path | None, typer.Option(help="Source text, a sentence a line, plain or .gz.")
+]
+TargetText = Annotated[
+    Path | None,
+    typer.Option(help="Target text, line by line the translation of --src."),
+]
+ValidSource = Annotated[
+    Path | None,
+    typer.Option(
+        help="Source text to validate on; without it some lines of --src are set aside."
+    ),
+]
 ValidTarget = Annotated[Path | None, typer.Option(help="Its translation.")]
-SharedData = Annotated[Path | None, typer.Option(
-    help="A folder for the encoded text that several runs can share; without it, the run folder. To be named again with --resume.")]
+SharedData = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder for the encoded text that several runs can share; without it, the run folder. To be named again with --resume."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-AnyDevice = Annotated[str | None, typer.Option(
-    help="cpu, cuda, cuda:1 or mps; without it, the best there is.")]
-TranslatingDevice = Annotated[str | None, typer.Option(
-    help="cpu, cuda or mps; cpu without it.")]
+AnyDevice = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1 or mps; without it, the best there is."),
+]
+TranslatingDevice = Annotated[
+    str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")
+]
 
 # %% ../nbs/95_cli.ipynb #33e9226d
 @app.command("train")
 def train_verb(
-    out: Annotated[Path | None, typer.Option(
-        help="The run folder to make; it must not hold a run yet.")] = None,
-    resume: Annotated[Path | None, typer.Option(
-        metavar="RUN", help="Continue this run instead, from its newest checkpoint, with its own settings and text.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder to make; it must not hold a run yet."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Continue this run instead, from its newest checkpoint, with its own settings and text.",
+        ),
+    ] = None,
     data: DataName = None,
     data_dir: DataFolder = None,
     src: SourceText = None,
@@ -220,18 +289,38 @@ def train_verb(
     valid_tgt: ValidTarget = None,
     prepared: SharedData = None,
     config: RecipeName = None,
-    minutes: Annotated[float | None, typer.Option(
-        help="Stop after so many minutes of training; --resume continues from there.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop after so many minutes of training; --resume continues from there."
+        ),
+    ] = None,
     device: AnyDevice = None,
-    bleu: Annotated[bool, typer.Option(
-        "--bleu", help="Measure BLEU too at each validation pass.")] = False,
-    shard: Annotated[bool, typer.Option(
-        "--shard", help="Under torchrun: spread the weights over the devices (FSDP).")] = False,
-    tensorboard: Annotated[bool, typer.Option(
-        "--tensorboard", help="Write curves for TensorBoard into the run folder too.")] = False,
+    bleu: Annotated[
+        bool, typer.Option("--bleu", help="Measure BLEU too at each validation pass.")
+    ] = False,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard",
+            help="Under torchrun: spread the weights over the devices (FSDP).",
+        ),
+    ] = False,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Write curves for TensorBoard into the run folder too.",
+        ),
+    ] = False,
     quiet: Quiet = False,
-    settings: Annotated[list[str] | None, typer.Argument(
-        metavar="KEY=VALUE", help="Settings that differ from the recipe's: dropout=0.3 seed=1 max_steps=2000 …")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Settings that differ from the recipe's: dropout=0.3 seed=1 max_steps=2000 …",
+        ),
+    ] = None,
 ) -> None:
     """Train a model: from text to a run folder. Ctrl-C and a closed terminal save first.
 
@@ -242,39 +331,67 @@ def train_verb(
     from annotated_transformer.evaluate import validation_bleu
     from annotated_transformer.recipe import resume_run, train_run
     from annotated_transformer.train import summary_writer
+
     if (out is None) == (resume is None):
-        raise UserError("name either --out, a new run folder, or --resume, one to go on with")
+        raise UserError(
+            "name either --out, a new run folder, or --resume, one to go on with"
+        )
     if resume is not None and (config is not None or settings):
-        raise UserError("--resume takes its settings from the run: leave --config and "
-                        "KEY=VALUE out")
+        raise UserError(
+            "--resume takes its settings from the run: leave --config and KEY=VALUE out"
+        )
     if shard and bleu:
-        raise UserError("--bleu needs the whole model on a device: leave it or --shard out")
+        raise UserError(
+            "--bleu needs the whole model on a device: leave it or --shard out"
+        )
     check_minutes(minutes)
-    if tensorboard: summary_writer()  # refused before any text is read
+    if tensorboard:
+        summary_writer()  # refused before any text is read
     score = validation_bleu if bleu else None
-    if resume is None and begun_before(out): resume = out
+    if resume is None and begun_before(out):
+        resume = out
     text = (data, data_dir, src, tgt, valid_src, valid_tgt)
     corpus = None  # of several processes, the first alone reads the text
     if resume is not None:
         if first_process() and (data or src or tgt or valid_src or valid_tgt):
             corpus = choose_corpus(*text)
-        resume_run(resume, device, minutes, corpus=corpus, prepared=prepared, score=score,
-                   sharded=shard, quiet=quiet, tensorboard=tensorboard)
+        resume_run(
+            resume,
+            device,
+            minutes,
+            corpus=corpus,
+            prepared=prepared,
+            score=score,
+            sharded=shard,
+            quiet=quiet,
+            tensorboard=tensorboard,
+        )
     else:
         recipe = get_recipe(DEFAULT_RECIPE if config is None else config)
         recipe = override(recipe, settings or [])
         if first_process():
             check_new_run(out)
             corpus = choose_corpus(*text)
-        train_run(corpus, recipe, out, device, minutes, prepared=prepared, score=score,
-                  sharded=shard, quiet=quiet, tensorboard=tensorboard)
+        train_run(
+            corpus,
+            recipe,
+            out,
+            device,
+            minutes,
+            prepared=prepared,
+            score=score,
+            sharded=shard,
+            quiet=quiet,
+            tensorboard=tensorboard,
+        )
     say_how_it_ended(resume or out)
 
 # %% ../nbs/95_cli.ipynb #33e7cfaf
 @app.command("prepare")
 def prepare_verb(
-    out: Annotated[Path, typer.Option(
-        help="The run folder to make; it must not hold a run yet.")],
+    out: Annotated[
+        Path, typer.Option(help="The run folder to make; it must not hold a run yet.")
+    ],
     data: DataName = None,
     data_dir: DataFolder = None,
     src: SourceText = None,
@@ -284,31 +401,46 @@ def prepare_verb(
     prepared: SharedData = None,
     config: RecipeName = None,
     quiet: Quiet = False,
-    settings: Annotated[list[str] | None, typer.Argument(
-        metavar="KEY=VALUE", help="Settings that differ from the recipe's.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Settings that differ from the recipe's."
+        ),
+    ] = None,
 ) -> None:
     "Make a run folder with the text encoded, for train --resume."
     from annotated_transformer.config import get_recipe, override
     from annotated_transformer.checkpoint import check_new_run
     from annotated_transformer.recipe import prepare_run
+
     recipe = get_recipe(DEFAULT_RECIPE if config is None else config)
     recipe = override(recipe, settings or [])
     check_new_run(out)
-    prepare_run(choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt), recipe,
-                out, prepared, quiet=quiet)
+    prepare_run(
+        choose_corpus(data, data_dir, src, tgt, valid_src, valid_tgt),
+        recipe,
+        out,
+        prepared,
+        quiet=quiet,
+    )
     shared = f" --prepared {prepared}" if prepared else ""
-    typer.echo(f"{out} is ready to train: annotated-transformer train --resume {out}{shared}",
-               err=True)
+    typer.echo(
+        f"{out} is ready to train: annotated-transformer train --resume {out}{shared}",
+        err=True,
+    )
 
 # %% ../nbs/95_cli.ipynb #fe0830fb
 @app.command("average")
 def average_verb(
     run: RunFolder,
-    last: Annotated[int, typer.Option(help="How many checkpoints, from the newest back.")],
+    last: Annotated[
+        int, typer.Option(help="How many checkpoints, from the newest back.")
+    ],
 ) -> None:
     "Average the last checkpoints: the result is the weights that translate."
     from annotated_transformer.checkpoint import read_config, use_average
     from annotated_transformer.files import FolderLock
+
     read_config(run)  # a folder that is no run is not locked either
     with FolderLock(run):
         typer.echo(f"{run}: {use_average(run, last)}", err=True)
@@ -317,18 +449,24 @@ def average_verb(
 def typed_lines() -> Iterator[list[bytes]]:
     "The lines that a user types, one by one, until Ctrl-D."
     from annotated_transformer.corpus import MAX_LINE
+
     print("Type a sentence and press return; Ctrl-D leaves.", file=sys.stderr)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline(MAX_LINE + 1)
-        if not line: return print(file=sys.stderr)
+        if not line:
+            return print(file=sys.stderr)
         yield [line]
 
 # %% ../nbs/95_cli.ipynb #86037597
-BEAM = ("Hypotheses at each step; 1 is greedy search. Without it 4; an imported model "
-        "uses its own search if none of --beam-size, --alpha and --n-best is given.")
-ALPHA = ("Exponent of the length penalty; 0 is none, a larger one prefers longer "
-         "sentences. Without it 0.6.")
+BEAM = (
+    "Hypotheses at each step; 1 is greedy search. Without it 4; an imported model "
+    "uses its own search if none of --beam-size, --alpha and --n-best is given."
+)
+ALPHA = (
+    "Exponent of the length penalty; 0 is none, a larger one prefers longer "
+    "sentences. Without it 0.6."
+)
 
 # %% ../nbs/95_cli.ipynb #5871d459
 def chosen_search(
@@ -338,94 +476,160 @@ def chosen_search(
 ):  # a search of 61a; None = the model's own
     "The search that the options ask for."
     from annotated_transformer.decode import search_with
-    if beam_size is None and alpha is None and n_best == 1: return None
-    return search_with(4 if beam_size is None else beam_size,
-                       0.6 if alpha is None else alpha, n_best)
+
+    if beam_size is None and alpha is None and n_best == 1:
+        return None
+    return search_with(
+        4 if beam_size is None else beam_size, 0.6 if alpha is None else alpha, n_best
+    )
 
 # %% ../nbs/95_cli.ipynb #e67afa65
 @app.command("translate")
 def translate_verb(
     run: RunFolder,
-    file: Annotated[Path | None, typer.Argument(
-        metavar="FILE", help="Text, a sentence a line; without it standard input.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="Text, a sentence a line; without it standard input."
+        ),
+    ] = None,
     beam_size: Annotated[int | None, typer.Option(help=BEAM)] = None,
     alpha: Annotated[float | None, typer.Option(help=ALPHA)] = None,
-    n_best: Annotated[int, typer.Option(
-        help="Translations of each line: as many lines out for each line in, best first.")] = 1,
-    scores: Annotated[bool, typer.Option(
-        "--scores", help="Each translation's score and a tab before it.")] = False,
-    batch_tokens: Annotated[int, typer.Option(
-        help="Source tokens translated at once.")] = 4096,
-    precision: Annotated[str, typer.Option(
-        help="Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU and rounds the most.")] = "fp32",
+    n_best: Annotated[
+        int,
+        typer.Option(
+            help="Translations of each line: as many lines out for each line in, best first."
+        ),
+    ] = 1,
+    scores: Annotated[
+        bool,
+        typer.Option("--scores", help="Each translation's score and a tab before it."),
+    ] = False,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Source tokens translated at once.")
+    ] = 4096,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU and rounds the most."
+        ),
+    ] = "fp32",
     device: TranslatingDevice = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     from tqdm import tqdm
-    from annotated_transformer.evaluate import Translation, line_groups, translate_stream
+    from annotated_transformer.evaluate import (
+        Translation,
+        line_groups,
+        translate_stream,
+    )
     from annotated_transformer.marian import load_any
+
     if file is None and sys.stdin is None:
         raise UserError("standard input is closed: name a FILE")
-    translator = load_any(run, device, chosen_search(beam_size, alpha, n_best),
-                          batch_tokens, precision)
+    translator = load_any(
+        run, device, chosen_search(beam_size, alpha, n_best), batch_tokens, precision
+    )
     typing = file is None and sys.stdin.isatty()
     silent = quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
     with open(file, "rb") if file else nullcontext(sys.stdin.buffer) as stream:
-        found = translate_stream(translator,
-                                 typed_lines() if typing else line_groups(stream),
-                                 f"{file or 'standard input'}, ")
+        found = translate_stream(
+            translator,
+            typed_lines() if typing else line_groups(stream),
+            f"{file or 'standard input'}, ",
+        )
         for those in tqdm(found, unit=" lines", disable=silent):
             those = (those + n_best * [Translation("", 0.0)])[:n_best]
-            sys.stdout.write("".join(f"{score:.4f}\t" * scores + text + "\n" for text, score in those))
+            sys.stdout.write(
+                "".join(
+                    f"{score:.4f}\t" * scores + text + "\n" for text, score in those
+                )
+            )
             sys.stdout.flush()
 
 # %% ../nbs/95_cli.ipynb #4367053d
 @app.command("score")
 def score_verb(
-    systems: Annotated[list[Path], typer.Argument(
-        metavar="RUN…", help="A run folder, or a file of translations made already; further ones are compared with the first.")],
+    systems: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN…",
+            help="A run folder, or a file of translations made already; further ones are compared with the first.",
+        ),
+    ],
     ref: Annotated[Path, typer.Option(help="The reference translation, plain or .gz.")],
-    src: Annotated[Path | None, typer.Option(
-        help="Source text, line by line what --ref translates: what a run translates.")] = None,
+    src: Annotated[
+        Path | None,
+        typer.Option(
+            help="Source text, line by line what --ref translates: what a run translates."
+        ),
+    ] = None,
     chrf: Annotated[bool, typer.Option("--chrf", help="chrF too.")] = False,
-    confidence: Annotated[bool, typer.Option(
-        "--confidence", help="95 % intervals, from 1,000 resampled test sets.")] = False,
-    flavours: Annotated[str | None, typer.Option(
-        metavar="LANGUAGE", help="BLEU in the flavours that papers print too, for a --ref in LANGUAGE: de, en, …")] = None,
-    perplexity: Annotated[bool, typer.Option(
-        "--perplexity", help="How unsure a run is of --ref, per piece and per word.")] = False,
+    confidence: Annotated[
+        bool,
+        typer.Option(
+            "--confidence", help="95 % intervals, from 1,000 resampled test sets."
+        ),
+    ] = False,
+    flavours: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="BLEU in the flavours that papers print too, for a --ref in LANGUAGE: de, en, …",
+        ),
+    ] = None,
+    perplexity: Annotated[
+        bool,
+        typer.Option(
+            "--perplexity", help="How unsure a run is of --ref, per piece and per word."
+        ),
+    ] = False,
     beam_size: Annotated[int | None, typer.Option(help=BEAM)] = None,
     alpha: Annotated[float | None, typer.Option(help=ALPHA)] = None,
-    precision: Annotated[str, typer.Option(
-        help="Of the products: fp32, bf16 or int8.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="Of the products: fp32, bf16 or int8.")
+    ] = "fp32",
     device: TranslatingDevice = None,
 ) -> None:
     "Translate a test set and print its BLEU; of several systems also whether they differ by more than chance."
     from sacrebleu.metrics import BLEU, CHRF
     from annotated_transformer import evaluate
     from annotated_transformer.marian import load_any
+
     for path in systems:
-        if not path.exists(): raise UserError(f"{path}: no such file or run")
+        if not path.exists():
+            raise UserError(f"{path}: no such file or run")
     folders = [path for path in systems if path.is_dir()]
     if folders and src is None:
         raise UserError(f"--src is missing: it is what {folders[0]} translates")
     if perplexity and not folders:
         raise UserError("--perplexity needs a run, not a file of translations")
-    runs = {path: load_any(path, device, chosen_search(beam_size, alpha), precision=precision)
-            for path in folders}
+    runs = {
+        path: load_any(
+            path, device, chosen_search(beam_size, alpha), precision=precision
+        )
+        for path in folders
+    }
     # each of them once: a pipe has nothing for a second reader
-    paths = dict.fromkeys([*([src] if src else []), ref,
-                           *(path for path in systems if path not in runs)])
+    paths = dict.fromkeys(
+        [*([src] if src else []), ref, *(path for path in systems if path not in runs)]
+    )
     texts = dict(zip(paths, evaluate.read_aligned(*paths)))
-    said = {str(path): runs[path].translate(texts[src]) if path in runs
-            else texts[path] for path in systems}
+    said = {
+        str(path): runs[path].translate(texts[src]) if path in runs else texts[path]
+        for path in systems
+    }
     metrics, n_bootstrap = [BLEU, CHRF] if chrf else [BLEU], 1000 if confidence else 0
     for metric in metrics:
-        if len(said) > 1: found = evaluate.compare(said, texts[ref], metric())
+        if len(said) > 1:
+            found = evaluate.compare(said, texts[ref], metric())
         else:
-            found = [evaluate.score_with(metric(), *said.values(), texts[ref], n_bootstrap)]
-        for score in found: typer.echo(score)
+            found = [
+                evaluate.score_with(metric(), *said.values(), texts[ref], n_bootstrap)
+            ]
+        for score in found:
+            typer.echo(score)
     for name, hypotheses in said.items() if flavours else ():
         for score in evaluate.flavours(hypotheses, texts[ref], flavours):
             typer.echo(f"{name}: {score}" if len(said) > 1 else score)
@@ -442,24 +646,33 @@ def attention_example(
     from annotated_transformer.batch import pad_ids
     from annotated_transformer.explorer import AttentionExample, shown_pieces
     from annotated_transformer.visualize import attention_maps
+
     vocab = translator.vocab
-    if not sentence.strip(): raise UserError("the sentence is empty")
+    if not sentence.strip():
+        raise UserError("the sentence is empty")
     src = vocab.encode(sentence) + [vocab.eos_id]
     if len(src) - 1 > translator.max_pieces:
-        raise UserError(f"the sentence has {len(src) - 1} pieces, "
-                        f"a page shows at most {translator.max_pieces}: take a part of it")
+        raise UserError(
+            f"the sentence has {len(src) - 1} pieces, "
+            f"a page shows at most {translator.max_pieces}: take a part of it"
+        )
     tgt = [vocab.bos_id] + translator.search_ids([src])[0][0].ids
     device = next(translator.model.parameters()).device
-    maps = attention_maps(translator.model,
-                          *(pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt)))
+    maps = attention_maps(
+        translator.model,
+        *(pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt)),
+    )
     src_shown, tgt_shown = (shown_pieces(vocab.words(ids)) for ids in (src, tgt))
-    return AttentionExample(src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()})
+    return AttentionExample(
+        src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()}
+    )
 
 # %% ../nbs/95_cli.ipynb #37f16217
 def write_attention(translator, sentences: list[str], out: Path) -> None:
     "One page that shows every head's attention over these sentences and their translations; replaces only such a page."
     from annotated_transformer.explorer import attention_page, is_attention_page
     from annotated_transformer.files import replace_file
+
     page = attention_page([attention_example(translator, s) for s in sentences])
     with replace_file(Path(out), is_attention_page) as new:
         new.write_bytes(page.encode())
@@ -468,7 +681,9 @@ def write_attention(translator, sentences: list[str], out: Path) -> None:
 @app.command("attention")
 def attention_verb(
     run: RunFolder,
-    sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="What to translate.")],
+    sentence: Annotated[
+        str, typer.Argument(metavar="SENTENCE", help="What to translate.")
+    ],
     out: Annotated[Path, typer.Option(help="The page to write, ending in .html.")],
     device: TranslatingDevice = None,
 ) -> None:
@@ -476,6 +691,7 @@ def attention_verb(
     from annotated_transformer.explorer import is_attention_page
     from annotated_transformer.files import check_replaceable
     from annotated_transformer.marian import load_any
+
     check_replaceable(out, is_attention_page)
     write_attention(load_any(run, device), [sentence], out)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
@@ -483,12 +699,18 @@ def attention_verb(
 # %% ../nbs/95_cli.ipynb #78661e2b
 @app.command("import-marian")
 def import_marian_verb(
-    folder: Annotated[Path, typer.Argument(
-        metavar="DIR", help="A Marian checkpoint as Hugging Face publishes it, with model.safetensors.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A Marian checkpoint as Hugging Face publishes it, with model.safetensors.",
+        ),
+    ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make.")],
 ) -> None:
     "Make a run of a published Marian translator: for translate, score and attention."
     from annotated_transformer.marian import import_marian
+
     import_marian(folder, run)
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
@@ -496,20 +718,23 @@ def import_marian_verb(
 @app.command("export-ct2")
 def export_ct2_verb(
     run: RunFolder,
-    out: Annotated[Path, typer.Argument(
-        metavar="DIR", help="The CTranslate2 folder to make.")],
-    quantization: Annotated[str, typer.Option(
-        help="float32, float16 or int8.")] = "float32",
+    out: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The CTranslate2 folder to make.")
+    ],
+    quantization: Annotated[
+        str, typer.Option(help="float32, float16 or int8.")
+    ] = "float32",
 ) -> None:
     "Export a run for CTranslate2."
     from annotated_transformer.ct2 import export_ct2
+
     export_ct2(run, out, quantization)
     typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
 
 # %% ../nbs/95_cli.ipynb #db8555ac
 def measure_row(
     run: Path,  # a run at its end
-    corpus,     # the `Corpus` it was trained on
+    corpus,  # the `Corpus` it was trained on
     device: str | None,
 ):  # `Measured`
     "What Table 3 says of a run: its last weights on the validation set, beam 4 and α = 0.6, no averaging (§6.2)."
@@ -518,17 +743,22 @@ def measure_row(
     from annotated_transformer.distributed import pick_device
     from annotated_transformer.evaluate import bleu, load
     from annotated_transformer.variations import Measured
+
     *_, last = (record for record in read_metrics(run) if "valid_loss" in record)
     sources, references = zip(*corpus.valid)
     translator = load(run, str(pick_device(device)), search_with(4, 0.6))
     said = translator.translate(list(sources))
     n_parameters = sum(weight.numel() for weight in translator.model.parameters())
-    return Measured(last["valid_loss"], bleu(said, list(references)).value,
-                    n_parameters, last["seconds"])
+    return Measured(
+        last["valid_loss"],
+        bleu(said, list(references)).value,
+        n_parameters,
+        last["seconds"],
+    )
 
 # %% ../nbs/95_cli.ipynb #80560fde
 def row_trainer(
-    corpus,          # `Corpus`
+    corpus,  # `Corpus`
     prepared: Path,  # the encoded text, which all rows share
     device: str | None,
     quiet: bool,
@@ -539,39 +769,70 @@ def row_trainer(
     """
     from annotated_transformer.checkpoint import read_config
     from annotated_transformer.recipe import resume_run, train_run
+
     def train_row(recipe, run: Path, minutes: float | None):
         if (run / "config.json").exists():
             if read_config(run)[0] != recipe:
                 raise UserError(f"{run} was started with other settings: remove it")
-            resume_run(run, device, minutes, corpus=corpus, prepared=prepared, quiet=quiet)
+            resume_run(
+                run, device, minutes, corpus=corpus, prepared=prepared, quiet=quiet
+            )
         else:
-            train_run(corpus, recipe, run, device, minutes, prepared=prepared, quiet=quiet)
+            train_run(
+                corpus, recipe, run, device, minutes, prepared=prepared, quiet=quiet
+            )
         about = read_config(run)[1]
         if signal_status(about["stopped"]) is not None:
             raise KeyboardInterrupt(about["stopped"])
-        return measure_row(run, corpus, device) if about["steps"] == recipe.train.max_steps else None
+        return (
+            measure_row(run, corpus, device)
+            if about["steps"] == recipe.train.max_steps
+            else None
+        )
+
     return train_row
 
 # %% ../nbs/95_cli.ipynb #75c54258
 @app.command("variations")
 def variations_verb(
     data: Annotated[str, typer.Option(help="The text: builtin or multi30k.")],
-    data_dir: Annotated[Path | None, typer.Option(
-        envvar="ANNOTATED_TRANSFORMER_DATA",
-        help="A folder that holds multi30k/; without it the text is downloaded.")] = None,
-    rows: Annotated[str, typer.Option(
-        help="all, key (eight of them), or names with commas between: \"base,A h=1\".")] = "all",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each row, with different seeds.")] = 2,
-    minutes: Annotated[float | None, typer.Option(
-        help="Stop after so many minutes; the same command continues.")] = None,
-    steps: Annotated[int | None, typer.Option(
-        help="Training steps of the base, the same as max_steps=N.")] = None,
-    out: Annotated[Path | None, typer.Option(
-        help="The folder of the table; without it runs/variations-DATA.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ANNOTATED_TRANSFORMER_DATA",
+            help="A folder that holds multi30k/; without it the text is downloaded.",
+        ),
+    ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            help='all, key (eight of them), or names with commas between: "base,A h=1".'
+        ),
+    ] = "all",
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each row, with different seeds.")
+    ] = 2,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after so many minutes; the same command continues."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Training steps of the base, the same as max_steps=N."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the table; without it runs/variations-DATA."),
+    ] = None,
     device: AnyDevice = None,
     quiet: Quiet = False,
-    settings: Annotated[list[str] | None, typer.Argument(
-        metavar="KEY=VALUE", help="Settings of the base, and so of every row, that differ from the usual ones.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Settings of the base, and so of every row, that differ from the usual ones.",
+        ),
+    ] = None,
 ) -> None:
     """Table 3: train one row after the other, measure, print.
 
@@ -579,94 +840,165 @@ def variations_verb(
     """
     from annotated_transformer.config import check_minutes, override
     from annotated_transformer.corpus import fingerprint, load_corpus
-    from annotated_transformer.variations import BASES, Plan, choose_rows, fill_table, read_table, table_lines
+    from annotated_transformer.variations import (
+        BASES,
+        Plan,
+        choose_rows,
+        fill_table,
+        read_table,
+        table_lines,
+    )
+
     check_minutes(minutes)
     if data not in BASES:
         raise UserError(f"data={data!r}: there is a base for {' and for '.join(BASES)}")
-    base = override(BASES[data],
-                    (settings or []) + ([] if steps is None else [f"max_steps={steps}"]))
-    chosen, out, corpus = choose_rows(rows), out or Path("runs") / f"variations-{data}", load_corpus(data, data_dir)
-    about = {"data": data, "train_text": fingerprint(corpus.train)[:16],
-             "valid_text": fingerprint(corpus.valid)[:16], "beam_size": 4, "alpha": 0.6}
-    def say(line: str) -> None: typer.echo(line, err=True)
+    base = override(
+        BASES[data],
+        (settings or []) + ([] if steps is None else [f"max_steps={steps}"]),
+    )
+    chosen, out, corpus = (
+        choose_rows(rows),
+        out or Path("runs") / f"variations-{data}",
+        load_corpus(data, data_dir),
+    )
+    about = {
+        "data": data,
+        "train_text": fingerprint(corpus.train)[:16],
+        "valid_text": fingerprint(corpus.valid)[:16],
+        "beam_size": 4,
+        "alpha": 0.6,
+    }
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
     try:
-        done = fill_table(out, Plan(chosen, seeds, base, about),
-                          row_trainer(corpus, out / "data", device, quiet), minutes, say)
+        done = fill_table(
+            out,
+            Plan(chosen, seeds, base, about),
+            row_trainer(corpus, out / "data", device, quiet),
+            minutes,
+            say,
+        )
     except KeyboardInterrupt as e:
-        fail(f"interrupted; what was done is in {out}: to go on, give the same command again",
-             signal_status(*e.args) if e.args else 130)
+        fail(
+            f"interrupted; what was done is in {out}: to go on, give the same command again",
+            signal_status(*e.args) if e.args else 130,
+        )
     typer.echo("\n".join(table_lines(read_table(out))))
     if not done:
-        say(f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again")
+        say(
+            f"{minutes:g} minutes used up, and rows are left: to go on, give the same command again"
+        )
 
 # %% ../nbs/95_cli.ipynb #95ab0001
 def check_demo(path: Path) -> None:
     "UserError unless a folder is an unchanged demo, which a new one may replace."
     from annotated_transformer.checkpoint import FORMAT, foreign_entries
     from annotated_transformer.files import FolderLock, kind_of, read_json, sha256
+
     report, weights = path / "report.json", path / "model.safetensors"
     values = read_json(report) if kind_of(report) == "file" else {}
-    foreign = {*foreign_entries(path)} - {"report.json", "attention.html", FolderLock.NAME}
-    if ((values.get("format"), values.get("kind")) != (FORMAT, "demo") or foreign
-            or kind_of(weights) != "file"
-            or values.get("weights_sha256") != sha256(weights)):
-        raise UserError(f"{path} is not a demo, or was changed since: choose another --out, "
-                        "or remove it first")
+    foreign = {*foreign_entries(path)} - {
+        "report.json",
+        "attention.html",
+        FolderLock.NAME,
+    }
+    if (
+        (values.get("format"), values.get("kind")) != (FORMAT, "demo")
+        or foreign
+        or kind_of(weights) != "file"
+        or values.get("weights_sha256") != sha256(weights)
+    ):
+        raise UserError(
+            f"{path} is not a demo, or was changed since: choose another --out, "
+            "or remove it first"
+        )
     with FolderLock(path):  # a UserError if it is being trained further
         pass
 
 # %% ../nbs/95_cli.ipynb #1864ee88
 def run_demo(
     out: Path,  # the run folder; replaced
-) -> dict:      # what report.json says
+) -> dict:  # what report.json says
     "Train `tiny` on the built-in corpus, measure it on held-out sentences, write report.json and attention.html."
     import time
     from annotated_transformer.checkpoint import FORMAT, read_config
     from annotated_transformer.config import get_recipe
     from annotated_transformer.corpus import load_corpus
-    from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
-    from annotated_transformer.files import replace_folder, resolve, sha256, sweep, write_json
+    from annotated_transformer.grammar import (
+        ANIMAL_TIRED,
+        ANIMAL_WIDE,
+        PATTERNS,
+        builtin,
+    )
+    from annotated_transformer.files import (
+        replace_folder,
+        resolve,
+        sha256,
+        sweep,
+        write_json,
+    )
     from annotated_transformer.heads import it_sentences
     from annotated_transformer.evaluate import bleu, load, pronoun_accuracy
     from annotated_transformer.recipe import train_run
+
     sweep(resolve(out).parent)
     with replace_folder(out, check_demo) as new:
         corpus, began = load_corpus("builtin"), time.perf_counter()
         train_run(corpus, get_recipe("tiny"), new)
-        train_seconds, stopped = time.perf_counter() - began, read_config(new)[1]["stopped"]
+        train_seconds, stopped = (
+            time.perf_counter() - began,
+            read_config(new)[1]["stopped"],
+        )
         status = signal_status(stopped)
         if status is not None:  # a half-trained model must not replace an earlier demo
             fail(f"interrupted by {stopped}: {out} is as it was", status)
         translator = load(new)
         plain = builtin(1000, seed=1, split="test")
         # the two nouns differ in gender: guessing fails
-        it = it_sentences(800, patterns=tuple(p for p in PATTERNS if p.startswith("it_")))
-        said, said_it = translator.translate([s.en for s in plain]), translator.translate([s.en for s in it])
+        it = it_sentences(
+            800, patterns=tuple(p for p in PATTERNS if p.startswith("it_"))
+        )
+        said, said_it = (
+            translator.translate([s.en for s in plain]),
+            translator.translate([s.en for s in it]),
+        )
         animals = [ANIMAL_TIRED, ANIMAL_WIDE]
         report = {
-            "format": FORMAT, "kind": "demo", "weights_sha256": sha256(new / "model.safetensors"),
+            "format": FORMAT,
+            "kind": "demo",
+            "weights_sha256": sha256(new / "model.safetensors"),
             "exact_match": sum(h == s.de for h, s in zip(said, plain)) / len(plain),
             "bleu": bleu(said, [s.de for s in plain]).value,
             "pronoun_accuracy": pronoun_accuracy(said_it, [s.de for s in it]),
-            "n_sentences": len(plain), "n_pronoun_sentences": len(it),
+            "n_sentences": len(plain),
+            "n_pronoun_sentences": len(it),
             "train_seconds": train_seconds,
-            "animal": {s.en: h for s, h in zip(animals,
-                                               translator.translate([s.en for s in animals]))},
+            "animal": {
+                s.en: h
+                for s, h in zip(animals, translator.translate([s.en for s in animals]))
+            },
         }
         write_json(new / "report.json", report)
         write_attention(translator, [s.en for s in animals], new / "attention.html")
-    for s, h in zip(plain[:5], said): typer.echo(f"{s.en}\n    {h}")
-    for en, de in report["animal"].items(): typer.echo(f"{en}\n    {de}")
-    typer.echo(f"exact match {report['exact_match']:.1%}, BLEU {report['bleu']:.1f}, pronouns {report['pronoun_accuracy']:.1%}, "
-               f"trained in {train_seconds:.0f} s")
+    for s, h in zip(plain[:5], said):
+        typer.echo(f"{s.en}\n    {h}")
+    for en, de in report["animal"].items():
+        typer.echo(f"{en}\n    {de}")
+    typer.echo(
+        f"exact match {report['exact_match']:.1%}, BLEU {report['bleu']:.1f}, pronouns {report['pronoun_accuracy']:.1%}, "
+        f"trained in {train_seconds:.0f} s"
+    )
     typer.echo(f"open {out}/attention.html to see the attention of every head")
     return report
 
 # %% ../nbs/95_cli.ipynb #f47aad11
 @app.command("demo")
 def demo_verb(
-    out: Annotated[Path, typer.Option(
-        help="The run folder; an earlier demo there is replaced.")] = Path("runs/demo"),
+    out: Annotated[
+        Path, typer.Option(help="The run folder; an earlier demo there is replaced.")
+    ] = Path("runs/demo"),
 ) -> None:
     "Train for two minutes, translate, and draw the attention."
     run_demo(out)

@@ -23,17 +23,23 @@ from .attention import attention
 
 # %% ../nbs/40_complexity.ipynb #20f477ed
 def powers(
-    order: str,        # a product such as "O(n^2 d)"; "O(1)" has no letter
-) -> dict[str, int]:   # letter → exponent
+    order: str,  # a product such as "O(n^2 d)"; "O(1)" has no letter
+) -> dict[str, int]:  # letter → exponent
     "The exponents in an order of growth, as Table 1 writes them. ValueError for anything but a product of powers."
     found = re.fullmatch(r"O\((1|[a-z](?:\^\d+)?(?: [a-z](?:\^\d+)?)*)\)", order)
     if not found:
-        raise ValueError(f"order={order!r} is no product of powers: give one such as 'O(n^2 d)'")
-    return {letter: int(power or 1) for letter, power in re.findall(r"([a-z])(?:\^(\d+))?", found[1])}
+        raise ValueError(
+            f"order={order!r} is no product of powers: give one such as 'O(n^2 d)'"
+        )
+    return {
+        letter: int(power or 1)
+        for letter, power in re.findall(r"([a-z])(?:\^(\d+))?", found[1])
+    }
 
 # %% ../nbs/40_complexity.ipynb #f4a9c7d1
 class SelfAttention(nn.Module):
     "Every position looks at all positions: the product of equation 1, without projections (§4, Table 1)."
+
     def __init__(
         self,
         attend_with: Callable = attention,  # the attention itself: query, key, value, mask
@@ -44,16 +50,17 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Tensor,  # (b, n, d)
-    ) -> Tensor:    # (b, n, d)
+    ) -> Tensor:  # (b, n, d)
         return self.attend_with(x, x, x, None)
 
 # %% ../nbs/40_complexity.ipynb #b03cd69f
 def fused_attention(
-    query: Tensor,        # (b, n_q, d)
-    key: Tensor,          # (b, n_k, d)
-    value: Tensor,        # (b, n_k, d)
-    mask: Tensor | None,  # broadcastable to (b, n_q, n_k) bool, True = may look; None = everything may
-) -> Tensor:              # (b, n_q, d)
+    query: Tensor,  # (b, n_q, d)
+    key: Tensor,  # (b, n_k, d)
+    value: Tensor,  # (b, n_k, d)
+    mask: Tensor
+    | None,  # broadcastable to (b, n_q, n_k) bool, True = may look; None = everything may
+) -> Tensor:  # (b, n_q, d)
     "Equation 1 block by block, as PyTorch's kernel does it; on a CPU that kernel wants an axis of heads, so it gets one."
     mask = None if mask is None else mask.unsqueeze(-3)
     q, k, v = (part[:, None] for part in (query, key, value))
@@ -62,26 +69,31 @@ def fused_attention(
 # %% ../nbs/40_complexity.ipynb #ad536dae
 class RestrictedAttention(nn.Module):
     "Every position looks at the r positions around it, block by block, in time r·n·d (§4)."
+
     def __init__(
         self,
         r: int,  # size of the neighbourhood, odd, 3 or more: (r − 1)/2 positions to either side, and the position itself
     ):
         super().__init__()
         if r < 3 or r % 2 == 0:
-            raise ValueError(f"r={r} has no middle and two sides: take an odd number from 3 on")
+            raise ValueError(
+                f"r={r} has no middle and two sides: take an odd number from 3 on"
+            )
         self.reach = r // 2
 
     def forward(
         self,
         x: Tensor,  # (b, n, d)
-    ) -> Tensor:    # (b, n, d)
+    ) -> Tensor:  # (b, n, d)
         n, w = x.size(1), self.reach
         n_blocks = -(-n // w)
         filled = n_blocks * w - n  # positions that the last block lacks
         # blocks (b, n_blocks, w, d), windows (b, n_blocks, 3w, d)
         blocks = F.pad(x, (0, 0, 0, filled)).unflatten(1, (n_blocks, w))
         windows = F.pad(x, (0, 0, w, filled + w)).unfold(1, 3 * w, w).transpose(-2, -1)
-        return attention(blocks, windows, windows, self.mask(n, x.device)).flatten(1, 2)[:, :n]
+        return attention(blocks, windows, windows, self.mask(n, x.device)).flatten(
+            1, 2
+        )[:, :n]
 
     def mask(self, n: int, device: torch.device) -> Tensor:
         "Which keys of its window each query may look at: (n_blocks, w, 3w) bool."
@@ -93,6 +105,7 @@ class RestrictedAttention(nn.Module):
 # %% ../nbs/40_complexity.ipynb #4e0e09e3
 class Recurrent(nn.Module):
     "h_t = tanh(W x_t + U h_{t−1} + b): every position is made from the one before it (Elman 1990; §4)."
+
     def __init__(
         self,
         d: int,  # width of inputs and states
@@ -103,7 +116,7 @@ class Recurrent(nn.Module):
     def forward(
         self,
         x: Tensor,  # (b, n, d)
-    ) -> Tensor:    # (b, n, d) the states
+    ) -> Tensor:  # (b, n, d) the states
         h, states = torch.zeros_like(x[:, 0]), []
         for inner in self.w_x(x).unbind(dim=1):
             h = torch.tanh(inner + self.w_h(h))
@@ -113,17 +126,21 @@ class Recurrent(nn.Module):
 # %% ../nbs/40_complexity.ipynb #bbccf752
 class Convolution(nn.Module):
     "Each position from the k positions under a kernel, a d × d matrix for each (§4)."
+
     def __init__(
         self,
-        d: int,                       # width
-        k: int,                       # positions under the kernel, 1 or more
-        dilation: int = 1,            # distance between neighbours under the kernel; 1 = contiguous
-        n_ahead: int | None = None,   # how many of the k lie after the output's position, 0 to k − 1; None = k // 2, the middle
+        d: int,  # width
+        k: int,  # positions under the kernel, 1 or more
+        dilation: int = 1,  # distance between neighbours under the kernel; 1 = contiguous
+        n_ahead: int
+        | None = None,  # how many of the k lie after the output's position, 0 to k − 1; None = k // 2, the middle
     ):
         super().__init__()
         n_ahead = k // 2 if n_ahead is None else n_ahead
         if not 0 <= n_ahead < k:
-            raise ValueError(f"k={k} and n_ahead={n_ahead} do not fit: take 1 or more, and 0 to k − 1")
+            raise ValueError(
+                f"k={k} and n_ahead={n_ahead} do not fit: take 1 or more, and 0 to k − 1"
+            )
         # zeros before the first and after the last position
         self.padding = (dilation * (k - 1 - n_ahead), dilation * n_ahead)
         self.conv = nn.Conv1d(d, d, k, dilation=dilation)
@@ -131,12 +148,13 @@ class Convolution(nn.Module):
     def forward(
         self,
         x: Tensor,  # (b, n, d)
-    ) -> Tensor:    # (b, n, d)
+    ) -> Tensor:  # (b, n, d)
         return self.conv(F.pad(x.transpose(1, 2), self.padding)).transpose(1, 2)
 
 # %% ../nbs/40_complexity.ipynb #27dec673
 class SeparableConvolution(nn.Module):
     "A convolution of each channel alone, then a map of the channels at each position: k·n·d + n·d² (§4; Chollet 2017)."
+
     def __init__(
         self,
         d: int,  # width
@@ -149,43 +167,50 @@ class SeparableConvolution(nn.Module):
     def forward(
         self,
         x: Tensor,  # (b, n, d)
-    ) -> Tensor:    # (b, n, d)
-        return self.across(self.along(F.pad(x.transpose(1, 2), self.padding)).transpose(1, 2))
+    ) -> Tensor:  # (b, n, d)
+        return self.across(
+            self.along(F.pad(x.transpose(1, 2), self.padding)).transpose(1, 2)
+        )
 
 # %% ../nbs/40_complexity.ipynb #247d01f6
 def layers_of_table_1(
-    d: int,                   # width
-    k: int,                   # positions under a kernel, odd
-    r: int,                   # positions of a neighbourhood, odd
-) -> dict[str, nn.Module]:    # name → layer, (b, n, d) to (b, n, d)
+    d: int,  # width
+    k: int,  # positions under a kernel, odd
+    r: int,  # positions of a neighbourhood, odd
+) -> dict[str, nn.Module]:  # name → layer, (b, n, d) to (b, n, d)
     "One layer of each kind that §4 compares."
-    return {"self-attention": SelfAttention(),
-            "self-attention (restricted)": RestrictedAttention(r),
-            "recurrent": Recurrent(d),
-            "convolutional": Convolution(d, k),
-            "convolutional (dilated)": Convolution(d, k, dilation=k * k),
-            "convolutional (separable)": SeparableConvolution(d, k)}
+    return {
+        "self-attention": SelfAttention(),
+        "self-attention (restricted)": RestrictedAttention(r),
+        "recurrent": Recurrent(d),
+        "convolutional": Convolution(d, k),
+        "convolutional (dilated)": Convolution(d, k, dilation=k * k),
+        "convolutional (separable)": SeparableConvolution(d, k),
+    }
 
 # %% ../nbs/40_complexity.ipynb #8a8c149d
 def operations(
     layer: nn.Module,  # (b, n, d) to (b, n, d), made of matrix products and convolutions
-    x: Tensor,         # (b, n, d)
-) -> int:              # multiply-adds
+    x: Tensor,  # (b, n, d)
+) -> int:  # multiply-adds
     "How many multiplications, each with its addition, a forward pass takes in products and convolutions."
-    with torch.no_grad(), FlopCounterMode(display=False) as counter: layer(x)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        layer(x)
     return counter.get_total_flops() // 2
 
 # %% ../nbs/40_complexity.ipynb #afce3b55
 def longest_chain(
-    out: Tensor,     # anything that autograd has recorded
+    out: Tensor,  # anything that autograd has recorded
     kind: str = "",  # count only operations whose name holds this; "" = all
-) -> int:            # operations
+) -> int:  # operations
     "The longest chain of operations, each waiting for the one before, in the recorded graph that made `out` (§4)."
     lengths, stack = {}, [out.grad_fn]
     while stack:
         node = stack[-1]
         before = [other for other, _ in node.next_functions if other is not None]
-        if waiting := [other for other in before if other not in lengths]: stack += waiting; continue
+        if waiting := [other for other in before if other not in lengths]:
+            stack += waiting
+            continue
         longest = max((lengths[other] for other in before), default=0)
         lengths[stack.pop()] = (kind in node.name()) + longest
     return lengths[out.grad_fn]
@@ -193,55 +218,66 @@ def longest_chain(
 # %% ../nbs/40_complexity.ipynb #3d4bb229
 def dependencies(
     layer: nn.Module,  # (b, n, d) to (b, n, d)
-    n: int,            # positions
-    d: int,            # width that the layer takes
-) -> Tensor:           # (n, n) bool, [i, j] True = output i depends on input j
+    n: int,  # positions
+    d: int,  # width that the layer takes
+) -> Tensor:  # (n, n) bool, [i, j] True = output i depends on input j
     "Which outputs depend on which inputs, found by gradient, in float64 on random input."
     # a copy for each output
     x = torch.randn(1, n, d, dtype=torch.float64).repeat(n, 1, 1).requires_grad_()
     i = torch.arange(n)
     out = copy.deepcopy(layer).double()(x)[i, i]  # (n, d): output i of copy i
-    grad, = torch.autograd.grad(out, x, torch.randn_like(out))
+    (grad,) = torch.autograd.grad(out, x, torch.randn_like(out))
     return (grad != 0).any(dim=-1)
 
 # %% ../nbs/40_complexity.ipynb #195aeca2
 def max_path(
-    make_layer: Callable[[int], nn.Module],  # number of the layer, from 0 → the layer, (b, n, d) to (b, n, d)
-    n: int,                                  # positions
-    d: int,                                  # width
-    wanted: Tensor | None = None,            # (n, n) bool, True = this output must come to depend on this input; None = all
-) -> int:                                    # layers
+    make_layer: Callable[
+        [int], nn.Module
+    ],  # number of the layer, from 0 → the layer, (b, n, d) to (b, n, d)
+    n: int,  # positions
+    d: int,  # width
+    wanted: Tensor
+    | None = None,  # (n, n) bool, True = this output must come to depend on this input; None = all
+) -> int:  # layers
     "How many layers must be stacked until every output depends on every input it should (§4). ValueError if n layers are not enough."
     stack = nn.Sequential()
     for i in range(n):
         stack.append(make_layer(i))
         found = dependencies(stack, n, d)
-        if (found if wanted is None else found | ~wanted).all(): return i + 1
-    raise ValueError(f"{n} layers do not connect n={n} positions: "
-                     "give layers that pass on to both sides, or say what is wanted")
+        if (found if wanted is None else found | ~wanted).all():
+            return i + 1
+    raise ValueError(
+        f"{n} layers do not connect n={n} positions: "
+        "give layers that pass on to both sides, or say what is wanted"
+    )
 
 # %% ../nbs/40_complexity.ipynb #da3c4be8
 def activation_bytes(
     layer: nn.Module,  # (b, n, d) to (b, n, d)
-    x: Tensor,         # (b, n, d)
-) -> int:              # bytes
+    x: Tensor,  # (b, n, d)
+) -> int:  # bytes
     "What a layer adds to memory in training: its output, and all that it keeps for the backward pass; not its input or its parameters."
     kept = {}
+
     def keep(t: Tensor) -> Tensor:
         # held, so that no address is used twice
         kept[t.untyped_storage().data_ptr()] = t.untyped_storage()
         return t
+
     x = x.detach().requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t): keep(layer(x))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        keep(layer(x))
     given = {t.untyped_storage().data_ptr() for t in (x, *layer.parameters())}
-    return sum(storage.nbytes() for address, storage in kept.items() if address not in given)
+    return sum(
+        storage.nbytes() for address, storage in kept.items() if address not in given
+    )
 
 # %% ../nbs/40_complexity.ipynb #6f7ac062
 def cpu_seconds(
     actions: dict[str, Callable[[], object]],  # name → what to time
-    n_rounds: int = 3,                         # turns, 1 or more; the least time counts
-    at_least: float = 2e-3,                    # seconds that one turn lasts: shorter actions are repeated in it
-) -> dict[str, float]:                         # CPU seconds of all threads, for one call
+    n_rounds: int = 3,  # turns, 1 or more; the least time counts
+    at_least: float = 2e-3,  # seconds that one turn lasts: shorter actions are repeated in it
+) -> dict[str, float]:  # CPU seconds of all threads, for one call
     "The least CPU time of each action over several rounds, in which they take turns."
     n_calls, best = {}, dict.fromkeys(actions, math.inf)
     for name, action in actions.items():
@@ -251,7 +287,8 @@ def cpu_seconds(
     for _ in range(n_rounds):
         for name, action in actions.items():
             began = time.process_time()
-            for _ in range(n_calls[name]): action()
+            for _ in range(n_calls[name]):
+                action()
             best[name] = min(best[name], (time.process_time() - began) / n_calls[name])
     return best
 
@@ -262,20 +299,27 @@ def fit_exponent(
 ) -> float:
     "The p of cost ∝ size^p that fits best: the least-squares slope on logarithmic axes. ValueError without two different sizes."
     if len(set(sizes)) < 2:
-        raise ValueError(f"sizes={list(sizes)} fix no slope: give two different ones or more")
-    x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (sizes, costs))
+        raise ValueError(
+            f"sizes={list(sizes)} fix no slope: give two different ones or more"
+        )
+    x, y = (
+        torch.tensor(values, dtype=torch.float64).log() for values in (sizes, costs)
+    )
     x = x - x.mean()
     return float((x * y).sum() / (x * x).sum())
 
 # %% ../nbs/40_complexity.ipynb #524c8061
 def crossing(
     sizes: Sequence[float],  # rising, positive
-    one: Sequence[float],    # its cost at each size, positive
+    one: Sequence[float],  # its cost at each size, positive
     other: Sequence[float],  # the cost of the other
-) -> float | None:           # a size; None if `one` is not dearer at the largest size, or is so at all
+) -> (
+    float | None
+):  # a size; None if `one` is not dearer at the largest size, or is so at all
     "The size from which on `one` costs more than `other`, by straight lines on logarithmic axes."
     gaps = [math.log(a / b) for a, b in zip(one, other, strict=True)]
-    if gaps[-1] <= 0 or min(gaps) > 0: return None
+    if gaps[-1] <= 0 or min(gaps) > 0:
+        return None
     i = max(i for i, gap in enumerate(gaps) if gap <= 0)
     share = gaps[i] / (gaps[i] - gaps[i + 1])
     return math.exp(math.log(sizes[i]) + share * math.log(sizes[i + 1] / sizes[i]))

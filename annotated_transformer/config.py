@@ -21,9 +21,9 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 # %% ../nbs/00_config.ipynb #b0ae5e27
 def within(
-    config,                  # a dataclass
-    *names: str,             # of its fields; a field that is None is left alone
-    low: float,              # smallest value allowed
+    config,  # a dataclass
+    *names: str,  # of its fields; a field that is None is left alone
+    low: float,  # smallest value allowed
     high: float = math.inf,  # smallest value that is too large
 ) -> None:
     "Refuse a number outside low ≤ value < high."
@@ -34,8 +34,14 @@ def within(
             raise UserError(f"{name}={value} must be at least {low}{above}")
 
 # %% ../nbs/00_config.ipynb #8fad1908
-KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text",
-         int | None: "a whole number or none", float | None: "a finite number or none"}
+KINDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "text",
+    int | None: "a whole number or none",
+    float | None: "a finite number or none",
+}
 
 # %% ../nbs/00_config.ipynb #ebd68d62
 def check_types(
@@ -45,7 +51,9 @@ def check_types(
     for field in fields(config):
         value = getattr(config, field.name)
         allowed = int | float if field.type is float else field.type
-        fits = isinstance(value, allowed) and isinstance(value, bool) == (field.type is bool)
+        fits = isinstance(value, allowed) and isinstance(value, bool) == (
+            field.type is bool
+        )
         if not fits or isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{field.name}={value!r} must be {KINDS[field.type]}")
 
@@ -55,32 +63,51 @@ def check_minutes(
 ) -> None:
     "Refuse a time limit that is not positive, or longer than twenty years."
     if minutes is not None and not 0 < minutes < 1e7:
-        raise UserError(f"minutes={minutes} must be positive and below 10,000,000: "
-                        "without it, training ends at max_steps")
+        raise UserError(
+            f"minutes={minutes} must be positive and below 10,000,000: "
+            "without it, training ends at max_steps"
+        )
 
 # %% ../nbs/00_config.ipynb #8449aa82
 @dataclass(frozen=True)
 class ModelConfig:
     "The sizes of one Transformer, named as in Table 3."
-    n_layers: int = 6             # N, layers in each of the two stacks
-    d_model: int = 512            # width of every sub-layer's output, even
-    d_ff: int = 2048              # inner width of the feed-forward network
-    n_heads: int = 8              # h
-    d_k: int | None = None        # width of a key; None = d_model / n_heads
-    d_v: int | None = None        # width of a value; None = d_model / n_heads
+
+    n_layers: int = 6  # N, layers in each of the two stacks
+    d_model: int = 512  # width of every sub-layer's output, even
+    d_ff: int = 2048  # inner width of the feed-forward network
+    n_heads: int = 8  # h
+    d_k: int | None = None  # width of a key; None = d_model / n_heads
+    d_v: int | None = None  # width of a value; None = d_model / n_heads
     position: str = "sinusoidal"  # "sinusoidal" (§3.5) or "learned" (Table 3, row E)
-    n_positions: int = 1024       # longest sequence, in tokens, that learned positions can name
-    norm: str = "post"            # "post" as §3.1 prints it, or "pre"
+    n_positions: int = (
+        1024  # longest sequence, in tokens, that learned positions can name
+    )
+    norm: str = "post"  # "post" as §3.1 prints it, or "pre"
 
     def __post_init__(self):
         check_types(self)
-        within(self, "d_model", "d_ff", "n_heads", "d_k", "d_v", "n_positions", low=1, high=2**31)
+        within(
+            self,
+            "d_model",
+            "d_ff",
+            "n_heads",
+            "d_k",
+            "d_v",
+            "n_positions",
+            low=1,
+            high=2**31,
+        )
         within(self, "n_layers", low=1, high=1001)
         if self.d_model % 2:
-            raise UserError(f"d_model={self.d_model} must be even: a position is pairs of sine and cosine")
+            raise UserError(
+                f"d_model={self.d_model} must be even: a position is pairs of sine and cosine"
+            )
         if (self.d_k is None or self.d_v is None) and self.d_model % self.n_heads:
-            raise UserError(f"d_model={self.d_model} does not split into n_heads={self.n_heads} equal heads: "
-                            f"take a multiple of {self.n_heads}")
+            raise UserError(
+                f"d_model={self.d_model} does not split into n_heads={self.n_heads} equal heads: "
+                f"take a multiple of {self.n_heads}"
+            )
         one_of("position", self.position, ("sinusoidal", "learned"))
         one_of("norm", self.norm, ("post", "pre"))
 
@@ -88,43 +115,76 @@ class ModelConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     "How one model is trained (§5)."
-    n_pieces: int = 37000           # pieces in the shared vocabulary (§5.1)
-    batch_tokens: int = 25000       # token budget of one step: the larger of source and target (§5.1)
-    max_len: int = 256              # sentences longer than this, in pieces, are left out of training
-    max_steps: int = 100_000        # optimiser steps (§5.2)
-    schedule: str = "paper"         # "paper" (§5.3, equation 3) or "linear": up to peak_lr, then down to 0 at max_steps
-    peak_lr: float = 1e-3           # highest learning rate of the linear schedule
-    warmup_steps: int = 4000        # steps of rising learning rate (§5.3)
-    adam_beta1: float = 0.9         # §5.3
-    adam_beta2: float = 0.98        # §5.3
-    adam_eps: float = 1e-9          # §5.3
-    dropout: float = 0.1            # P_drop (§5.4)
+
+    n_pieces: int = 37000  # pieces in the shared vocabulary (§5.1)
+    batch_tokens: int = (
+        25000  # token budget of one step: the larger of source and target (§5.1)
+    )
+    max_len: int = (
+        256  # sentences longer than this, in pieces, are left out of training
+    )
+    max_steps: int = 100_000  # optimiser steps (§5.2)
+    schedule: str = "paper"  # "paper" (§5.3, equation 3) or "linear": up to peak_lr, then down to 0 at max_steps
+    peak_lr: float = 1e-3  # highest learning rate of the linear schedule
+    warmup_steps: int = 4000  # steps of rising learning rate (§5.3)
+    adam_beta1: float = 0.9  # §5.3
+    adam_beta2: float = 0.98  # §5.3
+    adam_eps: float = 1e-9  # §5.3
+    dropout: float = 0.1  # P_drop (§5.4)
     attention_dropout: float = 0.0  # on attention weights: not in the paper
-    label_smoothing: float = 0.1    # ε_ls (§5.4), the mass taken from the right word
-    precision: str = "auto"         # "fp32", "bf16", or "auto": bf16 where the device multiplies it natively
-    valid_every: int = 500          # steps between two looks at the validation set
-    save_every: int = 1500          # steps between two checkpoints
-    keep_last: int = 5              # checkpoints kept
-    average_last: int = 5           # checkpoints averaged at the end (§6.1); 0 = the best on validation is taken as it is
-    patience: int | None = None     # looks at the validation set without gain before an early stop; None = no early stop
-    accumulate: int = 1             # parts that a device's share of a step is computed in, one after the other
-    clip_norm: float | None = None  # longest gradient; None = no clipping, as in the paper
-    compile: bool = False           # torch.compile: a minute of preparation, then faster on a GPU
-    seed: int = 0                   # of weights, dropout and order
+    label_smoothing: float = 0.1  # ε_ls (§5.4), the mass taken from the right word
+    precision: str = "auto"  # "fp32", "bf16", or "auto": bf16 where the device multiplies it natively
+    valid_every: int = 500  # steps between two looks at the validation set
+    save_every: int = 1500  # steps between two checkpoints
+    keep_last: int = 5  # checkpoints kept
+    average_last: int = 5  # checkpoints averaged at the end (§6.1); 0 = the best on validation is taken as it is
+    patience: int | None = (
+        None  # looks at the validation set without gain before an early stop; None = no early stop
+    )
+    accumulate: int = (
+        1  # parts that a device's share of a step is computed in, one after the other
+    )
+    clip_norm: float | None = (
+        None  # longest gradient; None = no clipping, as in the paper
+    )
+    compile: bool = (
+        False  # torch.compile: a minute of preparation, then faster on a GPU
+    )
+    seed: int = 0  # of weights, dropout and order
 
     def __post_init__(self):
         check_types(self)
         within(self, "n_pieces", low=1, high=2**20 + 1)
-        within(self, "batch_tokens", "max_len", "max_steps", "warmup_steps",
-               "valid_every", "save_every", "keep_last", "patience", low=1, high=2**31)
+        within(
+            self,
+            "batch_tokens",
+            "max_len",
+            "max_steps",
+            "warmup_steps",
+            "valid_every",
+            "save_every",
+            "keep_last",
+            "patience",
+            low=1,
+            high=2**31,
+        )
         within(self, "accumulate", low=1, high=10_001)
         within(self, "average_last", low=0, high=self.keep_last + 1)
-        within(self, "dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2",
-               low=0, high=1)
+        within(
+            self,
+            "dropout",
+            "attention_dropout",
+            "label_smoothing",
+            "adam_beta1",
+            "adam_beta2",
+            low=0,
+            high=1,
+        )
         within(self, "seed", low=0, high=2**63)
         for name in ("peak_lr", "adam_eps", "clip_norm"):
             value = getattr(self, name)
-            if value is not None and value <= 0: raise UserError(f"{name}={value} must be greater than 0")
+            if value is not None and value <= 0:
+                raise UserError(f"{name}={value} must be greater than 0")
         one_of("schedule", self.schedule, ("paper", "linear"))
         one_of("precision", self.precision, ("auto", "fp32", "bf16"))
 
@@ -132,40 +192,90 @@ class TrainConfig:
 @dataclass(frozen=True)
 class Recipe:
     "A model and the way to train it: what `--config NAME` names."
+
     model: ModelConfig
     train: TrainConfig
 
     def __post_init__(self):
         max_len, n_positions = self.train.max_len, self.model.n_positions
         if self.model.position == "learned" and max_len + 1 > n_positions:
-            raise UserError(f"n_positions={n_positions} is too small for max_len={max_len}: "
-                            "learned positions must be max_len + 1 at least, so take "
-                            f"n_positions={max_len + 1} or max_len={n_positions - 1}")
+            raise UserError(
+                f"n_positions={n_positions} is too small for max_len={max_len}: "
+                "learned positions must be max_len + 1 at least, so take "
+                f"n_positions={max_len + 1} or max_len={n_positions - 1}"
+            )
 
 # %% ../nbs/00_config.ipynb #eabd46f3
 RECIPES = {
     "tiny": Recipe(
         ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
-        TrainConfig(n_pieces=2000, batch_tokens=1000, max_steps=1200, schedule="linear", peak_lr=2e-3,
-                    warmup_steps=200, dropout=0.0, precision="fp32", valid_every=300, save_every=600,
-                    average_last=0)),
+        TrainConfig(
+            n_pieces=2000,
+            batch_tokens=1000,
+            max_steps=1200,
+            schedule="linear",
+            peak_lr=2e-3,
+            warmup_steps=200,
+            dropout=0.0,
+            precision="fp32",
+            valid_every=300,
+            save_every=600,
+            average_last=0,
+        ),
+    ),
     "small": Recipe(
         ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-        TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=3500, schedule="linear",
-                    warmup_steps=500, valid_every=250, save_every=500, average_last=0)),
+        TrainConfig(
+            n_pieces=8000,
+            batch_tokens=1000,
+            max_steps=3500,
+            schedule="linear",
+            warmup_steps=500,
+            valid_every=250,
+            save_every=500,
+            average_last=0,
+        ),
+    ),
     "base": Recipe(ModelConfig(), TrainConfig()),
     "big": Recipe(
         ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
-        TrainConfig(max_steps=300_000, dropout=0.3, save_every=600, keep_last=20, average_last=20)),
+        TrainConfig(
+            max_steps=300_000,
+            dropout=0.3,
+            save_every=600,
+            keep_last=20,
+            average_last=20,
+        ),
+    ),
     "multi30k-tiny": Recipe(
         ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
-        TrainConfig(n_pieces=8000, batch_tokens=4096, max_steps=16_000, schedule="linear",
-                    warmup_steps=2000, dropout=0.3, valid_every=400, save_every=200,
-                    keep_last=10, average_last=10)),
+        TrainConfig(
+            n_pieces=8000,
+            batch_tokens=4096,
+            max_steps=16_000,
+            schedule="linear",
+            warmup_steps=2000,
+            dropout=0.3,
+            valid_every=400,
+            save_every=200,
+            keep_last=10,
+            average_last=10,
+        ),
+    ),
     "multi30k-small": Recipe(
         ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-        TrainConfig(n_pieces=8000, batch_tokens=1000, max_steps=12_000, schedule="linear",
-                    warmup_steps=500, dropout=0.2, save_every=200, keep_last=10, average_last=10)),
+        TrainConfig(
+            n_pieces=8000,
+            batch_tokens=1000,
+            max_steps=12_000,
+            schedule="linear",
+            warmup_steps=500,
+            dropout=0.2,
+            save_every=200,
+            keep_last=10,
+            average_last=10,
+        ),
+    ),
 }
 RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
 
@@ -175,39 +285,55 @@ def get_recipe(
 ) -> Recipe:
     "The recipe of that name."
     if name not in RECIPES:
-        raise UserError(f"no recipe is called {name!r}: take one of {', '.join(RECIPES)}")
+        raise UserError(
+            f"no recipe is called {name!r}: take one of {', '.join(RECIPES)}"
+        )
     return RECIPES[name]
 
 # %% ../nbs/00_config.ipynb #9e997eff
 def parse_setting(
     key: str,
-    text: str,   # what stood behind the equals sign
+    text: str,  # what stood behind the equals sign
     kind: type,  # the field's type, one of `KINDS`
 ) -> int | float | bool | str | None:
     "One value read as the type its field has."
-    if kind in (int | None, float | None) and text == "none": return None
+    if kind in (int | None, float | None) and text == "none":
+        return None
     try:
-        if kind is bool: return {"true": True, "false": False}[text]
-        if kind in (int | None, float | None): return kind.__args__[0](text)
+        if kind is bool:
+            return {"true": True, "false": False}[text]
+        if kind in (int | None, float | None):
+            return kind.__args__[0](text)
         return kind(text)
-    except (KeyError, ValueError): raise UserError(f"{key}={text} is not {KINDS[kind]}") from None
+    except (KeyError, ValueError):
+        raise UserError(f"{key}={text} is not {KINDS[kind]}") from None
 
 # %% ../nbs/00_config.ipynb #90855330
 def override(
     recipe: Recipe,
-    settings: list[str],  # each "key=value", keys of either dataclass; the last one of a name counts
-) -> Recipe:              # a new recipe
+    settings: list[
+        str
+    ],  # each "key=value", keys of either dataclass; the last one of a name counts
+) -> Recipe:  # a new recipe
     "The recipe with some settings replaced; an unknown key or a value that does not fit is refused."
     parts = {"model": recipe.model, "train": recipe.train}
     changes = {"model": {}, "train": {}}
-    known = {field.name: (part, field.type)
-             for part, config in parts.items() for field in fields(config)}
+    known = {
+        field.name: (part, field.type)
+        for part, config in parts.items()
+        for field in fields(config)
+    }
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals: raise UserError(f"{setting!r} is not of the form key=value")
+        if not equals:
+            raise UserError(f"{setting!r} is not of the form key=value")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"known are {', '.join(sorted(known))}"
+            )
             raise UserError(f"no setting is called {key!r}: {hint}")
         part, kind = known[key]
         changes[part][key] = parse_setting(key, text, kind)

@@ -36,20 +36,26 @@ MAX_LINE = 4 * 2**20  # bytes of a line, without its line feed
 # %% ../nbs/51a_corpus.ipynb #0aefa96c
 def text_lines(
     lines: Iterable[bytes],  # as a file opened in binary gives them
-    where: str = "",         # what an error names before the line's number
-    first: int = 1,          # number of the first line
+    where: str = "",  # what an error names before the line's number
+    first: int = 1,  # number of the first line
 ) -> Iterator[str]:
     "Lines as text, without line break and byte order mark; UserError names a line that is not UTF-8 or longer than `MAX_LINE`."
     for i, line in enumerate(lines, start=first):
         line = line.removesuffix(b"\n")
         if len(line) > MAX_LINE:
-            raise UserError(f"{where}line {i} is longer than {MAX_LINE} bytes: "
-                            "put each sentence on a line of its own")
-        if i == 1: line = line.removeprefix(codecs.BOM_UTF8)
-        try: text = line.removesuffix(b"\r").decode()
+            raise UserError(
+                f"{where}line {i} is longer than {MAX_LINE} bytes: "
+                "put each sentence on a line of its own"
+            )
+        if i == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = line.removesuffix(b"\r").decode()
         except UnicodeDecodeError as e:
-            raise UserError(f"{where}line {i}: byte {e.start + 1} is not "
-                            "UTF-8: save the text as UTF-8") from None
+            raise UserError(
+                f"{where}line {i}: byte {e.start + 1} is not "
+                "UTF-8: save the text as UTF-8"
+            ) from None
         yield text
 
 # %% ../nbs/51a_corpus.ipynb #91f6d3b8
@@ -73,9 +79,12 @@ def stream_lines(
             for line in text_lines(raw_lines(file), f"{path}, "):
                 has_text = has_text or line != ""
                 yield line
-    except FileNotFoundError: raise UserError(f"{path}: no such file") from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as e:
-        raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+        raise UserError(
+            f"{path} cannot be read: {getattr(e, 'strerror', None) or e}"
+        ) from None
     if not has_text:
         raise UserError(f"{path} is empty: it needs one sentence per line")
 
@@ -99,25 +108,34 @@ def stream_pairs(
             n_pairs += 1
             yield s, t
     if n_src != n_tgt:
-        raise UserError(f"{src_path} has {n_src} lines but {tgt_path} has {n_tgt}: "
-                        "line i of one must translate line i of the other")
+        raise UserError(
+            f"{src_path} has {n_src} lines but {tgt_path} has {n_tgt}: "
+            "line i of one must translate line i of the other"
+        )
     if not n_pairs:
         raise UserError(f"{src_path} and {tgt_path} have no line with text in both")
 
 # %% ../nbs/51a_corpus.ipynb #43da96ca
 class TextPairs:
     "Pairs that stay on disk: their files are read anew each time, so memory does not grow with the text."
+
     def __init__(
         self,
-        parts: list[tuple[Path, Path]],              # source and target file of each part, read one part after the other
-        keep: Callable[[str], bool] | None = None,   # of the source sentence: is its pair one of these? None: all are
+        parts: list[
+            tuple[Path, Path]
+        ],  # source and target file of each part, read one part after the other
+        keep: Callable[[str], bool]
+        | None = None,  # of the source sentence: is its pair one of these? None: all are
     ):
         self.parts, self.keep = [(Path(src), Path(tgt)) for src, tgt in parts], keep
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         pairs = chain.from_iterable(stream_pairs(*files) for files in self.parts)
-        return (pairs if self.keep is None
-                else (pair for pair in pairs if self.keep(pair[0])))
+        return (
+            pairs
+            if self.keep is None
+            else (pair for pair in pairs if self.keep(pair[0]))
+        )
 
 # %% ../nbs/51a_corpus.ipynb #bbf41d8d
 def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:
@@ -134,60 +152,108 @@ def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:
 # %% ../nbs/51a_corpus.ipynb #38f7eb69
 class Corpus(NamedTuple):
     "Parallel text of two languages: to train, to validate and to test on."
+
     name: str
     src_lang: str
     tgt_lang: str
-    train: Iterable[tuple[str, str]]  # source and target sentences; these three can be gone through again and again
+    train: Iterable[
+        tuple[str, str]
+    ]  # source and target sentences; these three can be gone through again and again
     valid: Iterable[tuple[str, str]]
     test: Iterable[tuple[str, str]]
-    source: dict[str, str | int | None] = {}  # where it came from, for `corpus_from`; empty for one made by hand
+    source: dict[
+        str, str | int | None
+    ] = {}  # where it came from, for `corpus_from`; empty for one made by hand
 
 # %% ../nbs/51a_corpus.ipynb #16bf69a1
 class Download(NamedTuple):
     "A file on a server, and how to know it."
-    urls: tuple[str, ...]          # where it lies, tried in this order; all end in its name
+
+    urls: tuple[str, ...]  # where it lies, tried in this order; all end in its name
     n_bytes: int
     sha256: str
     members: tuple[str, ...] = ()  # of an archive: the source and the target text in it
 
     @property
-    def name(self) -> str: return self.urls[0].rpartition("/")[2]
+    def name(self) -> str:
+        return self.urls[0].rpartition("/")[2]
 
 # %% ../nbs/51a_corpus.ipynb #18593768
-MULTI30K_URLS = ("https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw",
-                 "https://github.com/multi30k/dataset/raw/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw")
-MULTI30K = tuple(Download(tuple(f"{url}/{name}" for url in MULTI30K_URLS), n_bytes,
-                          sha256)
-                 for name, n_bytes, sha256 in (
-    ("train.en.gz", 568_929,
-     "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-    ("train.de.gz", 637_044,
-     "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-    ("val.en.gz", 21_650,
-     "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-    ("val.de.gz", 24_681,
-     "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-    ("test_2016_flickr.en.gz", 21_077,
-     "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
-    ("test_2016_flickr.de.gz", 22_890,
-     "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8")))
+MULTI30K_URLS = (
+    "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw",
+    "https://github.com/multi30k/dataset/raw/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw",
+)
+MULTI30K = tuple(
+    Download(tuple(f"{url}/{name}" for url in MULTI30K_URLS), n_bytes, sha256)
+    for name, n_bytes, sha256 in (
+        (
+            "train.en.gz",
+            568_929,
+            "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+        ),
+        (
+            "train.de.gz",
+            637_044,
+            "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+        ),
+        (
+            "val.en.gz",
+            21_650,
+            "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+        ),
+        (
+            "val.de.gz",
+            24_681,
+            "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+        ),
+        (
+            "test_2016_flickr.en.gz",
+            21_077,
+            "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
+        ),
+        (
+            "test_2016_flickr.de.gz",
+            22_890,
+            "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
+        ),
+    )
+)
 
 # %% ../nbs/51a_corpus.ipynb #eebaf5d5
-WMT14 = tuple(Download((f"https://{place}", f"http://{place}"), n_bytes, sha256,
-                       (f"{text}.en", f"{text}.de"))
-              for place, n_bytes, sha256, text in (
-    ("www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379,
-     "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-     "training/europarl-v7.de-en"),
-    ("www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367,
-     "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-     "commoncrawl.de-en"),
-    ("www.statmt.org/wmt14/training-parallel-nc-v9.tgz", 80_418_416,
-     "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
-     "training/news-commentary-v9.de-en"),
-    ("data.statmt.org/wmt19/translation-task/dev.tgz", 38_654_961,
-     "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
-     "dev/newstest2013")))
+WMT14 = tuple(
+    Download(
+        (f"https://{place}", f"http://{place}"),
+        n_bytes,
+        sha256,
+        (f"{text}.en", f"{text}.de"),
+    )
+    for place, n_bytes, sha256, text in (
+        (
+            "www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
+            657_632_379,
+            "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+            "training/europarl-v7.de-en",
+        ),
+        (
+            "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+            918_311_367,
+            "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+            "commoncrawl.de-en",
+        ),
+        (
+            "www.statmt.org/wmt14/training-parallel-nc-v9.tgz",
+            80_418_416,
+            "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+            "training/news-commentary-v9.de-en",
+        ),
+        (
+            "data.statmt.org/wmt19/translation-task/dev.tgz",
+            38_654_961,
+            "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
+            "dev/newstest2013",
+        ),
+    )
+)
 
 # %% ../nbs/51a_corpus.ipynb #0c9d52ea
 @contextmanager
@@ -197,12 +263,16 @@ def log_of_success(
 ) -> Iterator[None]:
     "Hold back what the block logs until it has succeeded; after an exception it is dropped."
     records = []
+
     def hold(record: logging.LogRecord) -> bool:
         records.append(record)
         return False
+
     logger.addFilter(hold)
-    try: yield
-    finally: logger.removeFilter(hold)
+    try:
+        yield
+    finally:
+        logger.removeFilter(hold)
     for record in records if shown else ():
         logger.handle(record)
 
@@ -210,25 +280,38 @@ def log_of_success(
 def download(
     urls: Iterable[str],  # tried in this order
     file: Download,
-    into: Path,           # the folder that gets it
+    into: Path,  # the folder that gets it
 ) -> Path:
     "A file from the first address that gives it whole, unless `into` has it already; UserError if none does."
     # here, since only a download needs them
     from requests import RequestException
     from tqdm import tqdm
+
     large, failures = file.n_bytes > 10_000_000, []
     for url in urls:
         try:
             # a bar in a terminal alone, which is gone at the end: what fails is one line
-            with (log_of_success(pooch.get_logger(), large),
-                  tqdm(desc=file.name, total=file.n_bytes, unit="B", unit_scale=True,
-                       disable=None if large else True, leave=False) as bar):
-                return Path(pooch.retrieve(url, f"sha256:{file.sha256}", file.name,
-                                           into, progressbar=bar))
+            with (
+                log_of_success(pooch.get_logger(), large),
+                tqdm(
+                    desc=file.name,
+                    total=file.n_bytes,
+                    unit="B",
+                    unit_scale=True,
+                    disable=None if large else True,
+                    leave=False,
+                ) as bar,
+            ):
+                return Path(
+                    pooch.retrieve(
+                        url, f"sha256:{file.sha256}", file.name, into, progressbar=bar
+                    )
+                )
         except RequestException as e:
             why = type(e).__name__ if e.response is None else e.response.status_code
             failures.append(f"{url} ({why})")
-        except ValueError as e: failures.append(f"{url} ({str(e).partition(':')[0]})")
+        except ValueError as e:
+            failures.append(f"{url} ({str(e).partition(':')[0]})")
     raise UserError(f"cannot download {file.name}: {', '.join(failures)}")
 
 # %% ../nbs/51a_corpus.ipynb #a04a3bba
@@ -255,36 +338,51 @@ def unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
 # %% ../nbs/51a_corpus.ipynb #44543498
 class Store:
     "Where the files of a corpus come from: a folder of your own, or downloads."
+
     def __init__(
         self,
-        name: str,                    # of the corpus, and of the folder that holds its files
+        name: str,  # of the corpus, and of the folder that holds its files
         files: tuple[Download, ...],  # all of them
-        data_dir: str | Path | None,  # your own, with that folder in it; None: ANNOTATED_TRANSFORMER_DATA; if that is not set, downloads
-        mirror: str | None,           # address of a folder that holds the files too; None: ANNOTATED_TRANSFORMER_MIRROR, if set
+        data_dir: str
+        | Path
+        | None,  # your own, with that folder in it; None: ANNOTATED_TRANSFORMER_DATA; if that is not set, downloads
+        mirror: str
+        | None,  # address of a folder that holds the files too; None: ANNOTATED_TRANSFORMER_MIRROR, if set
     ):
         data_dir = data_dir or os.environ.get("ANNOTATED_TRANSFORMER_DATA")
         # for `Corpus`
-        self.source = {"data": name,
-                       "data_dir": str(Path(data_dir).absolute()) if data_dir else None}
+        self.source = {
+            "data": name,
+            "data_dir": str(Path(data_dir).absolute()) if data_dir else None,
+        }
         self.own = Path(data_dir).absolute() / name if data_dir else None
         self.cache = Path(pooch.os_cache("annotated_transformer")) / name
         self.mirror = mirror or os.environ.get("ANNOTATED_TRANSFORMER_MIRROR")
         self.advice = f"put {', '.join(file.name for file in files)} into " + (
-            f"{self.own}, or name no folder to have them downloaded" if self.own else
-            f"a folder {name} and name the folder above it with --data-dir or "
-            "ANNOTATED_TRANSFORMER_DATA")
+            f"{self.own}, or name no folder to have them downloaded"
+            if self.own
+            else f"a folder {name} and name the folder above it with --data-dir or "
+            "ANNOTATED_TRANSFORMER_DATA"
+        )
 
     def fetch(self, file: Download) -> Path:
         "A file with the right checksum; ValueError says what to put where."
         if self.own is None:
-            urls = ([f"{self.mirror.rstrip('/')}/{file.name}"] if self.mirror else []) + list(file.urls)
-            try: return download(urls, file, self.cache)
-            except ValueError as e: raise UserError(f"{e}: {self.advice}") from None
+            urls = (
+                [f"{self.mirror.rstrip('/')}/{file.name}"] if self.mirror else []
+            ) + list(file.urls)
+            try:
+                return download(urls, file, self.cache)
+            except ValueError as e:
+                raise UserError(f"{e}: {self.advice}") from None
         path = self.own / file.name
-        if not path.is_file(): raise UserError(f"{path}: no such file: {self.advice}")
-        if (found := pooch.file_hash(path)) == file.sha256: return path
-        raise UserError(f"{path} is not the file expected: its sha256 is "
-                        f"{found}, not {file.sha256}")
+        if not path.is_file():
+            raise UserError(f"{path}: no such file: {self.advice}")
+        if (found := pooch.file_hash(path)) == file.sha256:
+            return path
+        raise UserError(
+            f"{path} is not the file expected: its sha256 is {found}, not {file.sha256}"
+        )
 
     def texts(self, archive: Download) -> tuple[Path, ...]:
         "The source and the target text of an archive, unpacked if they are not yet."
@@ -292,7 +390,8 @@ class Store:
         for folder in (self.own, unpacked):
             if folder and all((folder / name).is_file() for name in archive.members):
                 break
-        else: unpack(self.fetch(archive), archive.members, unpacked)
+        else:
+            unpack(self.fetch(archive), archive.members, unpacked)
         return tuple(folder / name for name in archive.members)
 
 # %% ../nbs/51a_corpus.ipynb #30711a7e
@@ -310,55 +409,82 @@ def multi30k(
 # %% ../nbs/51a_corpus.ipynb #f2e783de
 class Newstest2014:
     "The test set of WMT 2014, which sacreBLEU fetches, checks and keeps; nothing happens before its pairs are gone through."
+
     def __iter__(self) -> Iterator[tuple[str, str]]:
         # here, since only a test needs it
         from sacrebleu.utils import SACREBLEU_DIR, get_files
-        try: src, tgt = get_files("wmt14/full", "en-de")[:2]
+
+        try:
+            src, tgt = get_files("wmt14/full", "en-de")[:2]
         except (OSError, SystemExit) as e:
             # for which it exits
             reason = e if isinstance(e, OSError) else "another checksum"
-            raise UserError(f"sacreBLEU cannot get wmt14/full ({reason}): delete "
-                            f"{SACREBLEU_DIR}/wmt14/full if a "
-                            "download broke off; without "
-                            "network, copy that folder from where `sacrebleu -t "
-                            "wmt14/full -l en-de --echo src` was run") from None
+            raise UserError(
+                f"sacreBLEU cannot get wmt14/full ({reason}): delete "
+                f"{SACREBLEU_DIR}/wmt14/full if a "
+                "download broke off; without "
+                "network, copy that folder from where `sacrebleu -t "
+                "wmt14/full -l en-de --echo src` was run"
+            ) from None
         return iter(TextPairs([(src, tgt)]))
 
 # %% ../nbs/51a_corpus.ipynb #66a39cdb
 def wmt14(
-    data_dir: str | Path | None = None,   # as for Store, and the next
+    data_dir: str | Path | None = None,  # as for Store, and the next
     mirror: str | None = None,
     files: tuple[Download, ...] = WMT14,  # archives; the last to validate
 ) -> Corpus:
     "The paper's English–German (§5.1): about 4.5 million pairs to train, newstest2013 to validate, newstest2014 to test."
     store = Store("wmt14", files, data_dir, mirror)
     *train, valid = map(store.texts, files)
-    return Corpus("wmt14", "en", "de", TextPairs(train), TextPairs([valid]),
-                  Newstest2014(), store.source)
+    return Corpus(
+        "wmt14",
+        "en",
+        "de",
+        TextPairs(train),
+        TextPairs([valid]),
+        Newstest2014(),
+        store.source,
+    )
 
 # %% ../nbs/51a_corpus.ipynb #2aaf083f
 def load_corpus(
-    name: str,                           # "builtin", "multi30k" or "wmt14"
+    name: str,  # "builtin", "multi30k" or "wmt14"
     data_dir: str | Path | None = None,  # as for Store, and the next
     *,
     mirror: str | None = None,
-    n_train: int = 40_000,               # of the built-in text, as the next three
+    n_train: int = 40_000,  # of the built-in text, as the next three
     n_valid: int = 1_000,
     n_test: int = 1_000,
     seed: int = 0,
 ) -> Corpus:
     "A corpus by its name."
-    if name == "multi30k": return multi30k(data_dir, mirror)
-    if name == "wmt14": return wmt14(data_dir, mirror)
+    if name == "multi30k":
+        return multi30k(data_dir, mirror)
+    if name == "wmt14":
+        return wmt14(data_dir, mirror)
     if name != "builtin":
-        raise UserError(f"data={name!r} is unknown: take builtin, multi30k or wmt14, "
-                        "or give two files of your own")
+        raise UserError(
+            f"data={name!r} is unknown: take builtin, multi30k or wmt14, "
+            "or give two files of your own"
+        )
     sizes = {"train": n_train, "valid": n_valid, "test": n_test}
-    splits = [[(s.en, s.de) for s in builtin(n, seed, split)]
-              for split, n in sizes.items()]
-    return Corpus(name, "en", "de", *splits,
-                  {"data": name, "n_train": n_train, "n_valid": n_valid,
-                   "n_test": n_test, "seed": seed})
+    splits = [
+        [(s.en, s.de) for s in builtin(n, seed, split)] for split, n in sizes.items()
+    ]
+    return Corpus(
+        name,
+        "en",
+        "de",
+        *splits,
+        {
+            "data": name,
+            "n_train": n_train,
+            "n_valid": n_valid,
+            "n_test": n_test,
+            "seed": seed,
+        },
+    )
 
 # %% ../nbs/51a_corpus.ipynb #9161102a
 def set_aside(
@@ -367,17 +493,21 @@ def set_aside(
 ) -> tuple[TextPairs, TextPairs]:  # to train and to validate on
     "Split aligned files by the hash of the source; ValueError if all sentences are the same."
     n, (last, _) = deque(enumerate(stream_pairs(src, tgt), start=1), maxlen=1).pop()
-    limit = min(0.05, 1000 / n) * 2 ** 32
+    limit = min(0.05, 1000 / n) * 2**32
+
     def split(aside):
         files = [(src, tgt)]
         return TextPairs(files, lambda s: not aside(s)), TextPairs(files, aside)
+
     train, valid = split(lambda s: zlib.crc32(s.encode()) < limit)
     if not (any(train) and any(valid)):
         # a very small file: its last sentence
         train, valid = split(lambda s: s == last)
     if not any(train):
-        raise UserError(f"{src} has {n} pairs of one and the same sentence: too few "
-                        "to train and to validate on")
+        raise UserError(
+            f"{src} has {n} pairs of one and the same sentence: too few "
+            "to train and to validate on"
+        )
     return train, valid
 
 # %% ../nbs/51a_corpus.ipynb #94dbb1c3
@@ -386,15 +516,19 @@ def own_corpus(
     tgt: str | Path,
     valid_src: str | Path | None = None,  # None: some sentences of `src` are set aside
     valid_tgt: str | Path | None = None,
-) -> Corpus:                              # without a test set
+) -> Corpus:  # without a test set
     "Two aligned files of your own, or four, gone through once to see that they are in order."
     given = {"src": src, "tgt": tgt, "valid_src": valid_src, "valid_tgt": valid_tgt}
-    source = {name: None if path is None else str(Path(path).absolute())
-              for name, path in given.items()}
+    source = {
+        name: None if path is None else str(Path(path).absolute())
+        for name, path in given.items()
+    }
     for path in filter(None, source.values()):
         if kind_of(Path(os.path.realpath(path))) == "special file":
-            raise UserError(f"{path} is no ordinary file: text to train on is read "
-                            "several times, so save it first")
+            raise UserError(
+                f"{path} is no ordinary file: text to train on is read "
+                "several times, so save it first"
+            )
     src, tgt, *valid = source.values()
     if None in valid:
         return Corpus("own", "src", "tgt", *set_aside(Path(src), Path(tgt)), [], source)
@@ -413,7 +547,9 @@ def corpus_from(source: dict) -> Corpus:
     """
     sizes = {name: value for name, value in source.items() if name != "data"}
     if source.get("data") != "builtin":
-        raise UserError("its text is not at hand: name it, by --data, or by --src and --tgt")
+        raise UserError(
+            "its text is not at hand: name it, by --data, or by --src and --tgt"
+        )
     if not sizes.keys() <= {"n_train", "n_valid", "n_test", "seed"} or any(
         type(value) is not int or not 0 <= value < 10**7 for value in sizes.values()
     ):

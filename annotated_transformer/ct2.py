@@ -20,8 +20,11 @@ from .vocab import Vocab
 
 # %% ../nbs/91_ct2.ipynb #f12f7751
 ENCODER_LAYER = {
-    "self_attention/linear/0/weight": ["self_attn.w_q.weight", "self_attn.w_k.weight",
-                                       "self_attn.w_v.weight"],
+    "self_attention/linear/0/weight": [
+        "self_attn.w_q.weight",
+        "self_attn.w_k.weight",
+        "self_attn.w_v.weight",
+    ],
     "self_attention/linear/1/weight": ["self_attn.w_o.weight"],
     "self_attention/layer_norm/gamma": ["residuals.0.norm.weight"],
     "self_attention/layer_norm/beta": ["residuals.0.norm.bias"],
@@ -34,15 +37,18 @@ ENCODER_LAYER = {
 }
 
 # %% ../nbs/91_ct2.ipynb #5ff682a5
-DECODER_LAYER = ENCODER_LAYER | {  # attention over the memory comes between the two, and moves the last norm on
-    "attention/linear/0/weight": ["cross_attn.w_q.weight"],
-    "attention/linear/1/weight": ["cross_attn.w_k.weight", "cross_attn.w_v.weight"],
-    "attention/linear/2/weight": ["cross_attn.w_o.weight"],
-    "attention/layer_norm/gamma": ["residuals.1.norm.weight"],
-    "attention/layer_norm/beta": ["residuals.1.norm.bias"],
-    "ffn/layer_norm/gamma": ["residuals.2.norm.weight"],
-    "ffn/layer_norm/beta": ["residuals.2.norm.bias"],
-}
+DECODER_LAYER = (
+    ENCODER_LAYER
+    | {  # attention over the memory comes between the two, and moves the last norm on
+        "attention/linear/0/weight": ["cross_attn.w_q.weight"],
+        "attention/linear/1/weight": ["cross_attn.w_k.weight", "cross_attn.w_v.weight"],
+        "attention/linear/2/weight": ["cross_attn.w_o.weight"],
+        "attention/layer_norm/gamma": ["residuals.1.norm.weight"],
+        "attention/layer_norm/beta": ["residuals.1.norm.bias"],
+        "ffn/layer_norm/gamma": ["residuals.2.norm.weight"],
+        "ffn/layer_norm/beta": ["residuals.2.norm.bias"],
+    }
+)
 
 # %% ../nbs/91_ct2.ipynb #581c5522
 OUTSIDE = {  # one matrix in three places (§3.4): the engine stores it once, too
@@ -50,7 +56,10 @@ OUTSIDE = {  # one matrix in three places (§3.4): the engine stores it once, to
     "decoder/embeddings/weight": ["embedding.weight"],
     "decoder/projection/weight": ["embedding.weight"],
 }
-FINAL_NORM = {"layer_norm/gamma": ["norm.weight"], "layer_norm/beta": ["norm.bias"]}  # of a pre-norm stack
+FINAL_NORM = {
+    "layer_norm/gamma": ["norm.weight"],
+    "layer_norm/beta": ["norm.bias"],
+}  # of a pre-norm stack
 
 # %% ../nbs/91_ct2.ipynb #8d2f3b36
 def weight_table(
@@ -60,11 +69,15 @@ def weight_table(
     table = dict(OUTSIDE)
     for side, layer in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
         for i in range(config.n_layers):
-            table |= {f"{side}/layer/{i}/{name}": [f"{side}.layers.{i}.{one}" for one in ours]
-                      for name, ours in layer.items()}
+            table |= {
+                f"{side}/layer/{i}/{name}": [f"{side}.layers.{i}.{one}" for one in ours]
+                for name, ours in layer.items()
+            }
         if config.norm == "pre":
-            table |= {f"{side}/{name}": [f"{side}.{one}" for one in ours]
-                      for name, ours in FINAL_NORM.items()}
+            table |= {
+                f"{side}/{name}": [f"{side}.{one}" for one in ours]
+                for name, ours in FINAL_NORM.items()
+            }
     return table
 
 # %% ../nbs/91_ct2.ipynb #18faded6
@@ -77,17 +90,19 @@ def position_table(
 ) -> Tensor:  # (n, d_model)
     "What the model adds to the first, second, … word."
     n = config.n_positions if config.position == "learned" else N_POSITIONS
-    with torch.no_grad(): return model.position(torch.zeros(1, n, config.d_model))[0]
+    with torch.no_grad():
+        return model.position(torch.zeros(1, n, config.d_model))[0]
 
 # %% ../nbs/91_ct2.ipynb #bf8c6697
 def put(
-    spec,        # of CTranslate2
-    path: str,   # to one of its weights, "decoder/layer/0/ffn/linear_0/bias"
+    spec,  # of CTranslate2
+    path: str,  # to one of its weights, "decoder/layer/0/ffn/linear_0/bias"
     value: Tensor,
 ) -> None:
     "Lay a copy of a weight where the engine looks for it."
     *steps, name = path.split("/")
-    for step in steps: spec = spec[int(step)] if step.isdigit() else getattr(spec, step)
+    for step in steps:
+        spec = spec[int(step)] if step.isdigit() else getattr(spec, step)
     setattr(spec, name, value.detach().float().numpy(force=True).copy())
 
 # %% ../nbs/91_ct2.ipynb #ce86ab6a
@@ -99,9 +114,14 @@ def add_vocabulary(
     pieces = vocab.words(range(len(vocab)))
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    special = {"unk_token": vocab.pieces.unk_id(), "bos_token": vocab.bos_id,
-               "eos_token": vocab.eos_id, "decoder_start_token": vocab.bos_id}
-    for name, i in special.items(): setattr(spec.config, name, pieces[i])
+    special = {
+        "unk_token": vocab.pieces.unk_id(),
+        "bos_token": vocab.bos_id,
+        "eos_token": vocab.eos_id,
+        "decoder_start_token": vocab.bos_id,
+    }
+    for name, i in special.items():
+        setattr(spec.config, name, pieces[i])
     spec.config.add_source_eos = True
 
 # %% ../nbs/91_ct2.ipynb #d352097f
@@ -110,25 +130,51 @@ def engine_spec(
 ):  # a ctranslate2.specs.TransformerSpec
     "A run in the engine's terms; ValueError for a model that it cannot hold."
     try:
-        from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec
+        from ctranslate2.specs import (
+            TransformerDecoderSpec,
+            TransformerEncoderSpec,
+            TransformerSpec,
+        )
     except ImportError:
-        raise UserError("ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'") from None
-    config, weights, table = run.recipe.model, run.model.state_dict(), weight_table(run.recipe.model)
+        raise UserError(
+            "ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'"
+        ) from None
+    config, weights, table = (
+        run.recipe.model,
+        run.model.state_dict(),
+        weight_table(run.recipe.model),
+    )
     width = config.d_model // config.n_heads
     d_k, d_v = config.d_k or width, config.d_v or width
     if d_k != d_v:
-        raise UserError(f"CTranslate2 wants keys as wide as values: d_k={d_k} and d_v={d_v} cannot be exported")
-    unknown = weights.keys() - {one for ours in table.values() for one in ours} - {"position.table"}
+        raise UserError(
+            f"CTranslate2 wants keys as wide as values: d_k={d_k} and d_v={d_v} cannot be exported"
+        )
+    unknown = (
+        weights.keys()
+        - {one for ours in table.values() for one in ours}
+        - {"position.table"}
+    )
     if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known "
-                        "for weights that the paper's model has not")
+        raise UserError(
+            f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known "
+            "for weights that the paper's model has not"
+        )
     sizes = dict(pre_norm=config.norm == "pre", head_dim=d_k)
-    spec = TransformerSpec(*(kind(config.n_layers, config.n_heads, **sizes)
-                             for kind in (TransformerEncoderSpec, TransformerDecoderSpec)))
+    spec = TransformerSpec(
+        *(
+            kind(config.n_layers, config.n_heads, **sizes)
+            for kind in (TransformerEncoderSpec, TransformerDecoderSpec)
+        )
+    )
     for path, ours in table.items():
         put(spec, path, torch.cat([weights[one] for one in ours]))
     for side in ("encoder", "decoder"):
-        put(spec, f"{side}/position_encodings/encodings", position_table(run.model, config))
+        put(
+            spec,
+            f"{side}/position_encodings/encodings",
+            position_table(run.model, config),
+        )
     add_vocabulary(spec, run.vocab)
     return spec
 
@@ -143,11 +189,15 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
     run that cannot be exported, or if something other than an empty folder is in the way.
     """
     if quantization not in QUANTIZATIONS:
-        raise UserError(f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}")
+        raise UserError(
+            f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}"
+        )
     check_free(out)
     if is_imported(run):
-        raise UserError(f"{run} was imported from Marian: CTranslate2 takes the folder that it "
-                        "came from, by ct2-transformers-converter")
+        raise UserError(
+            f"{run} was imported from Marian: CTranslate2 takes the folder that it "
+            "came from, by ct2-transformers-converter"
+        )
     found = load_run(run)
     spec = engine_spec(found)
     spec.validate()

@@ -19,16 +19,18 @@ from . import UserError
 
 # %% ../nbs/61a_decode.ipynb #a76294d3
 def reorder(
-    state: Any,       # a named tuple (per_hypothesis, per_sentence)
+    state: Any,  # a named tuple (per_hypothesis, per_sentence)
     parents: Tensor,  # (b, beam) int64: whose continuation each new hypothesis is
-) -> Any:             # a state of as many hypotheses as `parents` names
+) -> Any:  # a state of as many hypotheses as `parents` names
     "Drop some hypotheses, double others."
     rows = torch.arange(len(parents), device=parents.device)[:, None]
-    return state._replace(per_hypothesis=[t[rows, parents] for t in state.per_hypothesis])
+    return state._replace(
+        per_hypothesis=[t[rows, parents] for t in state.per_hypothesis]
+    )
 
 # %% ../nbs/61a_decode.ipynb #64733763
 def keep_rows(
-    state: Any,    # a named tuple (per_hypothesis, per_sentence)
+    state: Any,  # a named tuple (per_hypothesis, per_sentence)
     rows: Tensor,  # (n,) int64: the sentences that stay
 ) -> Any:
     "Let the other sentences leave the batch."
@@ -37,24 +39,35 @@ def keep_rows(
 # %% ../nbs/61a_decode.ipynb #fb867cd0
 class Hypothesis(NamedTuple):
     "A sentence that a search found."
-    ids: list[int]   # without start and end symbol
-    score: float     # what the search ranks by: `log_prob`, divided by the length penalty if there is one
-    log_prob: float  # natural logarithm of its probability, that of the end symbol included
+
+    ids: list[int]  # without start and end symbol
+    score: float  # what the search ranks by: `log_prob`, divided by the length penalty if there is one
+    log_prob: (
+        float  # natural logarithm of its probability, that of the end symbol included
+    )
 
 # %% ../nbs/61a_decode.ipynb #69855776
 def as_hypotheses(
-    words: Tensor,      # (b, n, longest) int64, end symbols behind
-    scores: Tensor,     # (b, n), −∞ where there is no hypothesis
+    words: Tensor,  # (b, n, longest) int64, end symbols behind
+    scores: Tensor,  # (b, n), −∞ where there is no hypothesis
     log_probs: Tensor,  # (b, n)
-    eos_id: int,        # the end symbol
-) -> list[list[Hypothesis]]:  # of each sentence those that there are; the first always counts
+    eos_id: int,  # the end symbol
+) -> list[
+    list[Hypothesis]
+]:  # of each sentence those that there are; the first always counts
     "From tensors to plain lists, once for all words."
+
     def ids(row: list[int]) -> list[int]:
-        return row[:row.index(eos_id)] if eos_id in row else row
-    return [[Hypothesis(ids(row), score, log_prob)
-             for i, (row, score, log_prob) in enumerate(zip(*those))
-             if i == 0 or score > -torch.inf]
-            for those in zip(words.tolist(), scores.tolist(), log_probs.tolist())]
+        return row[: row.index(eos_id)] if eos_id in row else row
+
+    return [
+        [
+            Hypothesis(ids(row), score, log_prob)
+            for i, (row, score, log_prob) in enumerate(zip(*those))
+            if i == 0 or score > -torch.inf
+        ]
+        for those in zip(words.tolist(), scores.tolist(), log_probs.tolist())
+    ]
 
 # %% ../nbs/61a_decode.ipynb #e44704f5
 def staying(
@@ -66,20 +79,29 @@ def staying(
 # %% ../nbs/61a_decode.ipynb #edc1a2b7
 @torch.no_grad()
 def follow(
-    step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
-    state: Any,                                         # what `step` needs, before the first word
-    bos_id: int,                                        # the start symbol
-    eos_id: int,                                        # the end symbol
-    max_lens: Tensor,                                   # (b,) int64, most words per sentence, the end symbol not counted
-    choose: Callable[[Tensor], tuple[Tensor, Tensor]],  # log_probs (b, n_vocab) to (b,) those of the words chosen, (b,) the words
-) -> list[list[Hypothesis]]:                            # one a sentence
+    step: Callable[
+        [Tensor, Any], tuple[Tensor, Any]
+    ],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
+    state: Any,  # what `step` needs, before the first word
+    bos_id: int,  # the start symbol
+    eos_id: int,  # the end symbol
+    max_lens: Tensor,  # (b,) int64, most words per sentence, the end symbol not counted
+    choose: Callable[
+        [Tensor], tuple[Tensor, Tensor]
+    ],  # log_probs (b, n_vocab) to (b,) those of the words chosen, (b,) the words
+) -> list[list[Hypothesis]]:  # one a sentence
     "One hypothesis a sentence, word by word, until the end symbol or the length limit."
     said, log_probs = [], torch.zeros(len(max_lens), device=max_lens.device)
     rows = torch.arange(len(max_lens), device=max_lens.device)
     last, done = torch.full_like(max_lens, bos_id), max_lens <= 0
     while not done.all():
         if (stay := staying(done)) is not None:
-            state, rows, last, done = keep_rows(state, stay), rows[stay], last[stay], done[stay]
+            state, rows, last, done = (
+                keep_rows(state, stay),
+                rows[stay],
+                last[stay],
+                done[stay],
+            )
         next_log_probs, state = step(last[:, None], state)
         log_prob, last = choose(next_log_probs[:, 0])
         log_probs[rows] += log_prob.masked_fill(done, 0)
@@ -91,19 +113,22 @@ def follow(
 
 # %% ../nbs/61a_decode.ipynb #bf5c1532
 def greedy_search(
-    step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
-    state: Any,                                         # what `step` needs, before the first word
-    bos_id: int,                                        # the start symbol
-    eos_id: int,                                        # the end symbol
-    max_lens: Tensor,                                   # (b,) int64, most words per sentence, the end symbol not counted
-) -> list[list[Hypothesis]]:                            # one a sentence; its score is its log-probability
+    step: Callable[
+        [Tensor, Any], tuple[Tensor, Any]
+    ],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
+    state: Any,  # what `step` needs, before the first word
+    bos_id: int,  # the start symbol
+    eos_id: int,  # the end symbol
+    max_lens: Tensor,  # (b,) int64, most words per sentence, the end symbol not counted
+) -> list[list[Hypothesis]]:  # one a sentence; its score is its log-probability
     "The likeliest word, again and again (§3: auto-regressive)."
-    return follow(step, state, bos_id, eos_id, max_lens,
-                  lambda log_probs: log_probs.max(dim=-1))
+    return follow(
+        step, state, bos_id, eos_id, max_lens, lambda log_probs: log_probs.max(dim=-1)
+    )
 
 # %% ../nbs/61a_decode.ipynb #7a109e8e
 def length_penalty(
-    n: int | Tensor,     # |Y|: words of the sentence, the end symbol among them
+    n: int | Tensor,  # |Y|: words of the sentence, the end symbol among them
     alpha: float = 0.6,  # 0 = none, 1 = for long sentences nearly the mean per word
 ) -> float | Tensor:
     "((5 + |Y|) / 6)^α (§6.1; Wu et al. 2016, equation 14)."
@@ -111,85 +136,115 @@ def length_penalty(
 
 # %% ../nbs/61a_decode.ipynb #c603dd69
 def beam_search_one(
-    next_log_probs: Callable[[list[int]], list[float]],      # the words so far to the log-probability of every word
-    eos_id: int,                                             # the end symbol
-    max_len: int,                                            # most words, the end symbol not counted
-    beam_size: int = 4,                                      # hypotheses kept open (§6.1)
-    n_best: int = 1,                                         # hypotheses wanted
-    penalty: Callable[[int], float] = length_penalty,        # of |Y|; must not fall as |Y| grows
-) -> list[Hypothesis]:                                       # best first
+    next_log_probs: Callable[
+        [list[int]], list[float]
+    ],  # the words so far to the log-probability of every word
+    eos_id: int,  # the end symbol
+    max_len: int,  # most words, the end symbol not counted
+    beam_size: int = 4,  # hypotheses kept open (§6.1)
+    n_best: int = 1,  # hypotheses wanted
+    penalty: Callable[
+        [int], float
+    ] = length_penalty,  # of |Y|; must not fall as |Y| grows
+) -> list[Hypothesis]:  # best first
     "Beam search for one sentence, slow and plain (§6.1)."
-    live, finished, n = [(0.0, [])], [], 0                   # live: log-probability and words
+    live, finished, n = [(0.0, [])], [], 0  # live: log-probability and words
     while live and n < max_len:
-        n += 1                                               # every hypothesis now says its n-th word
-        said = [(log_prob + more, [*ids, word]) for log_prob, ids in live
-                for word, more in enumerate(next_log_probs(ids))]
+        n += 1  # every hypothesis now says its n-th word
+        said = [
+            (log_prob + more, [*ids, word])
+            for log_prob, ids in live
+            for word, more in enumerate(next_log_probs(ids))
+        ]
         said.sort(key=lambda hypothesis: hypothesis[0], reverse=True)
         others = [(log_prob, ids) for log_prob, ids in said if ids[-1] != eos_id]
         # where nothing is dropped, every end counts
         best = said[:beam_size] if len(others) > beam_size else said
-        finished += [Hypothesis(ids[:-1], log_prob / penalty(n), log_prob)
-                     for log_prob, ids in best if ids[-1] == eos_id]
+        finished += [
+            Hypothesis(ids[:-1], log_prob / penalty(n), log_prob)
+            for log_prob, ids in best
+            if ids[-1] == eos_id
+        ]
         live = others[:beam_size]
         if n == max_len:
-            finished += [Hypothesis(ids, log_prob / penalty(n), log_prob)
-                         for log_prob, ids in live]  # cut off
-        finished = sorted(finished, key=lambda found: found.score, reverse=True)[:n_best]
+            finished += [
+                Hypothesis(ids, log_prob / penalty(n), log_prob)
+                for log_prob, ids in live
+            ]  # cut off
+        finished = sorted(finished, key=lambda found: found.score, reverse=True)[
+            :n_best
+        ]
         # if all that is still to come were certain
         can_reach = live[0][0] / penalty(max_len) if live else -torch.inf
-        if len(finished) == n_best and finished[-1].score >= can_reach: break
+        if len(finished) == n_best and finished[-1].score >= can_reach:
+            break
     return finished or [Hypothesis([], 0.0, 0.0)]
 
 # %% ../nbs/61a_decode.ipynb #d4085c59
 def best_words(
     log_probs: Tensor,  # (b, beam, n_vocab)
-    scores: Tensor,     # (b, beam) log-probabilities of the hypotheses to continue
-    n: int,             # how many are wanted
-) -> tuple[Tensor, Tensor, Tensor]:  # (b, n) each: log-probabilities, best first; whose continuations they are; their last words
+    scores: Tensor,  # (b, beam) log-probabilities of the hypotheses to continue
+    n: int,  # how many are wanted
+) -> tuple[
+    Tensor, Tensor, Tensor
+]:  # (b, n) each: log-probabilities, best first; whose continuations they are; their last words
     "The best continuations of each sentence's hypotheses; which of two equal ones comes first is left open."
     n_vocab = log_probs.size(-1)
-    size = next((size for size in range(256, 15, -1) if n_vocab % size == 0), n_vocab)  # of a block
-    blocks = log_probs.unflatten(-1, (-1, size))                                        # (b, beam, n_blocks, size)
-    tops = (blocks.amax(dim=-1) + scores[..., None]).flatten(1)                         # (b, beam · n_blocks)
+    size = next(
+        (size for size in range(256, 15, -1) if n_vocab % size == 0), n_vocab
+    )  # of a block
+    blocks = log_probs.unflatten(-1, (-1, size))  # (b, beam, n_blocks, size)
+    tops = (blocks.amax(dim=-1) + scores[..., None]).flatten(1)  # (b, beam · n_blocks)
     which = tops.topk(min(n, tops.size(1)), dim=1).indices
     inside = blocks.flatten(1, 2).gather(1, which[..., None].expand(-1, -1, size))
-    inside = (inside + scores.gather(1, which // (n_vocab // size))[..., None]).flatten(1)
+    inside = (inside + scores.gather(1, which // (n_vocab // size))[..., None]).flatten(
+        1
+    )
     scores, place = inside.topk(min(n, inside.size(1)), dim=1)
-    place = which.gather(1, place // size) * size + place % size                        # among beam · n_vocab
+    place = which.gather(1, place // size) * size + place % size  # among beam · n_vocab
     return scores, place // n_vocab, place % n_vocab
 
 # %% ../nbs/61a_decode.ipynb #8eb11404
 class Search(NamedTuple):
     "What a beam search knows of the sentences in its batch."
-    rows: Tensor            # (b,) int64: which sentence each is
-    limits: Tensor          # (b,) int64: most words, the end symbol not counted
-    done: Tensor            # (b,) bool: nothing open can win any more
-    scores: Tensor          # (b, beam) log-probabilities of the open hypotheses, best first
-    words: Tensor           # (b, beam, longest) int64: what they have said, end symbols behind
-    best_scores: Tensor     # (b, n_best) of the finished ones, best first; −∞ where there is none yet
+
+    rows: Tensor  # (b,) int64: which sentence each is
+    limits: Tensor  # (b,) int64: most words, the end symbol not counted
+    done: Tensor  # (b,) bool: nothing open can win any more
+    scores: Tensor  # (b, beam) log-probabilities of the open hypotheses, best first
+    words: Tensor  # (b, beam, longest) int64: what they have said, end symbols behind
+    best_scores: Tensor  # (b, n_best) of the finished ones, best first; −∞ where there is none yet
     best_log_probs: Tensor  # (b, n_best)
-    best_words: Tensor      # (b, n_best, longest) int64
+    best_words: Tensor  # (b, n_best, longest) int64
 
 # %% ../nbs/61a_decode.ipynb #60e67e75
 def begin(
     max_lens: Tensor,  # (b,) int64
     n_best: int,
-    eos_id: int,       # the end symbol
+    eos_id: int,  # the end symbol
 ) -> Search:
     "One empty hypothesis a sentence. Where no word is allowed, it is finished."
     limits, b = max_lens.clamp(min=0), len(max_lens)
     words = limits.new_full((b, 1, int(limits.max()) if b else 0), eos_id)
     best = torch.full((b, n_best), -torch.inf, device=limits.device)
     best[:, 0].masked_fill_(limits == 0, 0)
-    return Search(torch.arange(b, device=limits.device), limits, limits == 0,
-                  best.new_zeros(b, 1), words, best, best, words.expand(-1, n_best, -1))
+    return Search(
+        torch.arange(b, device=limits.device),
+        limits,
+        limits == 0,
+        best.new_zeros(b, 1),
+        words,
+        best,
+        best,
+        words.expand(-1, n_best, -1),
+    )
 
 # %% ../nbs/61a_decode.ipynb #dd935735
 def finish(
     search: Search,
-    log_probs: Tensor,          # (b, beam) of hypotheses that are finished now; −∞ for others
-    words: Tensor,              # (b, beam, longest) what they said
-    penalty: float,             # of their length
+    log_probs: Tensor,  # (b, beam) of hypotheses that are finished now; −∞ for others
+    words: Tensor,  # (b, beam, longest) what they said
+    penalty: float,  # of their length
 ) -> Search:
     "Put finished hypotheses to those that are kept, and keep the best."
     scores = torch.cat([search.best_scores, log_probs / penalty], dim=1)
@@ -197,14 +252,15 @@ def finish(
     words = torch.cat([search.best_words, words], dim=1)
     scores, which = scores.topk(search.best_scores.size(1), dim=1)
     words = words.gather(1, which[..., None].expand(-1, -1, words.size(2)))
-    return search._replace(best_scores=scores,
-                           best_log_probs=log_probs.gather(1, which), best_words=words)
+    return search._replace(
+        best_scores=scores, best_log_probs=log_probs.gather(1, which), best_words=words
+    )
 
 # %% ../nbs/61a_decode.ipynb #eae559ba
 def best_ends(
-    ends: Tensor,    # (b, beam) log-probabilities of the open hypotheses, ended now
+    ends: Tensor,  # (b, beam) log-probabilities of the open hypotheses, ended now
     others: Tensor,  # (b, beam_size) those of the best that do not end
-) -> Tensor:         # (b, beam) bool
+) -> Tensor:  # (b, beam) bool
     "An end counts if it is among its step's `beam_size` best."
     n_better = (others[:, None] > ends[..., None]).sum(dim=-1)
     n_better += (ends[:, None] > ends[..., None]).sum(dim=-1)
@@ -212,38 +268,49 @@ def best_ends(
 
 # %% ../nbs/61a_decode.ipynb #b6a1082c
 def any_end(
-    ends: Tensor,    # (b, beam) log-probabilities of the open hypotheses, ended now
+    ends: Tensor,  # (b, beam) log-probabilities of the open hypotheses, ended now
     others: Tensor,  # (b, beam_size) those of the best that do not end
-) -> Tensor:         # (b, beam) bool
+) -> Tensor:  # (b, beam) bool
     "Every end counts: the search finds all that its open hypotheses can say."
     return torch.ones_like(ends, dtype=torch.bool)
 
 # %% ../nbs/61a_decode.ipynb #c2f25afe
 def advance(
     search: Search,
-    log_probs: Tensor,   # (b, beam, n_vocab) of the n-th word; changed in place
-    n: int,              # words said with this one
-    eos_id: int,         # the end symbol
+    log_probs: Tensor,  # (b, beam, n_vocab) of the n-th word; changed in place
+    n: int,  # words said with this one
+    eos_id: int,  # the end symbol
     beam_size: int,
-    penalty: Callable,   # of |Y|
-    may_end: Callable,   # which ends count
-) -> tuple[Search, Tensor, Tensor]:  # (b, beam_size) int64: whose continuations the new hypotheses are; their last words
+    penalty: Callable,  # of |Y|
+    may_end: Callable,  # which ends count
+) -> tuple[
+    Search, Tensor, Tensor
+]:  # (b, beam_size) int64: whose continuations the new hypotheses are; their last words
     "Every open hypothesis says one more word."
     ends = log_probs[..., eos_id] + search.scores
     log_probs[..., eos_id] = -torch.inf
     n_others = log_probs.size(1) * (log_probs.size(2) - 1)
-    scores, parents, last = best_words(log_probs, search.scores, min(beam_size, n_others))
+    scores, parents, last = best_words(
+        log_probs, search.scores, min(beam_size, n_others)
+    )
     if n_others > beam_size:  # where nothing is dropped, every end counts
         ends = ends.masked_fill(~may_end(ends, scores), -torch.inf)
-    search = finish(search, ends.masked_fill(search.done[:, None], -torch.inf),
-                    search.words, penalty(n))
-    words = search.words.gather(1, parents[..., None].expand(-1, -1, search.words.size(2)))
+    search = finish(
+        search,
+        ends.masked_fill(search.done[:, None], -torch.inf),
+        search.words,
+        penalty(n),
+    )
+    words = search.words.gather(
+        1, parents[..., None].expand(-1, -1, search.words.size(2))
+    )
     words[..., n - 1] = last
     search = search._replace(scores=scores, words=words)
     cut_off = (search.limits == n) & ~search.done
     if cut_off.any():
-        search = finish(search, scores.masked_fill(~cut_off[:, None], -torch.inf),
-                        words, penalty(n))
+        search = finish(
+            search, scores.masked_fill(~cut_off[:, None], -torch.inf), words, penalty(n)
+        )
     can_reach = scores[:, 0] / penalty(search.limits)
     done = search.done | cut_off | (search.best_scores[:, -1] >= can_reach)
     return search._replace(done=done), parents, last
@@ -251,62 +318,85 @@ def advance(
 # %% ../nbs/61a_decode.ipynb #dcae4b6f
 @torch.no_grad()
 def beam_search(
-    step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, beam), state) to (log_probs (b, beam, n_vocab), state)
-    state: Any,                                         # what `step` needs, before the first word
-    bos_id: int,                                        # the start symbol
-    eos_id: int,                                        # the end symbol
-    max_lens: Tensor,                                   # (b,) int64, most words per sentence, the end symbol not counted
-    beam_size: int = 4,                                 # hypotheses kept open (§6.1)
-    n_best: int = 1,                                    # hypotheses wanted of each sentence, at most `beam_size`
-    penalty: Callable = length_penalty,                 # of |Y|, an int or a tensor; must not fall as |Y| grows
-    may_end: Callable = best_ends,                      # which ends count, `best_ends` or `any_end`
-) -> list[list[Hypothesis]]:                            # of each sentence, best first
+    step: Callable[
+        [Tensor, Any], tuple[Tensor, Any]
+    ],  # (last_ids (b, beam), state) to (log_probs (b, beam, n_vocab), state)
+    state: Any,  # what `step` needs, before the first word
+    bos_id: int,  # the start symbol
+    eos_id: int,  # the end symbol
+    max_lens: Tensor,  # (b,) int64, most words per sentence, the end symbol not counted
+    beam_size: int = 4,  # hypotheses kept open (§6.1)
+    n_best: int = 1,  # hypotheses wanted of each sentence, at most `beam_size`
+    penalty: Callable = length_penalty,  # of |Y|, an int or a tensor; must not fall as |Y| grows
+    may_end: Callable = best_ends,  # which ends count, `best_ends` or `any_end`
+) -> list[list[Hypothesis]]:  # of each sentence, best first
     "Keep the best few hypotheses open until none can win any more (§6.1)."
     if not 1 <= n_best <= beam_size:
-        raise UserError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
+        raise UserError(
+            f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size"
+        )
     found: list[list[Hypothesis]] = [[] for _ in max_lens]
-    search, last, n = begin(max_lens, n_best, eos_id), torch.full_like(max_lens[:, None], bos_id), 0
+    search, last, n = (
+        begin(max_lens, n_best, eos_id),
+        torch.full_like(max_lens[:, None], bos_id),
+        0,
+    )
     while len(search.rows):
         if (stay := staying(search.done)) is not None:
             gone = Search(*(t[search.done] for t in search))
-            best = as_hypotheses(gone.best_words, gone.best_scores, gone.best_log_probs, eos_id)
-            for row, those in zip(gone.rows.tolist(), best): found[row] = those
+            best = as_hypotheses(
+                gone.best_words, gone.best_scores, gone.best_log_probs, eos_id
+            )
+            for row, those in zip(gone.rows.tolist(), best):
+                found[row] = those
             search, last = Search(*(t[stay] for t in search)), last[stay]
             state = keep_rows(state, stay)
             continue
         log_probs, state = step(last, state)
         n += 1
-        search, parents, last = advance(search, log_probs, n, eos_id, beam_size,
-                                        penalty, may_end)
+        search, parents, last = advance(
+            search, log_probs, n, eos_id, beam_size, penalty, may_end
+        )
         state = reorder(state, parents)
     return found
 
 # %% ../nbs/61a_decode.ipynb #be270df0
 def search_with(
-    beam_size: int = 4,   # hypotheses kept open; 1 = greedy search
-    alpha: float = 0.6,   # of the length penalty, 0 or more
-    n_best: int = 1,      # hypotheses wanted of each sentence, at most `beam_size`
-) -> Callable:            # called with step, state, bos_id, eos_id, max_lens
+    beam_size: int = 4,  # hypotheses kept open; 1 = greedy search
+    alpha: float = 0.6,  # of the length penalty, 0 or more
+    n_best: int = 1,  # hypotheses wanted of each sentence, at most `beam_size`
+) -> Callable:  # called with step, state, bos_id, eos_id, max_lens
     "The search with these settings (§6.1: 4 and 0.6)."
     if not 1 <= beam_size <= 256:
         raise UserError(f"beam_size={beam_size}: take 1 to 256 hypotheses")
     if not 1 <= n_best <= beam_size:
-        raise UserError(f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size")
+        raise UserError(
+            f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size"
+        )
     if not 0 <= alpha <= 10:
         raise UserError(f"alpha={alpha}: take 0 to 10, the paper has 0.6")
-    if beam_size == 1: return greedy_search
-    return partial(beam_search, beam_size=beam_size, n_best=n_best,
-                   penalty=partial(length_penalty, alpha=alpha))
+    if beam_size == 1:
+        return greedy_search
+    return partial(
+        beam_search,
+        beam_size=beam_size,
+        n_best=n_best,
+        penalty=partial(length_penalty, alpha=alpha),
+    )
 
 # %% ../nbs/61a_decode.ipynb #a4fe92fe
 def draw(
-    log_probs: Tensor,           # (b, n_vocab)
-    temperature: float,          # above 0
-    top_p: float,                # above 0, at most 1
-    rng: torch.Generator,        # on the device of `log_probs`
-) -> tuple[Tensor, Tensor]:      # (b,) log-probabilities of the words drawn, as the model gave them; (b,) the words
+    log_probs: Tensor,  # (b, n_vocab)
+    temperature: float,  # above 0
+    top_p: float,  # above 0, at most 1
+    rng: torch.Generator,  # on the device of `log_probs`
+) -> tuple[
+    Tensor, Tensor
+]:  # (b,) log-probabilities of the words drawn, as the model gave them; (b,) the words
     "Draw a word from the likeliest ones that together have probability `top_p`."
-    probs, words = (log_probs / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+    probs, words = (
+        (log_probs / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+    )
     before = probs.cumsum(dim=-1) - probs  # 0 for the likeliest, which always stays
     probs = probs.masked_fill(before >= top_p, 0)
     word = words.gather(-1, torch.multinomial(probs, 1, generator=rng))
@@ -314,20 +404,32 @@ def draw(
 
 # %% ../nbs/61a_decode.ipynb #fae3b7cb
 def sample(
-    step: Callable[[Tensor, Any], tuple[Tensor, Any]],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
-    state: Any,                                         # what `step` needs, before the first word
-    bos_id: int,                                        # the start symbol
-    eos_id: int,                                        # the end symbol
-    max_lens: Tensor,                                   # (b,) int64, most words per sentence, the end symbol not counted
-    temperature: float = 1.0,                           # above 0; 1 = the model's own distribution
-    top_p: float = 1.0,                                 # above 0; 1 = all words
+    step: Callable[
+        [Tensor, Any], tuple[Tensor, Any]
+    ],  # (last_ids (b, 1), state) to (log_probs (b, 1, n_vocab), state)
+    state: Any,  # what `step` needs, before the first word
+    bos_id: int,  # the start symbol
+    eos_id: int,  # the end symbol
+    max_lens: Tensor,  # (b,) int64, most words per sentence, the end symbol not counted
+    temperature: float = 1.0,  # above 0; 1 = the model's own distribution
+    top_p: float = 1.0,  # above 0; 1 = all words
     seed: int = 0,
-) -> list[list[Hypothesis]]:                            # one a sentence
+) -> list[list[Hypothesis]]:  # one a sentence
     "Sentences drawn at random, as likely as the model says (not in the paper; top-p: Holtzman et al. 2020)."
     if not temperature > 0:
-        raise UserError(f"temperature={temperature} must be above 0; greedy_search is what 0 would be")
+        raise UserError(
+            f"temperature={temperature} must be above 0; greedy_search is what 0 would be"
+        )
     if not 0 < top_p <= 1:
-        raise UserError(f"top_p={top_p} is a probability: take more than 0 and at most 1")
+        raise UserError(
+            f"top_p={top_p} is a probability: take more than 0 and at most 1"
+        )
     rng = torch.Generator(max_lens.device).manual_seed(seed)
-    return follow(step, state, bos_id, eos_id, max_lens,
-                  lambda log_probs: draw(log_probs, temperature, top_p, rng))
+    return follow(
+        step,
+        state,
+        bos_id,
+        eos_id,
+        max_lens,
+        lambda log_probs: draw(log_probs, temperature, top_p, rng),
+    )

@@ -40,19 +40,22 @@ def launched() -> bool:
 # %% ../nbs/52a_distributed.ipynb #2432ae78
 def pick_device(
     name: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = the best there is
-) -> torch.device:            # "cuda" becomes the GPU of this process's own number under torchrun
+) -> torch.device:  # "cuda" becomes the GPU of this process's own number under torchrun
     "Where to compute; ValueError if that cannot be."
     mps = torch.backends.mps.is_available() and not launched()
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
-    if name == "cuda" and launched(): name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if name == "cuda" and launched():
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-        if device.type == "meta": raise RuntimeError("it holds shapes and no numbers")
+        if device.type == "meta":
+            raise RuntimeError("it holds shapes and no numbers")
     except (RuntimeError, AssertionError, ImportError) as e:
-        raise UserError(f"device {name!r} cannot be used "
-                        f"here: {str(e).splitlines()[0]}") from None
+        raise UserError(
+            f"device {name!r} cannot be used here: {str(e).splitlines()[0]}"
+        ) from None
     return device
 
 # %% ../nbs/52a_distributed.ipynb #c735c2c0
@@ -77,47 +80,57 @@ def process_group(
         return
     backend = {"cuda": "nccl", "cpu": "gloo"}.get(device.type)
     if backend is None:
-        raise UserError(f"device {str(device)!r} cannot talk to other "
-                        "processes: take cuda or cpu")
+        raise UserError(
+            f"device {str(device)!r} cannot talk to other processes: take cuda or cpu"
+        )
     own = device if device.type == "cuda" else None
-    if own: torch.cuda.set_device(own)
-    try: store, number, n = next(rendezvous("env://", timeout=PATIENCE))
+    if own:
+        torch.cuda.set_device(own)
+    try:
+        store, number, n = next(rendezvous("env://", timeout=PATIENCE))
     except ValueError as e:
         raise UserError(f"RANK, WORLD_SIZE or MASTER_PORT is wrong: {e}") from None
     # it outlives a restart, with dead addresses in it
-    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}",
-                             store)
-    dist.init_process_group(backend, store=store, rank=number, world_size=n,
-                            timeout=PATIENCE, device_id=own)
+    store = dist.PrefixStore(
+        f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store
+    )
+    dist.init_process_group(
+        backend, store=store, rank=number, world_size=n, timeout=PATIENCE, device_id=own
+    )
     yield
     # not after an error: the others may be waiting elsewhere, and torchrun ends them
     dist.destroy_process_group()
 
 # %% ../nbs/52a_distributed.ipynb #58b376cd
 def sum_over_ranks(
-    x: Tensor,    # as large on every rank
-) -> Tensor:      # the same on every rank
+    x: Tensor,  # as large on every rank
+) -> Tensor:  # the same on every rank
     "All ranks' tensors added up."
-    if n_ranks() == 1: return x
+    if n_ranks() == 1:
+        return x
     total = x.clone()
     dist.all_reduce(total)
     return total
 
 # %% ../nbs/52a_distributed.ipynb #44e4f3d4
 def any_rank(
-    flag: bool,            # what this process thinks
+    flag: bool,  # what this process thinks
     device: torch.device,  # of this process
-) -> bool:                 # the same on every rank
+) -> bool:  # the same on every rank
     "Does any of the processes say yes?"
-    return (flag if n_ranks() == 1
-            else bool(sum_over_ranks(torch.tensor(float(flag), device=device)) > 0))
+    return (
+        flag
+        if n_ranks() == 1
+        else bool(sum_over_ranks(torch.tensor(float(flag), device=device)) > 0)
+    )
 
 # %% ../nbs/52a_distributed.ipynb #37e1a814
 def first_answer(
     answer: object | None,  # of this process; not None on one rank at least
-) -> object:                # the same on every rank
+) -> object:  # the same on every rank
     "What the lowest rank with an answer says."
-    if n_ranks() == 1: return answer
+    if n_ranks() == 1:
+        return answer
     answers = [None] * n_ranks()
     dist.all_gather_object(answers, answer)
     return next(answer for answer in answers if answer is not None)
@@ -126,28 +139,37 @@ def first_answer(
 @contextmanager
 def rank_0_first() -> Iterator[None]:
     "Rank 0 goes through the block while the others wait; then they do."
-    if rank() > 0: dist.barrier()
+    if rank() > 0:
+        dist.barrier()
     yield
-    if rank() == 0 and n_ranks() > 1: dist.barrier()
+    if rank() == 0 and n_ranks() > 1:
+        dist.barrier()
 
 # %% ../nbs/52a_distributed.ipynb #d75790c1
 def sum_bucket(
     state: None,
-    bucket: dist.GradBucket,          # gradients of some parameters, as one vector
-) -> torch.futures.Future[Tensor]:    # their sum over ranks, once it is there
+    bucket: dist.GradBucket,  # gradients of some parameters, as one vector
+) -> torch.futures.Future[Tensor]:  # their sum over ranks, once it is there
     "What to do with a bucket of gradients: add up, where DDP by itself would average."
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+    return (
+        dist.all_reduce(bucket.buffer(), async_op=True)
+        .get_future()
+        .then(lambda done: done.value()[0])
+    )
 
 # %% ../nbs/52a_distributed.ipynb #ce8dd1d5
 def data_parallel(
     objective: nn.Module,  # batch to summed loss, on the device
     device: torch.device,  # of this process
-) -> nn.Module:            # called in its place
+) -> nn.Module:  # called in its place
     "The module whose gradients are summed over all ranks during `backward`; the module itself when alone."
-    if n_ranks() == 1: return objective
-    wrapped = DistributedDataParallel(objective,
-                                      device_ids=[device] if device.type == "cuda" else None,
-                                      gradient_as_bucket_view=True)
+    if n_ranks() == 1:
+        return objective
+    wrapped = DistributedDataParallel(
+        objective,
+        device_ids=[device] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )
     # set here, since the argument of this name is deprecated
     wrapped.broadcast_buffers = False
     wrapped.register_comm_hook(None, sum_bucket)
@@ -156,7 +178,7 @@ def data_parallel(
 # %% ../nbs/52a_distributed.ipynb #110dc60e
 def reduce_now(
     objective: nn.Module,  # from `data_parallel` or `shard`
-    last: bool,            # is this the step's last micro-batch?
+    last: bool,  # is this the step's last micro-batch?
 ) -> AbstractContextManager:
     "Around forward and backward: gradients meet those of other ranks only in the last micro-batch of a step."
     if isinstance(objective, DistributedDataParallel) and not last:
@@ -167,12 +189,17 @@ def reduce_now(
 
 # %% ../nbs/52a_distributed.ipynb #5d1e7a02
 # operations that give every number of a tensor a new value, whatever it was before
-FILLS = {torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default,
-         torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar}
+FILLS = {
+    torch.ops.aten.uniform_.default,
+    torch.ops.aten.normal_.default,
+    torch.ops.aten.zero_.default,
+    torch.ops.aten.fill_.Scalar,
+}
 
 # %% ../nbs/52a_distributed.ipynb #5d1e7a03
 class DeferredInit(TorchDispatchMode):
     "Inside, `torch.empty` allocates no memory, and how its tensors are filled is recorded for `replay`."
+
     def __init__(self):
         super().__init__()
         self.fills: list[tuple] = []
@@ -183,37 +210,48 @@ class DeferredInit(TorchDispatchMode):
             return op(*args, **kwargs | {"device": "meta"})
         if op._schema.is_mutable and args[0].is_meta:
             if op not in FILLS:
-                raise NotImplementedError(f"{op} cannot be deferred: fill the tensor "
-                                          "by uniform_, normal_, zero_ or fill_")
-            if not self.fills: self.rng_state = torch.get_rng_state()
+                raise NotImplementedError(
+                    f"{op} cannot be deferred: fill the tensor "
+                    "by uniform_, normal_, zero_ or fill_"
+                )
+            if not self.fills:
+                self.rng_state = torch.get_rng_state()
             self.fills.append((op, *args, kwargs))
             return args[0]
         return op(*args, **kwargs)
 
     def replay(self) -> Iterator[tuple[Tensor, Tensor]]:
         "Each deferred tensor and its values, in main memory; all draws are repeated, in order."
-        if self.fills: torch.set_rng_state(self.rng_state)
+        if self.fills:
+            torch.set_rng_state(self.rng_state)
         last = {tensor: i for i, (_, tensor, *_) in enumerate(self.fills)}
         for i, (op, tensor, *args, kwargs) in enumerate(self.fills):
             values = op(torch.empty_like(tensor, device="cpu"), *args, **kwargs)
-            if last[tensor] == i: yield tensor, values
+            if last[tensor] == i:
+                yield tensor, values
             del values  # before the next ones are drawn
 
 # %% ../nbs/52a_distributed.ipynb #8aafedab
 def shard(
-    objective: nn.Module,         # batch to summed loss; changed in place
-    layers: Iterable[nn.Module],  # parts of it that are gathered and freed one after the other
+    objective: nn.Module,  # batch to summed loss; changed in place
+    layers: Iterable[
+        nn.Module
+    ],  # parts of it that are gathered and freed one after the other
     device: torch.device | None = None,  # of this process; None = where the weights are
-    init: DeferredInit | None = None,  # under which all ranks built it; None = it has weights
-) -> nn.Module:                        # the same module
+    init: DeferredInit
+    | None = None,  # under which all ranks built it; None = it has weights
+) -> nn.Module:  # the same module
     "Keep a slice of every tensor on each rank, for models that do not fit (FSDP2; Rajbhandari et al. 2020); alone, only initialise."
     device = device or next(objective.parameters()).device
     # `fully_shard` puts other parameters under the names
-    names = {weight: name for name, weight in objective.named_parameters()} if init else {}
+    names = (
+        {weight: name for name, weight in objective.named_parameters()} if init else {}
+    )
     if n_ranks() > 1:
         # here, since this takes half as long as importing torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+
         mesh = init_device_mesh(device.type, (n_ranks(),))
         for module in (*layers, objective):
             sliced = fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -221,8 +259,9 @@ def shard(
             sliced.set_force_sum_reduction_for_comms(True)
     if init:
         # as `to_empty`, for the deferred tensors alone
-        objective._apply(lambda t: (torch.empty_like(t, device=device) if t.is_meta
-                                    else t.to(device)))
+        objective._apply(
+            lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device)
+        )
         weights = dict(objective.named_parameters())
         for tensor, full in init.replay():
             mine = weights[names[tensor]].detach()
@@ -233,7 +272,7 @@ def shard(
 # %% ../nbs/52a_distributed.ipynb #b5c7c972
 def whole(
     tensor: Tensor,  # sliced over ranks, or ordinary
-) -> Tensor:         # ordinary
+) -> Tensor:  # ordinary
     "The full tensor; all ranks must ask."
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -241,10 +280,13 @@ def whole(
 def placed_like(
     full: Tensor,  # an ordinary tensor, the same on all ranks
     like: Tensor,  # of the same shape; sliced over ranks, or ordinary
-) -> Tensor:       # `full`, sliced as `like` is
+) -> Tensor:  # `full`, sliced as `like` is
     "The reverse of `whole`."
-    if not hasattr(like, "full_tensor"): return full
+    if not hasattr(like, "full_tensor"):
+        return full
     from torch.distributed.tensor import distribute_tensor
+
     # None: each rank cuts its own copy
-    return distribute_tensor(full, like.device_mesh, like.placements,
-                             src_data_rank=None)
+    return distribute_tensor(
+        full, like.device_mesh, like.placements, src_data_rank=None
+    )

@@ -24,7 +24,13 @@ from sacrebleu.metrics.base import Signature
 from sacrebleu.significance import PairedTest, Result
 
 from . import UserError
-from .batch import Pairs, batch_rows, collate, encode_pairs, pad_ids
+from annotated_transformer.batch import (
+    Pairs,
+    batch_rows,
+    collate,
+    encode_pairs,
+    pad_ids,
+)
 from .checkpoint import load_run
 from .corpus import MAX_LINE, read_lines, text_lines
 from .decode import Hypothesis, beam_search, greedy_search
@@ -36,12 +42,14 @@ from .vocab import SPACE, Vocab
 # %% ../nbs/61b_evaluate.ipynb #a5ecfe6a
 def cut(
     pieces: list[str],  # of one line, as `Vocab.words` names them
-    max_pieces: int,    # most pieces of a part, at least 4: a character may take four
-) -> list[int]:         # where each part begins; the first is 0
+    max_pieces: int,  # most pieces of a part, at least 4: a character may take four
+) -> list[int]:  # where each part begins; the first is 0
     "Cut a line into parts: before a word if there is one, else between two characters."
     starts = [0]
     while len(pieces) - starts[-1] > max_pieces:
-        window = range(starts[-1] + max_pieces, starts[-1], -1)  # the longest part first
+        window = range(
+            starts[-1] + max_pieces, starts[-1], -1
+        )  # the longest part first
         words = (i for i in window if pieces[i].startswith(SPACE))
         characters = (i for i in window if not re.fullmatch("<0x[89AB].>", pieces[i]))
         starts.append(next(words, None) or next(characters))
@@ -50,6 +58,7 @@ def cut(
 # %% ../nbs/61b_evaluate.ipynb #bdc0828a
 class Translation(NamedTuple):
     "What a line was translated to."
+
     text: str
     score: float  # of the hypothesis (61a), the higher the better; of a line in parts, the sum over its parts
 
@@ -61,45 +70,61 @@ def _n_positions_of(model: Transformer) -> int | None:
 # %% ../nbs/61b_evaluate.ipynb #7a6b79bb
 def _within_positions(
     n_positions: int,  # of the model, in tokens
-    max_pieces: int,   # wanted for the source
-    more: int,         # wanted for the translation, beyond its source's
+    max_pieces: int,  # wanted for the source
+    more: int,  # wanted for the translation, beyond its source's
 ) -> tuple[int, int]:  # the two, as large as fits
     "Limits with which neither the encoder nor the decoder needs more than `n_positions`; UserError if even 4 tokens and EOS do."
     room = n_positions - 1  # EOS in the encoder, BOS in the decoder
     if room < 4:
-        raise UserError(f"n_positions={n_positions} must be at least 5 to translate: "
-                        "a single character may take four pieces, and EOS follows")
+        raise UserError(
+            f"n_positions={n_positions} must be at least 5 to translate: "
+            "a single character may take four pieces, and EOS follows"
+        )
     max_pieces = min(max_pieces, max(4, room - more, room // 2))
     return max_pieces, min(more, room - max_pieces)
 
 # %% ../nbs/61b_evaluate.ipynb #cda78bbc
 class Translator:
     "A trained model and its vocabulary, ready to translate; learned positions may lower `max_pieces` and `more`."
+
     def __init__(
         self,
         model: Transformer,
         vocab: Vocab,
-        batch_tokens: int = 4096,        # source tokens translated at once
-        max_pieces: int = 256,           # longer lines are translated in parts of at most this many pieces
+        batch_tokens: int = 4096,  # source tokens translated at once
+        max_pieces: int = 256,  # longer lines are translated in parts of at most this many pieces
         search: Callable = beam_search,  # called with step, state, bos_id, eos_id, max_lens (61a); its settings bound by `partial`
-        more: int = 50,                  # pieces that a translation may have beyond its source's, at least 0 (§6.1)
+        more: int = 50,  # pieces that a translation may have beyond its source's, at least 0 (§6.1)
     ):
         if max_pieces < 4:
-            raise UserError(f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces")
+            raise UserError(
+                f"max_pieces={max_pieces} must be at least 4: a single character may take four pieces"
+            )
         if not 1 <= batch_tokens < 2**31:
-            raise UserError(f"batch_tokens={batch_tokens} must be at least 1 and below 2^31")
-        if more < 0: raise UserError(f"more={more} must be at least 0")
+            raise UserError(
+                f"batch_tokens={batch_tokens} must be at least 1 and below 2^31"
+            )
+        if more < 0:
+            raise UserError(f"more={more} must be at least 0")
         if (n_positions := _n_positions_of(model)) is not None:
             max_pieces, more = _within_positions(n_positions, max_pieces, more)
-        self.model, self.vocab, self.search, self.more = model.eval(), vocab, search, more
+        self.model, self.vocab, self.search, self.more = (
+            model.eval(),
+            vocab,
+            search,
+            more,
+        )
         self.batch_tokens, self.max_pieces = batch_tokens, max_pieces
 
     def split(
         self,
         line: str,
-    ) -> list[list[int]]:  # ids of each part: one as a rule, none for a line without text
+    ) -> list[
+        list[int]
+    ]:  # ids of each part: one as a rule, none for a line without text
         "A line as ids, in parts of at most `max_pieces`; together they are the whole line."
-        if not line.strip(): return []
+        if not line.strip():
+            return []
         ids = self.vocab.encode(line)
         starts = cut(self.vocab.words(ids), self.max_pieces)
         return [ids[start:end] for start, end in zip(starts, [*starts[1:], None])]
@@ -110,30 +135,44 @@ class Translator:
     ) -> list[list[Hypothesis]]:  # of each row, best first
         "Search for one batch of source ids, at most `more` words more than the input has (§6.1)."
         src = pad_ids(rows, self.vocab.pad_id).to(next(self.model.parameters()).device)
-        max_lens = (src != self.vocab.pad_id).sum(dim=1) - 1 + self.more  # neither side's end symbol counts
-        with torch.inference_mode():  # less bookkeeping than under no_grad; none of its tensors leaves
-            return self.search(self.model.step, self.model.start(src),
-                               self.vocab.bos_id, self.vocab.eos_id, max_lens)
+        max_lens = (
+            (src != self.vocab.pad_id).sum(dim=1) - 1 + self.more
+        )  # neither side's end symbol counts
+        with (
+            torch.inference_mode()
+        ):  # less bookkeeping than under no_grad; none of its tensors leaves
+            return self.search(
+                self.model.step,
+                self.model.start(src),
+                self.vocab.bos_id,
+                self.vocab.eos_id,
+                max_lens,
+            )
 
     def n_best(
         self,
         lines: list[str],
-    ) -> list[list[Translation]]:  # of each line, best first; a line without text has one, empty
+    ) -> list[
+        list[Translation]
+    ]:  # of each line, best first; a line without text has one, empty
         "The best translations of each line, as many as the search gives, batched by length."
         return self.n_best_of([self.split(line) for line in lines])
 
     def n_best_of(
         self,
         lines: list[list[list[int]]],  # the parts of each line, from `split`
-    ) -> list[list[Translation]]:      # as from `n_best`
+    ) -> list[list[Translation]]:  # as from `n_best`
         "The best translations of lines that are split into parts already."
         parts = [(i, ids) for i, line in enumerate(lines) for ids in line]
         lengths = np.array([[len(ids) + 1] * 2 for _, ids in parts]).reshape(-1, 2)
         found: list[list[Hypothesis]] = [[]] * len(parts)
         budget = max(self.batch_tokens, lengths.max(initial=0))
-        for rows in batch_rows(lengths, budget, np.random.default_rng(0)) if parts else []:
+        for rows in (
+            batch_rows(lengths, budget, np.random.default_rng(0)) if parts else []
+        ):
             batch = [parts[row][1] + [self.vocab.eos_id] for row in rows]
-            for row, those in zip(rows, self.search_ids(batch)): found[row] = those
+            for row, those in zip(rows, self.search_ids(batch)):
+                found[row] = those
         out: list[list[Translation]] = [[] for _ in lines]
         for (i, source), those in zip(parts, found):
             out[i] = joined(out[i], source, those, self.vocab)
@@ -149,53 +188,63 @@ class Translator:
 # %% ../nbs/61b_evaluate.ipynb #0c8d05bf
 def joined(
     so_far: list[Translation],  # of the parts before; none before the first
-    source: list[int],          # ids of this part
-    those: list[Hypothesis],    # what it was translated to, best first
+    source: list[int],  # ids of this part
+    those: list[Hypothesis],  # what it was translated to, best first
     vocab: Vocab,
 ) -> list[Translation]:
     "A line's translations with those of one more part at their ends, rank by rank."
-    texts = [vocab.decode(found.ids).replace("\r", " ").replace("\n", " ") for found in those]
+    texts = [
+        vocab.decode(found.ids).replace("\r", " ").replace("\n", " ") for found in those
+    ]
     if not so_far:
         return [Translation(text, found.score) for text, found in zip(texts, those)]
     between = " " if vocab.words(source[:1])[0].startswith(SPACE) else ""
-    return [Translation(before.text + (between if before.text else "") + text,
-                        before.score + found.score)
-            for before, text, found in zip(so_far, texts, those)]
+    return [
+        Translation(
+            before.text + (between if before.text else "") + text,
+            before.score + found.score,
+        )
+        for before, text, found in zip(so_far, texts, those)
+    ]
 
 # %% ../nbs/61b_evaluate.ipynb #bd70885e
 def load(
-    run: Path,                       # a run folder
-    device: str | None = None,       # "cpu", "cuda", "cuda:1", "mps"; None = cpu
+    run: Path,  # a run folder
+    device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
     search: Callable = beam_search,  # as in `Translator`
-    batch_tokens: int = 4096,        # source tokens translated at once
-    precision: str = "fp32",         # of the products: "fp32", "bf16" or "int8" (60)
+    batch_tokens: int = 4096,  # source tokens translated at once
+    precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
 ) -> Translator:
     "The translator of a run, made ready (60): it learns no more; ValueError if the folder or the device cannot be used."
     model, vocab, recipe, _ = load_run(run)
-    model = ready_to_translate(model.to(pick_device("cpu" if device is None else device)), precision)
+    model = ready_to_translate(
+        model.to(pick_device("cpu" if device is None else device)), precision
+    )
     return Translator(model, vocab, batch_tokens, recipe.train.max_len, search)
 
 # %% ../nbs/61b_evaluate.ipynb #f5408749
 def line_groups(
-    stream: BinaryIO,   # a file opened in binary, a pipe, a terminal
+    stream: BinaryIO,  # a file opened in binary, a pipe, a terminal
     n_most: int = 256,  # most lines in a group
 ) -> Iterator[list[bytes]]:
     "The lines of a stream in groups of what has come; a line longer than `MAX_LINE` is cut, and is the last."
     rest = bytearray()
-    while len(rest) <= MAX_LINE and (chunk := stream.read1(2 ** 16)):
+    while len(rest) <= MAX_LINE and (chunk := stream.read1(2**16)):
         rest += chunk
-        if b"\n" not in chunk: continue
+        if b"\n" not in chunk:
+            continue
         *lines, rest = rest.split(b"\n")
         for i in range(0, len(lines), n_most):
-            yield [bytes(line) for line in lines[i:i + n_most]]
-    if rest: yield [bytes(rest)]
+            yield [bytes(line) for line in lines[i : i + n_most]]
+    if rest:
+        yield [bytes(rest)]
 
 # %% ../nbs/61b_evaluate.ipynb #fc896e8a
 def translate_stream(
     translator: Translator,
     groups: Iterable[list[bytes]],  # lines in UTF-8, as `line_groups` gives them
-    where: str = "",                # what an error names before the line's number
-) -> Iterator[list[Translation]]:   # of each line, in order, best first
+    where: str = "",  # what an error names before the line's number
+) -> Iterator[list[Translation]]:  # of each line, in order, best first
     "Translations of each line of a stream; lines translated in parts are reported on standard error."
     n_before = 0
     for group in groups:
@@ -204,21 +253,27 @@ def translate_stream(
             for i, text in enumerate(text_lines(group, where, first), start=first):
                 lines.append(parts := translator.split(text))
                 if len(parts) > 1:
-                    print(f"line {i} is longer than {translator.max_pieces} pieces: "
-                          f"translated in {len(parts)} parts", file=sys.stderr)
-        except UserError as e: wrong = e
+                    print(
+                        f"line {i} is longer than {translator.max_pieces} pieces: "
+                        f"translated in {len(parts)} parts",
+                        file=sys.stderr,
+                    )
+        except UserError as e:
+            wrong = e
         yield from translator.n_best_of(lines)
-        if wrong: raise wrong
+        if wrong:
+            raise wrong
         n_before += len(group)
 
 # %% ../nbs/61b_evaluate.ipynb #ad47c7e8
 class Score(NamedTuple):
     "How good the translations of a test set are, and how that was computed."
-    name: str           # BLEU, chrF2, …
-    value: float        # in [0, 100]
-    low: float | None   # 95 % of redrawn test sets score from here …
+
+    name: str  # BLEU, chrF2, …
+    value: float  # in [0, 100]
+    low: float | None  # 95 % of redrawn test sets score from here …
     high: float | None  # … to here; None if it was not asked
-    signature: str      # sacreBLEU's: scores with the same one may be compared
+    signature: str  # sacreBLEU's: scores with the same one may be compared
 
     def __str__(self) -> str:
         span = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
@@ -232,12 +287,15 @@ def check_matched(
 ) -> None:
     "ValueError unless there are as many of one as of the other, and at least one."
     if len(hypotheses) != len(references):
-        raise UserError(f"{len(hypotheses)} {what} do not go with {len(references)} references")
-    if not references: raise UserError("there is no sentence to score")
+        raise UserError(
+            f"{len(hypotheses)} {what} do not go with {len(references)} references"
+        )
+    if not references:
+        raise UserError("there is no sentence to score")
 
 # %% ../nbs/61b_evaluate.ipynb #b685302d
 def score_from(
-    result: Result,        # sacreBLEU's, of redrawn test sets
+    result: Result,  # sacreBLEU's, of redrawn test sets
     name: str,
     signature: Signature,
 ) -> Score:
@@ -249,8 +307,8 @@ def score_from(
 def score_with(
     metric: BLEU | CHRF,
     hypotheses: list[str],
-    references: list[str],    # as many
-    n_bootstrap: int = 0,     # redrawn test sets for the interval, 1,000 say; 0 = no interval
+    references: list[str],  # as many
+    n_bootstrap: int = 0,  # redrawn test sets for the interval, 1,000 say; 0 = no interval
     name: str | None = None,  # what to call it; None = as sacreBLEU does
 ) -> Score:
     "A score by sacreBLEU, of all sentences together (Post 2018); its interval by bootstrap (Koehn 2004)."
@@ -259,7 +317,9 @@ def score_with(
     name = name or score.name
     if not n_bootstrap:
         return Score(name, score.score, None, None, str(metric.get_signature()))
-    bootstrap = PairedTest([("", hypotheses)], {"": metric}, [references], "bs", n_bootstrap)
+    bootstrap = PairedTest(
+        [("", hypotheses)], {"": metric}, [references], "bs", n_bootstrap
+    )
     signatures, results = bootstrap()
     return score_from(results[score.name][0], name, signatures[score.name])
 
@@ -267,7 +327,7 @@ def score_with(
 def bleu(
     hypotheses: list[str],
     references: list[str],  # as many
-    n_bootstrap: int = 0,   # as for `score_with`
+    n_bootstrap: int = 0,  # as for `score_with`
 ) -> Score:
     "Corpus BLEU: cased, words split by sacreBLEU's 13a (Papineni et al. 2002; Post 2018)."
     return score_with(BLEU(), hypotheses, references, n_bootstrap)
@@ -276,7 +336,7 @@ def bleu(
 def chrf(
     hypotheses: list[str],
     references: list[str],  # as many
-    n_bootstrap: int = 0,   # as for `score_with`
+    n_bootstrap: int = 0,  # as for `score_with`
 ) -> Score:
     "Corpus chrF, with sacreBLEU's settings (Popović 2015; Post 2018)."
     return score_with(CHRF(), hypotheses, references, n_bootstrap)
@@ -285,11 +345,13 @@ def chrf(
 def validation_bleu(
     model: Transformer,  # is left in the mode it was in
     vocab: Vocab,
-    valid: Pairs,        # held-out text as ids
-) -> dict[str, float]:   # {"valid_bleu": in [0, 100]}
+    valid: Pairs,  # held-out text as ids
+) -> dict[str, float]:  # {"valid_bleu": in [0, 100]}
     "BLEU of greedy translations of held-out text."
-    sources, references = ([vocab.decode(side[i]) for i in range(len(side))]
-                           for side in (valid.src, valid.tgt))
+    sources, references = (
+        [vocab.decode(side[i]) for i in range(len(side))]
+        for side in (valid.src, valid.tgt)
+    )
     was_training = model.training
     hypotheses = Translator(model, vocab, search=greedy_search).translate(sources)
     model.train(was_training)
@@ -298,31 +360,47 @@ def validation_bleu(
 # %% ../nbs/61b_evaluate.ipynb #a074466c
 class Comparison(NamedTuple):
     "A system beside the first one."
+
     system: str
-    score: Score           # with its interval
-    n_differ: int          # sentences that it says otherwise than the first
-    p_value: float | None  # how likely a difference like this is between equals; None for the first itself
+    score: Score  # with its interval
+    n_differ: int  # sentences that it says otherwise than the first
+    p_value: (
+        float | None
+    )  # how likely a difference like this is between equals; None for the first itself
 
     def __str__(self) -> str:
-        if self.p_value is None: return f"{self.system}: {self.score}"
+        if self.p_value is None:
+            return f"{self.system}: {self.score}"
         beside = f"  p = {self.p_value:.4f}, {self.n_differ} sentences differ"
         return f"{self.system}: {self.score}{beside}"
 
 # %% ../nbs/61b_evaluate.ipynb #aeea14f4
 def compare(
-    systems: dict[str, list[str]],      # translations by name of system; the others are compared with the first
+    systems: dict[
+        str, list[str]
+    ],  # translations by name of system; the others are compared with the first
     references: list[str],
     metric: BLEU | CHRF | None = None,  # None = BLEU
-    test: str = "ar",                   # "ar" = approximate randomisation; "bs" = bootstrap, which sees one side only
-) -> list[Comparison]:                  # in the same order
+    test: str = "ar",  # "ar" = approximate randomisation; "bs" = bootstrap, which sees one side only
+) -> list[Comparison]:  # in the same order
     "Paired tests of significance by sacreBLEU (Riezler and Maxwell 2005; Koehn 2004), with p ≥ 2^(1 − sentences that differ)."
     if test not in ("ar", "bs"):
-        raise UserError(f"test={test!r} must be 'ar', approximate randomisation, or 'bs', bootstrap")
+        raise UserError(
+            f"test={test!r} must be 'ar', approximate randomisation, or 'bs', bootstrap"
+        )
     if len(systems) < 2:
-        raise UserError(f"{len(systems)} system is nothing to compare: give two at least")
-    for said in systems.values(): check_matched(said, references)
-    paired = PairedTest(list(systems.items()), {"": metric or BLEU()}, [references], test,
-                        n_ar_confidence=1000)
+        raise UserError(
+            f"{len(systems)} system is nothing to compare: give two at least"
+        )
+    for said in systems.values():
+        check_matched(said, references)
+    paired = PairedTest(
+        list(systems.items()),
+        {"": metric or BLEU()},
+        [references],
+        test,
+        n_ar_confidence=1000,
+    )
     signatures, results = paired()
     ((name, signature),) = signatures.items()
     first, found = next(iter(systems.values())), []
@@ -331,18 +409,23 @@ def compare(
         # no difference at all: every swap is as large
         floor = 1.0 if result.score == results[name][0].score else 2.0 ** (1 - n_differ)
         p_value = result.p_value and max(result.p_value, floor)
-        found.append(Comparison(system, score_from(result, name, signature), n_differ, p_value))
+        found.append(
+            Comparison(system, score_from(result, name, signature), n_differ, p_value)
+        )
     return found
 
 # %% ../nbs/61b_evaluate.ipynb #6358ea97
 def moses_words(
     lines: list[str],
     language: str,  # "de", "en", …: which abbreviations keep their full stop
-) -> list[str]:     # with a space between words
+) -> list[str]:  # with a space between words
     "Lines split into words as the Moses scripts split them; ValueError if sacremoses is not installed."
-    try: from sacremoses import MosesTokenizer
+    try:
+        from sacremoses import MosesTokenizer
     except ImportError:
-        raise UserError("splitting words as Moses does needs sacremoses: pip install sacremoses") from None
+        raise UserError(
+            "splitting words as Moses does needs sacremoses: pip install sacremoses"
+        ) from None
     split = MosesTokenizer(lang=language).tokenize
     return [split(line, return_str=True, escape=False) for line in lines]
 
@@ -351,7 +434,9 @@ def split_hyphens(
     line: str,
 ) -> str:
     "Words cut at their hyphens, as by the authors' `s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g` (tensor2tensor's get_ende_bleu.sh)."
-    return re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode()  # bytes, as Perl reads them
+    return re.sub(
+        rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()
+    ).decode()  # bytes, as Perl reads them
 
 # %% ../nbs/61b_evaluate.ipynb #c7a8f613
 def plain_lower(
@@ -359,9 +444,12 @@ def plain_lower(
     language: str,  # whose quotation marks and numbers are made uniform
 ) -> list[str]:
     "Lower case, with Moses' normalised punctuation (as Multi30k's text was published); ValueError as `moses_words`."
-    try: from sacremoses import MosesPunctNormalizer
+    try:
+        from sacremoses import MosesPunctNormalizer
     except ImportError:
-        raise UserError("punctuation as Moses normalises it needs sacremoses: pip install sacremoses") from None
+        raise UserError(
+            "punctuation as Moses normalises it needs sacremoses: pip install sacremoses"
+        ) from None
     normal = MosesPunctNormalizer(lang=language).normalize
     return [normal(line).lower() for line in lines]
 
@@ -369,34 +457,48 @@ def plain_lower(
 def flavours(
     hypotheses: list[str],  # plain text, not split
     references: list[str],  # as many
-    language: str = "de",   # that both are in
+    language: str = "de",  # that both are in
 ) -> list[Score]:
     "The same translations, scored in the ways that published numbers were: sacreBLEU's, Multi30k's, and the paper's own."
-    def words(lines: list[str]) -> list[str]: return moses_words(lines, language)
+
+    def words(lines: list[str]) -> list[str]:
+        return moses_words(lines, language)
+
     kinds = {
         "13a": ({}, list),
         "13a, lower case": ({"lowercase": True}, list),
         "Moses": ({"tokenize": "none"}, words),
-        "Moses, lower case": ({"tokenize": "none", "lowercase": True},
-                              lambda lines: words(plain_lower(lines, language))),
-        "Moses, hyphens split": ({"tokenize": "none"},
-                                 lambda lines: [split_hyphens(line) for line in words(lines)]),
+        "Moses, lower case": (
+            {"tokenize": "none", "lowercase": True},
+            lambda lines: words(plain_lower(lines, language)),
+        ),
+        "Moses, hyphens split": (
+            {"tokenize": "none"},
+            lambda lines: [split_hyphens(line) for line in words(lines)],
+        ),
     }
-    return [score_with(BLEU(**how, force=True), prepare(hypotheses), prepare(references), name=name)
-            for name, (how, prepare) in kinds.items()]
+    return [
+        score_with(
+            BLEU(**how, force=True), prepare(hypotheses), prepare(references), name=name
+        )
+        for name, (how, prepare) in kinds.items()
+    ]
 
 # %% ../nbs/61b_evaluate.ipynb #1bf2f7e6
 class Perplexity(NamedTuple):
     "How unsure a model is of the references."
+
     per_piece: float  # exp(nats / n_pieces)
-    per_word: float   # exp(nats / n_words)
-    nats: float       # −ln of the probability of all references together
-    n_pieces: int     # of the references, and an end symbol for each
-    n_words: int      # between white space, and an end for each
+    per_word: float  # exp(nats / n_words)
+    nats: float  # −ln of the probability of all references together
+    n_pieces: int  # of the references, and an end symbol for each
+    n_words: int  # between white space, and an end for each
 
     def __str__(self) -> str:
-        return (f"perplexity = {self.per_piece:.3f} per piece ({self.n_pieces}), "
-                f"{self.per_word:.3f} per word ({self.n_words})")
+        return (
+            f"perplexity = {self.per_piece:.3f} per piece ({self.n_pieces}), "
+            f"{self.per_word:.3f} per word ({self.n_words})"
+        )
 
 # %% ../nbs/61b_evaluate.ipynb #f10fe32d
 @torch.no_grad()
@@ -408,51 +510,75 @@ def perplexity(
     "The perplexity of reference translations, each word predicted from the source and the right words before it (Table 3)."
     check_matched(sources, references, "sources")
     if not isinstance(translator.vocab, Vocab):
-        raise UserError("perplexity is for runs that were trained here: this one cannot cut references")
+        raise UserError(
+            "perplexity is for runs that were trained here: this one cannot cut references"
+        )
     model, vocab, nats = translator.model, translator.vocab, 0.0
-    data, device = encode_pairs(zip(sources, references), vocab), next(model.parameters()).device
+    data, device = (
+        encode_pairs(zip(sources, references), vocab),
+        next(model.parameters()).device,
+    )
     lengths = data.lengths()
     limit = min(4096, _n_positions_of(model) or 4096)
     if lengths.max() > limit:
-        raise UserError(f"a line of {lengths.max() - 1} pieces is too long: perplexity "
-                        f"takes it as a whole, {limit - 1} pieces at most, so split it")
-    for rows in batch_rows(lengths, max(translator.batch_tokens, int(lengths.max())),
-                           np.random.default_rng(0)):
+        raise UserError(
+            f"a line of {lengths.max() - 1} pieces is too long: perplexity "
+            f"takes it as a whole, {limit - 1} pieces at most, so split it"
+        )
+    for rows in batch_rows(
+        lengths,
+        max(translator.batch_tokens, int(lengths.max())),
+        np.random.default_rng(0),
+    ):
         batch = collate(*data.take(rows), vocab).to(device)
         real = batch.tgt_out != vocab.pad_id
-        for hidden, right in zip(model(batch.src, batch.tgt_in)[real].split(512),
-                                 batch.tgt_out[real].split(512)):  # never all logits at once
-            nats += F.cross_entropy(model.embedding.logits(hidden).float(), right,
-                                    reduction="sum").item()
+        for hidden, right in zip(
+            model(batch.src, batch.tgt_in)[real].split(512),
+            batch.tgt_out[real].split(512),
+        ):  # never all logits at once
+            nats += F.cross_entropy(
+                model.embedding.logits(hidden).float(), right, reduction="sum"
+            ).item()
     n_pieces = int(lengths[:, 1].sum())
     n_words = sum(len(line.split()) for line in references) + len(references)
-    per_piece, per_word = (math.exp(min(nats / n, 700)) for n in (n_pieces, n_words))  # e^710 is no float
+    per_piece, per_word = (
+        math.exp(min(nats / n, 700)) for n in (n_pieces, n_words)
+    )  # e^710 is no float
     return Perplexity(per_piece, per_word, nats, n_pieces, n_words)
 
 # %% ../nbs/61b_evaluate.ipynb #36ae2ec8
-SUSTAINED = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}  # FLOP/s in single precision (a footnote of §6.1)
+SUSTAINED = {
+    "K80": 2.8e12,
+    "K40": 3.7e12,
+    "M40": 6.0e12,
+    "P100": 9.5e12,
+}  # FLOP/s in single precision (a footnote of §6.1)
 
 # %% ../nbs/61b_evaluate.ipynb #8852fa77
 def training_cost(
     days: float,
     n_gpus: int,
     gpu: str,  # a name in `SUSTAINED`
-) -> float:    # floating-point operations
+) -> float:  # floating-point operations
     "What the hardware could have computed in that time: Table 2's measure of training cost (§6.1)."
     if gpu not in SUSTAINED:
-        raise UserError(f"gpu={gpu!r} is none of those the paper estimates: {', '.join(SUSTAINED)}")
+        raise UserError(
+            f"gpu={gpu!r} is none of those the paper estimates: {', '.join(SUSTAINED)}"
+        )
     return days * 86_400 * n_gpus * SUSTAINED[gpu]
 
 # %% ../nbs/61b_evaluate.ipynb #626618e8
 def read_aligned(
-    *paths: Path,      # text files, plain or .gz
+    *paths: Path,  # text files, plain or .gz
 ) -> list[list[str]]:  # the lines of each
     "The lines of files that belong together line by line; ValueError if their numbers differ."
     texts = [read_lines(path) for path in paths]
     for path, lines in zip(paths, texts):
         if len(lines) != len(texts[0]):
-            raise UserError(f"{paths[0]} has {len(texts[0])} lines, {path} has {len(lines)}: "
-                            "line by line they must belong together")
+            raise UserError(
+                f"{paths[0]} has {len(texts[0])} lines, {path} has {len(lines)}: "
+                "line by line they must belong together"
+            )
     return texts
 
 # %% ../nbs/61b_evaluate.ipynb #e8547866
@@ -467,11 +593,13 @@ def pronouns(text: str) -> list[str]:
 def pronoun_accuracy(
     hypotheses: list[str],
     references: list[str],  # as many
-) -> float:                 # in [0, 1]
+) -> float:  # in [0, 1]
     "Among sentences whose reference says er, sie or es: the share that says the same ones, in the same order."
     check_matched(hypotheses, references)
     asked = [(h, r) for h, r in zip(hypotheses, references) if pronouns(r)]
     if not asked:
-        raise UserError(f"none of {len(references)} references has one of the pronouns "
-                        f"{', '.join(PRONOUNS)}")
+        raise UserError(
+            f"none of {len(references)} references has one of the pronouns "
+            f"{', '.join(PRONOUNS)}"
+        )
     return sum(pronouns(h) == pronouns(r) for h, r in asked) / len(asked)

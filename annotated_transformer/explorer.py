@@ -20,27 +20,36 @@ import torch
 # %% ../nbs/80a_explorer.ipynb #4904827d
 class AttentionExample(NamedTuple):
     "One sentence pair and where the heads looked while it was read."
+
     src_words: Sequence[str]  # s words of the source
     tgt_words: Sequence[str]  # t words that the decoder read, start symbol first
-    maps: dict                # "encoder", "decoder", "cross", or some of them, to (n_layers, h, n_q, n_k) tensor or nested lists
+    maps: dict  # "encoder", "decoder", "cross", or some of them, to (n_layers, h, n_q, n_k) tensor or nested lists
 
 # %% ../nbs/80a_explorer.ipynb #67954aa0
-SIDES = {"encoder": ("src", "src"), "decoder": ("tgt", "tgt"), "cross": ("tgt", "src")}  # whose words look, whose are looked at
+SIDES = {
+    "encoder": ("src", "src"),
+    "decoder": ("tgt", "tgt"),
+    "cross": ("tgt", "src"),
+}  # whose words look, whose are looked at
 
 # %% ../nbs/80a_explorer.ipynb #dbbedcfb
 def example_data(
     example: AttentionExample,
     name: str,  # what messages call it
-) -> dict:      # plain values, weights rounded to 3 decimals
+) -> dict:  # plain values, weights rounded to 3 decimals
     "An example as the page's script reads it; ValueError for maps that do not fit the words."
     words, maps = {"src": list(example.src_words), "tgt": list(example.tgt_words)}, {}
     for kind, weights in example.maps.items():
         if kind not in SIDES:
-            raise ValueError(f"{name} has maps of the kind {kind!r}: known are {', '.join(SIDES)}")
+            raise ValueError(
+                f"{name} has maps of the kind {kind!r}: known are {', '.join(SIDES)}"
+            )
         weights = torch.as_tensor(weights).detach().cpu().double()
         n_q, n_k = (len(words[side]) for side in SIDES[kind])
         if weights.dim() != 4 or weights.shape[2:] != (n_q, n_k):
-            raise ValueError(f"{name} has {kind} maps of shape {tuple(weights.shape)}: its words want (n_layers, n_heads, {n_q}, {n_k})")
+            raise ValueError(
+                f"{name} has {kind} maps of shape {tuple(weights.shape)}: its words want (n_layers, n_heads, {n_q}, {n_k})"
+            )
         if not ((weights >= 0) & (weights <= 1.001)).all():
             raise ValueError(f"{name} has {kind} weights that are not between 0 and 1")
         maps[kind] = weights.round(decimals=3).tolist()
@@ -51,10 +60,14 @@ def example_data(
 # %% ../nbs/80a_explorer.ipynb #7c2dcd61
 def shown_pieces(
     pieces: list[str],  # as `Vocab.words` names them
-) -> list[str]:         # as many
+) -> list[str]:  # as many
     "Pieces as a reader wants to see them."
-    return [f"-{piece}" if piece[0].isalpha() and before[-1].isalpha() else piece.removeprefix("\u2581") or "␣"
-            for before, piece in pairwise(["\u2581", *pieces])]
+    return [
+        f"-{piece}"
+        if piece[0].isalpha() and before[-1].isalpha()
+        else piece.removeprefix("\u2581") or "␣"
+        for before, piece in pairwise(["\u2581", *pieces])
+    ]
 
 # %% ../nbs/80a_explorer.ipynb #627400e5
 PAGE_COLOURS = """
@@ -390,6 +403,7 @@ Keys: Tab goes from part to part, arrows move within, Return picks.</figcaption>
 # %% ../nbs/80a_explorer.ipynb #80aa0001
 GENERATOR = "annotated_transformer attention page 1"  # the mark of a page, with its format's version
 
+
 def is_attention_page(path: Path) -> bool:
     "Is this file a page that `attention_page` made, and may so be replaced by another?"
     with open(path, "rb") as file:
@@ -397,13 +411,16 @@ def is_attention_page(path: Path) -> bool:
 
 # %% ../nbs/80a_explorer.ipynb #e217b8a5
 def attention_page(
-    examples: Sequence[AttentionExample],   # at least one
+    examples: Sequence[AttentionExample],  # at least one
     title: str = "Where the heads look",
-) -> str:                                   # the text of one HTML file
+) -> str:  # the text of one HTML file
     "A page to explore the maps, complete in itself: no network, light or dark, mouse, keyboard or finger."
     if not examples:
         raise ValueError("examples is empty: a page needs at least one sentence")
-    data = json.dumps([example_data(example, f"examples[{i}]") for i, example in enumerate(examples)], separators=(",", ":"))
+    data = json.dumps(
+        [example_data(example, f"examples[{i}]") for i, example in enumerate(examples)],
+        separators=(",", ":"),
+    )
     data = data.replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">

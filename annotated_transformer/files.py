@@ -51,8 +51,11 @@ def kind_of(path: Path) -> str:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return "nothing"
-    for kind, test in (("file", stat.S_ISREG), ("folder", stat.S_ISDIR),
-                       ("link", stat.S_ISLNK)):
+    for kind, test in (
+        ("file", stat.S_ISREG),
+        ("folder", stat.S_ISDIR),
+        ("link", stat.S_ISLNK),
+    ):
         if test(mode):
             return kind
     return "special file"
@@ -75,8 +78,10 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise UserError(f"{path} has more than {max_bytes:,} bytes: this is not a file "
-                        "of this program")
+        raise UserError(
+            f"{path} has more than {max_bytes:,} bytes: this is not a file "
+            "of this program"
+        )
     return data
 
 # %% ../nbs/50_files.ipynb #2fe9cc3a
@@ -123,6 +128,7 @@ def fsync(path: Path) -> None:
 def _try_lock(handle: int) -> bool:
     "Lock an open file without waiting: False if another holder has it; OSError where there are no locks."
     import fcntl  # here, so that other systems than POSIX can at least read a run
+
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -132,12 +138,15 @@ def _try_lock(handle: int) -> bool:
 # %% ../nbs/50_files.ipynb #9ccc0dd9
 UNKNOWN = "another process"
 
+
 def _holder(handle: int) -> str:
     "The process that a lock file names, for a message."
     try:
         values = json.loads(os.pread(handle, 1000, 0))
-        return (f"process {int(values['pid'])} on {str(values['host'])[:100]!r} "
-                f"since {str(values['since'])[:30]}")
+        return (
+            f"process {int(values['pid'])} on {str(values['host'])[:100]!r} "
+            f"since {str(values['since'])[:30]}"
+        )
     except (ValueError, KeyError, TypeError, OSError):
         return UNKNOWN
 
@@ -147,6 +156,7 @@ class FolderLock:
 
     UserError names the process that holds it. On a disk without file locks it warns.
     """
+
     NAME = ".lock"
 
     def __init__(self, folder: Path):
@@ -155,10 +165,14 @@ class FolderLock:
     def __enter__(self) -> "FolderLock":
         while True:
             if kind_of(self.path) not in ("nothing", "file"):
-                raise UserError(f"{self.path} is a {kind_of(self.path)}, and not a "
-                                "lock of this program: remove it")
+                raise UserError(
+                    f"{self.path} is a {kind_of(self.path)}, and not a "
+                    "lock of this program: remove it"
+                )
             with naming(self.path):
-                self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+                self.handle = os.open(
+                    self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644
+                )
             try:
                 self._take()
                 if self.is_held():  # not removed by its last holder in between
@@ -174,11 +188,16 @@ class FolderLock:
             taken = _try_lock(self.handle)
         except OSError as e:
             taken = True
-            print(f"{self.path.parent} cannot be locked ({e}): make sure that no "
-                  "other process writes into it", file=sys.stderr)
+            print(
+                f"{self.path.parent} cannot be locked ({e}): make sure that no "
+                "other process writes into it",
+                file=sys.stderr,
+            )
         if not taken:
-            raise UserError(f"{self.path.parent} is in use by {_holder(self.handle)}: "
-                            "wait, or stop it first")
+            raise UserError(
+                f"{self.path.parent} is in use by {_holder(self.handle)}: "
+                "wait, or stop it first"
+            )
         foreign = os.fstat(self.handle).st_size and _holder(self.handle) == UNKNOWN
         if foreign or os.fstat(self.handle).st_nlink > 1:
             raise UserError(f"{self.path} is not a lock of this program: remove it")
@@ -198,8 +217,10 @@ class FolderLock:
     def check(self) -> None:
         "UserError if the folder was removed or replaced since it was locked."
         if not self.is_held():
-            raise UserError(f"{self.path.parent} was removed or replaced by someone "
-                            "else while it was in use: nothing more is written there")
+            raise UserError(
+                f"{self.path.parent} was removed or replaced by someone "
+                "else while it was in use: nothing more is written there"
+            )
 
     def __exit__(self, *error) -> None:
         try:
@@ -278,8 +299,10 @@ def check_replaceable(path: Path, is_ours: Callable[[Path], bool]) -> None:
     if kind not in ("nothing", "file"):
         raise UserError(f"{path} is a {kind}: choose another name for the file")
     if kind == "file" and not is_ours(target):
-        raise UserError(f"{path} is there already, and this program did not make it: "
-                        "choose another name, or remove it first")
+        raise UserError(
+            f"{path} is there already, and this program did not make it: "
+            "choose another name, or remove it first"
+        )
 
 # %% ../nbs/50_files.ipynb #ca03ee16
 @contextmanager
@@ -354,12 +377,15 @@ def check_free(path: Path) -> None:
     target = resolve(path)
     for above in target.parents:
         if kind_of(above) not in ("folder", "nothing"):
-            raise UserError(f"{above} is a {kind_of(above)}, so {path} cannot be a "
-                            "folder: choose another place")
+            raise UserError(
+                f"{above} is a {kind_of(above)}, so {path} cannot be a "
+                "folder: choose another place"
+            )
     kind = kind_of(target)
     if kind not in ("nothing", "folder"):
-        raise UserError(f"{path} is a {kind}, and a folder is to be made: "
-                        "choose another place")
+        raise UserError(
+            f"{path} is a {kind}, and a folder is to be made: choose another place"
+        )
     if kind == "folder" and any(target.iterdir()):
         raise UserError(f"{path} is not empty: choose another place")
 
@@ -459,7 +485,9 @@ def remove(path: Path, inside: Path) -> None:
     if kind == "nothing":
         return
     if kind not in ("file", "folder"):
-        raise UserError(f"{path} is a {kind}, which this program did not make: remove it")
+        raise UserError(
+            f"{path} is a {kind}, which this program did not make: remove it"
+        )
     if resolve(inside) not in resolve(path).parents:
         raise UserError(f"{path} is not inside {inside}: nothing is removed")
     with _staging(path.parent) as part:
@@ -485,7 +513,9 @@ def check_no_links(folder: Path, names: set[str]) -> None:
             path = paths.pop()
             kind = kind_of(path)
             if kind in ("link", "special file"):
-                raise UserError(f"{path} is a {kind}: {folder} must hold its files "
-                                "itself, copy what it points to")
+                raise UserError(
+                    f"{path} is a {kind}: {folder} must hold its files "
+                    "itself, copy what it points to"
+                )
             if kind == "folder":
                 paths += path.iterdir()

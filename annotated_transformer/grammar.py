@@ -86,59 +86,93 @@ cause: snow - m Schnee Schnees -
 # %% ../nbs/51_grammar.ipynb #f1aa6f00
 NOM, ACC, DAT, GEN = range(4)
 
+
 class Noun(NamedTuple):
     kind: str
     en: str
     plural: str
-    gender: str    # "m", "f" or "n"
+    gender: str  # "m", "f" or "n"
     de: str
     genitive: str
     de_plural: str
 
-    def form(self,
-        case: int,     # NOM, ACC, DAT or GEN
+    def form(
+        self,
+        case: int,  # NOM, ACC, DAT or GEN
         plural: bool,
     ) -> str:
         "The German noun in its case."
         if plural:
-            return self.de_plural + "n" * (case == DAT and self.de_plural[-1] not in "ns")
+            return self.de_plural + "n" * (
+                case == DAT and self.de_plural[-1] not in "ns"
+            )
         weak = self.gender == "m" and self.genitive.endswith("n")
         return self.genitive if case == GEN or weak and case != NOM else self.de
 
-NOUN = {word.split()[0]: Noun(kind, *word.split()) for line in NOUNS.strip().split("\n")
-        for kind, row in [line.split(": ")] for word in row.split("; ")}
+
+NOUN = {
+    word.split()[0]: Noun(kind, *word.split())
+    for line in NOUNS.strip().split("\n")
+    for kind, row in [line.split(": ")]
+    for word in row.split("; ")
+}
 
 # %% ../nbs/51_grammar.ipynb #658fac01
-ADJECTIVES = dict(pair.split() for pair in """old alt, young jung, happy glücklich,
+ADJECTIVES = dict(
+    pair.split()
+    for pair in """old alt, young jung, happy glücklich,
 sad traurig, friendly freundlich, tired müde, sick krank, hungry hungrig, small klein,
 big groß, black schwarz, red rot, blue blau, new neu, beautiful schön, heavy schwer,
 cheap billig, expensive teuer, dirty schmutzig, fresh frisch, terrible schrecklich,
 weak schwach, lazy faul, nervous nervös, wide breit, deep tief, long lang,
 narrow schmal, steep steil, high hoch, muddy schlammig, full voll, sour sauer,
-hard hart, salty salzig, sweet süß""".replace("\n", " ").split(", "))
-ATTRIBUTES = dict(kin="old young happy",
+hard hart, salty salzig, sweet süß""".replace("\n", " ").split(", ")
+)
+ATTRIBUTES = dict(
+    kin="old young happy",
     adult="old young happy sad friendly tired sick",
     child="small happy sad friendly tired sick",
     animal="old young big small black hungry",
-    thing="old new small red blue beautiful heavy", newspaper="old new",
-    flower="small red blue beautiful", container="old new small red heavy",
-    opening="old new small", food="fresh small big",
-    letter="small beautiful", parcel="small heavy", vehicle="old new", cause="terrible",
+    thing="old new small red blue beautiful heavy",
+    newspaper="old new",
+    flower="small red blue beautiful",
+    container="old new small red heavy",
+    opening="old new small",
+    food="fresh small big",
+    letter="small beautiful",
+    parcel="small heavy",
+    vehicle="old new",
+    cause="terrible",
     room="big small beautiful old",
-    shelter="old", ground="beautiful", barrier="old", spot="old beautiful")
-PREDICATES = dict(kin="old young happy sad friendly tired sick hungry nervous",
+    shelter="old",
+    ground="beautiful",
+    barrier="old",
+    spot="old beautiful",
+)
+PREDICATES = dict(
+    kin="old young happy sad friendly tired sick hungry nervous",
     child="happy sad friendly tired sick hungry nervous",
     animal="old young tired sick hungry lazy weak nervous",
     thing="old new cheap expensive heavy beautiful dirty",
-    newspaper="old new cheap expensive dirty", flower="beautiful cheap expensive",
+    newspaper="old new cheap expensive dirty",
+    flower="beautiful cheap expensive",
     food="fresh cheap expensive",
-    container="old new cheap expensive heavy dirty", letter="beautiful dirty",
-    parcel="heavy dirty", vehicle="old new full dirty")
+    container="old new cheap expensive heavy dirty",
+    letter="beautiful dirty",
+    parcel="heavy dirty",
+    vehicle="old new full dirty",
+)
 PREDICATES["adult"] = PREDICATES["kin"]
-OPPOSITES = dict(old="young new", young="old", new="old", happy="sad", sad="happy",
-                 big="small")
-COMPARATIVES = dict(older="älter", younger="jünger", bigger="größer", smaller="kleiner",
-                    heavier="schwerer")
+OPPOSITES = dict(
+    old="young new", young="old", new="old", happy="sad", sad="happy", big="small"
+)
+COMPARATIVES = dict(
+    older="älter",
+    younger="jünger",
+    bigger="größer",
+    smaller="kleiner",
+    heavier="schwerer",
+)
 
 # %% ../nbs/51_grammar.ipynb #ef31fff2
 VERBS = """
@@ -191,17 +225,18 @@ forget forgets forgot forgotten | vergessen vergisst vergaß vergessen | zu
 # %% ../nbs/51_grammar.ipynb #74bf3b02
 class Verb(NamedTuple):
     base: str
-    third: str           # she sees
+    third: str  # she sees
     past: str
-    en_part: str         # she has seen
-    particle: str        # up, away, back, or ""
-    prefix: str          # an, auf, … of a separable verb, or ""
-    stem: str            # German infinitive without the prefix
+    en_part: str  # she has seen
+    particle: str  # up, away, back, or ""
+    prefix: str  # an, auf, … of a separable verb, or ""
+    stem: str  # German infinitive without the prefix
     de_third: str
     de_past: str
-    de_part: str         # angerufen, prefix and all
-    perfect: str         # "has" or "is": haben or sein
+    de_part: str  # angerufen, prefix and all
+    perfect: str  # "has" or "is": haben or sein
     goes_with: list[str]  # acc, dat, where, … then kinds of nouns
+
 
 def read_verb(
     line: str,  # one line of the table
@@ -209,10 +244,19 @@ def read_verb(
     "The forms of a verb."
     en, de, goes_with = (part.split() for part in line.split("|"))
     prefix, _, stem = de[0].rpartition("-")
-    return Verb(*en[:4], "".join(en[4:]), prefix, stem, *de[1:4],
-                "is" if de[4:] else "has", goes_with)
+    return Verb(
+        *en[:4],
+        "".join(en[4:]),
+        prefix,
+        stem,
+        *de[1:4],
+        "is" if de[4:] else "has",
+        goes_with,
+    )
+
 
 VERB = {verb.base: verb for verb in map(read_verb, VERBS.strip().split("\n"))}
+
 
 @cache
 def verbs(
@@ -223,18 +267,19 @@ def verbs(
 
 # %% ../nbs/51_grammar.ipynb #a18d52c7
 def declension(
-    endings: str,    # 16 of them, "-" for none
+    endings: str,  # 16 of them, "-" for none
     stem: str = "",
 ) -> list[str]:
     "A table of forms as a flat list: the place is 4 · case + gender."
     return [stem + ending.replace("-", "") for ending in endings.split()]
 
-DER    = "der die das die  den die das die  dem der dem den  des der des der"
+
+DER = "der die das die  den die das die  dem der dem den  des der des der"
 DIESER = "er e es e  en e es e  em er em en  es er es er"
-MEIN   = "- e - e  en e - e  em er em en  es er es er"
-WEAK   = declension("e e e en  en e e en  en en en en  en en en en")
-MIXED  = declension("er e es en  en e es en  en en en en  en en en en")
-BARE   = declension("er e es e  en e es e  en en en en  en en en er")
+MEIN = "- e - e  en e - e  em er em en  es er es er"
+WEAK = declension("e e e en  en e e en  en en en en  en en en en")
+MIXED = declension("er e es en  en e es en  en en en en  en en en en")
+BARE = declension("er e es e  en e es e  en en en en  en en en er")
 DETERMINERS = {  # English singular and plural; German article; German endings of an adjective after it
     "the": ("(DT the)", "(DT the)", declension(DER), WEAK),
     "a": ("(DT a)", "", declension(MEIN, "ein"), BARE),
@@ -243,7 +288,8 @@ DETERMINERS = {  # English singular and plural; German article; German endings o
     "this": ("(DT this)", "(DT these)", declension(DIESER, "dies"), WEAK),
     "every": ("(DT every)", "", declension(DIESER, "jed"), WEAK),
     "which": ("(WDT which)", "(WDT which)", declension(DIESER, "welch"), WEAK),
-    "how many": ("", "(WHADJP (WRB how) (JJ many))", ["wie viele"] * 16, BARE)}
+    "how many": ("", "(WHADJP (WRB how) (JJ many))", ["wie viele"] * 16, BARE),
+}
 
 # %% ../nbs/51_grammar.ipynb #c35ee8e1
 ONES = "- - two three four five six seven eight nine ten eleven twelve".split()
@@ -251,82 +297,117 @@ EINS = "- - zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
 TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
 ZEHN = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
 # small and round numbers three times as often
-NUMBERS = [n for n in (*range(2, 13), *range(20, 100)) if n < 13 or n % 10 != 1
-           for _ in range(3 if n < 13 or n % 10 == 0 else 1)]
+NUMBERS = [
+    n
+    for n in (*range(2, 13), *range(20, 100))
+    if n < 13 or n % 10 != 1
+    for _ in range(3 if n < 13 or n % 10 == 0 else 1)
+]
+
 
 def number(
     n: int,  # 2 to 12, or 20 to 99 without 21, 31, …
 ) -> tuple[str, str]:
     "A number in English and in German."
-    if n < 13: return ONES[n], EINS[n]
+    if n < 13:
+        return ONES[n], EINS[n]
     tens, ones = divmod(n, 10)
-    return ((f"{TENS[tens]}-{ONES[ones]}", f"{EINS[ones]}und{ZEHN[tens]}") if ones
-            else (TENS[tens], ZEHN[tens]))
+    return (
+        (f"{TENS[tens]}-{ONES[ones]}", f"{EINS[ones]}und{ZEHN[tens]}")
+        if ones
+        else (TENS[tens], ZEHN[tens])
+    )
 
 # %% ../nbs/51_grammar.ipynb #2815c56a
 class NP(NamedTuple):
-    en: str              # tree
+    en: str  # tree
     de: tuple[str, ...]  # nominative, accusative, dative, genitive
-    person: str          # "1s", "2s", "3s" or "pl"
-    gender: int          # 0 m, 1 f, 2 n, 3 plural, -1 a pronoun
-    noun: str = ""       # the English noun as it stands in the sentence
-    word: str = ""       # its key in NOUN
-    adj: str = ""        # the English adjective before it
+    person: str  # "1s", "2s", "3s" or "pl"
+    gender: int  # 0 m, 1 f, 2 n, 3 plural, -1 a pronoun
+    noun: str = ""  # the English noun as it stands in the sentence
+    word: str = ""  # its key in NOUN
+    adj: str = ""  # the English adjective before it
 
     @property
-    def kind(self) -> str: return NOUN[self.word].kind if self.word else "adult"
+    def kind(self) -> str:
+        return NOUN[self.word].kind if self.word else "adult"
+
 
 @cache
 def np(
-    word: str,               # a key of NOUN
+    word: str,  # a key of NOUN
     det: str | int = "the",  # a key of DETERMINERS, or a number
-    adj: str = "",           # a key of ADJECTIVES
+    adj: str = "",  # a key of ADJECTIVES
     plural: bool = False,
-    label: str = "NP",       # of the tree
+    label: str = "NP",  # of the tree
 ) -> NP:
     "A noun phrase in both languages."
     noun, g = NOUN[word], 3 if plural else "mfn".index(NOUN[word].gender)
     if isinstance(det, int):
         en_det, article, endings = f"(CD {number(det)[0]})", [number(det)[1]] * 16, BARE
-    else: en_det, article, endings = DETERMINERS[det][plural], *DETERMINERS[det][2:]
-    if det == "a" and plural: article = [""] * 16
+    else:
+        en_det, article, endings = DETERMINERS[det][plural], *DETERMINERS[det][2:]
+    if det == "a" and plural:
+        article = [""] * 16
     en_noun = noun.plural if plural else noun.en
-    if en_det == "(DT a)" and (adj or en_noun)[0] in "aeiou": en_det = "(DT an)"
+    if en_det == "(DT a)" and (adj or en_noun)[0] in "aeiou":
+        en_det = "(DT an)"
     stem = ADJECTIVES[adj].removesuffix("e") if adj else ""
-    de = tuple(" ".join(filter(None,
-                               (article[i + g], adj and stem + endings[i + g],
-                                noun.form(i // 4, plural))))
-               for i in (0, 4, 8, 12))
-    en = " ".join(filter(None,
-                         (en_det, adj and f"(JJ {adj})",
-                          f"({'NNS' if plural else 'NN'} {en_noun})")))
+    de = tuple(
+        " ".join(
+            filter(
+                None,
+                (
+                    article[i + g],
+                    adj and stem + endings[i + g],
+                    noun.form(i // 4, plural),
+                ),
+            )
+        )
+        for i in (0, 4, 8, 12)
+    )
+    en = " ".join(
+        filter(
+            None,
+            (en_det, adj and f"(JJ {adj})", f"({'NNS' if plural else 'NN'} {en_noun})"),
+        )
+    )
     return NP(f"({label} {en})", de, "pl" if plural else "3s", g, en_noun, word, adj)
 
 # %% ../nbs/51_grammar.ipynb #017d83ce
 Part = tuple[str, str]  # an English tree and its German text
 NONE: Part = ("", "")
-AUXILIARY = {en: dict(zip(("1s", "2s", "3s", "pl"), de.split())) for en, de in dict(
-    has="habe hast hat haben", will="werde wirst wird werden",
-    can="kann kannst kann können", must="muss musst muss müssen",
-    should="sollte solltest sollte sollten", want="will willst will wollen",
-    was="war warst war waren").items()}
+AUXILIARY = {
+    en: dict(zip(("1s", "2s", "3s", "pl"), de.split()))
+    for en, de in dict(
+        has="habe hast hat haben",
+        will="werde wirst wird werden",
+        can="kann kannst kann können",
+        must="muss musst muss müssen",
+        should="sollte solltest sollte sollten",
+        want="will willst will wollen",
+        was="war warst war waren",
+    ).items()
+}
 AUXILIARY["is"] = {"1s": "bin", "2s": "bist", "3s": "ist", "pl": "sind"}
+
 
 class Clause(NamedTuple):
     subject: NP
-    aux: str     # English: the part that moves before the subject in a question
-    rest: str    # English: the verb phrase after it
+    aux: str  # English: the part that moves before the subject in a question
+    rest: str  # English: the verb phrase after it
     finite: str  # German: the verb that agrees with the subject
     middle: str  # German: time, objects, nicht, place
     prefix: str  # German: the separable prefix
-    last: str    # German: participle, infinitive or adjective
+    last: str  # German: participle, infinitive or adjective
 
     @property
     def predicate(self) -> str:
         return f"(VP {self.aux} {self.rest})" if self.aux else self.rest
 
     @property
-    def en(self) -> str: return f"{self.subject.en} {self.predicate}"
+    def en(self) -> str:
+        return f"{self.subject.en} {self.predicate}"
 
 # %% ../nbs/51_grammar.ipynb #75bf5e54
 def verb_second(
@@ -334,30 +415,39 @@ def verb_second(
     first: str = "",  # what stands before the verb instead of the subject; " " is nothing: a question
 ) -> str:
     "A German main clause."
-    order = ([first, c.finite, c.subject.de[NOM]] if first
-             else [c.subject.de[NOM], c.finite])
+    order = (
+        [first, c.finite, c.subject.de[NOM]] if first else [c.subject.de[NOM], c.finite]
+    )
     return " ".join([*order, c.middle, c.last or c.prefix])
+
 
 def verb_last(
     c: Clause,
 ) -> str:
     "A German subordinate clause."
-    return " ".join([c.subject.de[NOM], c.middle,
-                     f"{c.last} {c.finite}" if c.last else c.prefix + c.finite])
+    return " ".join(
+        [
+            c.subject.de[NOM],
+            c.middle,
+            f"{c.last} {c.finite}" if c.last else c.prefix + c.finite,
+        ]
+    )
 
 # %% ../nbs/51_grammar.ipynb #1ba6d76a
 def finite(
     verb: Verb,
-    tense: str,   # present, past, perfect or a modal verb
+    tense: str,  # present, past, perfect or a modal verb
     person: str,
 ) -> str:
     "The German verb form that agrees with the subject."
     if tense == "present":
         return {"3s": verb.de_third, "1s": verb.stem[:-1], "pl": verb.stem}[person]
     if tense == "past":
-        return verb.de_past + ("" if person != "pl" else "n"
-                               if verb.de_past.endswith("e") else "en")
+        return verb.de_past + (
+            "" if person != "pl" else "n" if verb.de_past.endswith("e") else "en"
+        )
     return AUXILIARY[verb.perfect if tense == "perfect" else tense][person]
+
 
 def clause(
     subject: NP,
@@ -368,7 +458,7 @@ def clause(
     time: Part = NONE,
     *,
     negated: bool = False,
-    ask: bool = False,       # a question will be made of it
+    ask: bool = False,  # a question will be made of it
 ) -> Clause:
     "A verb with all that belongs to it, in both languages."
     third = subject.person == "3s"
@@ -382,17 +472,33 @@ def clause(
         aux = "(VBD did)" if tense == "past" else "(VBZ does)" if third else "(VBP do)"
     elif tense == "present":
         rest = f"(VP {f'(VBZ {verb.third})' if third else f'(VBP {verb.base})'} {tail})"
-    elif tense == "past": rest = f"(VP (VBD {verb.past}) {tail})"
+    elif tense == "past":
+        rest = f"(VP (VBD {verb.past}) {tail})"
     elif tense == "perfect":
-        aux, rest = "(VBZ has)" if third else "(VBP have)", f"(VP (VBN {verb.en_part}) {tail})"
-    elif tense != "want": aux = f"(MD {tense})"
-    if negated: aux = aux.replace("can", "ca") + " (RB n't)"
-    middle = " ".join((time[1], obj[1],
-                       "nicht" if negated and "kein" not in obj[1] else "", place[1]))
-    last = {"present": "", "past": "",
-            "perfect": verb.de_part}.get(tense, verb.prefix + verb.stem)
-    return Clause(subject, aux, rest, finite(verb, tense, subject.person), middle,
-                  verb.prefix, last)
+        aux, rest = (
+            "(VBZ has)" if third else "(VBP have)",
+            f"(VP (VBN {verb.en_part}) {tail})",
+        )
+    elif tense != "want":
+        aux = f"(MD {tense})"
+    if negated:
+        aux = aux.replace("can", "ca") + " (RB n't)"
+    middle = " ".join(
+        (time[1], obj[1], "nicht" if negated and "kein" not in obj[1] else "", place[1])
+    )
+    last = {"present": "", "past": "", "perfect": verb.de_part}.get(
+        tense, verb.prefix + verb.stem
+    )
+    return Clause(
+        subject,
+        aux,
+        rest,
+        finite(verb, tense, subject.person),
+        middle,
+        verb.prefix,
+        last,
+    )
+
 
 def be(
     subject: NP,
@@ -402,20 +508,34 @@ def be(
     negated: bool = False,
 ) -> Clause:
     "A clause that says what somebody is."
-    form = {"is1s": "(VBP am)", "is3s": "(VBZ is)", "was1s": "(VBD was)",
-            "was3s": "(VBD was)", "is": "(VBP are)", "was": "(VBD were)"}
-    return Clause(subject, form.get(tense + subject.person) or form[tense],
-                  f"{'(RB not)' * negated} {adj[0]}",
-                  AUXILIARY[tense][subject.person], "nicht" * negated, "", adj[1])
+    form = {
+        "is1s": "(VBP am)",
+        "is3s": "(VBZ is)",
+        "was1s": "(VBD was)",
+        "was3s": "(VBD was)",
+        "is": "(VBP are)",
+        "was": "(VBD were)",
+    }
+    return Clause(
+        subject,
+        form.get(tense + subject.person) or form[tense],
+        f"{'(RB not)' * negated} {adj[0]}",
+        AUXILIARY[tense][subject.person],
+        "nicht" * negated,
+        "",
+        adj[1],
+    )
 
 # %% ../nbs/51_grammar.ipynb #4e7f80d7
 LEAF = re.compile(r" ([^\s()]+)\)")
+
 
 def leaves(
     tree: str,  # brackets
 ) -> list[str]:
     "The tokens of a tree."
     return LEAF.findall(tree)
+
 
 def join_tokens(
     tokens: list[str],
@@ -425,23 +545,25 @@ def join_tokens(
 
 # %% ../nbs/51_grammar.ipynb #49d746b6
 class Pronoun(NamedTuple):
-    word: int         # index of "it" among en.split()
-    antecedent: int   # index of the noun it stands for, among the same words
-    other: int        # index of the sentence's other noun
-    answer: str       # the German pronoun: er, sie or es
-    wrong: str        # what the other noun would need: the same when their genders agree
+    word: int  # index of "it" among en.split()
+    antecedent: int  # index of the noun it stands for, among the same words
+    other: int  # index of the sentence's other noun
+    answer: str  # the German pronoun: er, sie or es
+    wrong: str  # what the other noun would need: the same when their genders agree
     answer_word: int  # index of the German pronoun among de.split()
+
 
 class Sentence(NamedTuple):
     en: str
     de: str
-    tree: str                # the leaves are the English tokens
-    pattern: str             # a key of PATTERNS
+    tree: str  # the leaves are the English tokens
+    pattern: str  # a key of PATTERNS
     pronoun: Pronoun | None  # None: there is no "it"
 
 # %% ../nbs/51_grammar.ipynb #1515f96e
 CONTRACTIONS = {"in dem": "im", "zu dem": "zum", "zu der": "zur", "in das": "ins"}
 LONG = re.compile(rf"\b({'|'.join(CONTRACTIONS)})\b")
+
 
 def finish(
     pattern: str,
@@ -450,45 +572,80 @@ def finish(
     nouns: tuple[NP, NP] | None = None,  # what "it" stands for, and the other noun
 ) -> Sentence:
     "Spaces, capitals and contractions (in dem → im); then find the pronouns."
-    tree = LEAF.sub(lambda m: f" {m[1][0].upper()}{m[1][1:]})",
-                    " ".join(tree.split()).replace(" )", ")"), count=1)
-    de = LONG.sub(lambda m: CONTRACTIONS[m[1]],
-                  re.sub(r" (?=[.,?])", "", " ".join(de.split())))
+    tree = LEAF.sub(
+        lambda m: f" {m[1][0].upper()}{m[1][1:]})",
+        " ".join(tree.split()).replace(" )", ")"),
+        count=1,
+    )
+    de = LONG.sub(
+        lambda m: CONTRACTIONS[m[1]], re.sub(r" (?=[.,?])", "", " ".join(de.split()))
+    )
     de, en = de[0].upper() + de[1:], join_tokens(leaves(tree))
-    if nouns is None: return Sentence(en, de, tree, pattern, None)
+    if nouns is None:
+        return Sentence(en, de, tree, pattern, None)
     words = [w.strip(".,?") for w in en.lower().split()]
     answers = [("er", "sie", "es")[noun.gender] for noun in nouns]
     places = [words.index(w) for w in ("it", nouns[0].noun, nouns[1].noun)]
-    return Sentence(en, de, tree, pattern,
-                    Pronoun(*places, *answers,
-                            len(de.split()) - 1 - de.split()[::-1].index(answers[0])))
+    return Sentence(
+        en,
+        de,
+        tree,
+        pattern,
+        Pronoun(
+            *places, *answers, len(de.split()) - 1 - de.split()[::-1].index(answers[0])
+        ),
+    )
 
 # %% ../nbs/51_grammar.ipynb #b6de88f0
 PEOPLE, THE = "kin adult child", "the/my/this"
-USUAL = dict(kin="my/my/the", food="the/a/a/this", thing="the/the/a/a/this/my",
-             container="the/the/a/this/my", animal="the/the/a/this/my")
-UNUSUAL = {("kin", "a"): "my", ("kin", "not a"): "my", ("kin", "this"): "my",
-           ("kin", "every"): "my", ("adult", "my"): "the"}
-PRONOUNS = [NP(f"(NP (PRP {en}))", (nom, acc, dat, ""), person, -1, obj)
-            for en, obj, nom, acc, dat, person in map(str.split, (
-    "I me ich mich mir 1s", "you you du dich dir 2s", "he him er ihn ihm 3s",
-    "she her sie sie ihr 3s", "we us wir uns uns pl",
-    "they them sie sie ihnen pl"))]
+USUAL = dict(
+    kin="my/my/the",
+    food="the/a/a/this",
+    thing="the/the/a/a/this/my",
+    container="the/the/a/this/my",
+    animal="the/the/a/this/my",
+)
+UNUSUAL = {
+    ("kin", "a"): "my",
+    ("kin", "not a"): "my",
+    ("kin", "this"): "my",
+    ("kin", "every"): "my",
+    ("adult", "my"): "the",
+}
+PRONOUNS = [
+    NP(f"(NP (PRP {en}))", (nom, acc, dat, ""), person, -1, obj)
+    for en, obj, nom, acc, dat, person in map(
+        str.split,
+        (
+            "I me ich mich mir 1s",
+            "you you du dich dir 2s",
+            "he him er ihn ihm 3s",
+            "she her sie sie ihr 3s",
+            "we us wir uns uns pl",
+            "they them sie sie ihnen pl",
+        ),
+    )
+]
+
 
 @cache
 def pool(
     kinds: str,  # kinds of nouns, and single ones as "=book"
 ) -> list[str]:
     "All nouns of these kinds."
-    return [word for word, noun in NOUN.items()
-            if noun.kind in kinds.split() or f"={word}" in kinds.split()]
+    return [
+        word
+        for word, noun in NOUN.items()
+        if noun.kind in kinds.split() or f"={word}" in kinds.split()
+    ]
+
 
 def some(
     rng: random.Random,
     kinds: str | list[str],
-    dets: str = "",            # determiners to choose from; "": the usual ones of the kind
-    plural: float = 0.25,      # how often
-    unlike: str = "",          # an English noun that it must not be
+    dets: str = "",  # determiners to choose from; "": the usual ones of the kind
+    plural: float = 0.25,  # how often
+    unlike: str = "",  # an English noun that it must not be
     label: str = "NP",
     adjectives: float = 0.35,  # how often
 ) -> NP:
@@ -499,9 +656,13 @@ def some(
     many = noun.plural != "-" and rng.random() < plural
     det = rng.choice((dets or USUAL.get(noun.kind, "the")).split("/"))
     det = UNUSUAL.get((noun.kind, det), "the" if many and det == "every" else det)
-    fitting = ((ATTRIBUTES.get(noun.en) or ATTRIBUTES.get(noun.kind, "")).split()
-               if rng.random() < adjectives else [])
+    fitting = (
+        (ATTRIBUTES.get(noun.en) or ATTRIBUTES.get(noun.kind, "")).split()
+        if rng.random() < adjectives
+        else []
+    )
     return np(noun.en, det, rng.choice(fitting) if fitting else "", many, label)
+
 
 def who(
     rng: random.Random,
@@ -509,32 +670,57 @@ def who(
 ) -> NP:
     "A random subject: people, now and then a pronoun."
     if rng.random() < 0.25:
-        return rng.choice([p for p in PRONOUNS if p.person in persons
-                           for _ in range(3 if p.person in ("1s", "2s") else 1)])
-    return (some(rng, PEOPLE, "a", 0) if rng.random() < 0.15
-            else some(rng, PEOPLE, "the/the/my/this/every"))
+        return rng.choice(
+            [
+                p
+                for p in PRONOUNS
+                if p.person in persons
+                for _ in range(3 if p.person in ("1s", "2s") else 1)
+            ]
+        )
+    return (
+        some(rng, PEOPLE, "a", 0)
+        if rng.random() < 0.15
+        else some(rng, PEOPLE, "the/the/my/this/every")
+    )
 
 # %% ../nbs/51_grammar.ipynb #4795847e
-PLACES = {"in": ("in", "room shelter"),
-          "behind": ("hinter", "barrier =house =church =school =barn"),
-          "under": ("unter", "=tree =bridge"),
-          "beside": ("neben", "=church =house =tent =gate =tree"),
-          "on": ("auf", "=hill =roof =bridge =street")}
-GOALS = {"into": ("in", ACC, "room shelter"),
-         "to": ("zu", DAT, "ground barrier spot adult"),
-         "onto": ("auf", ACC, "=hill =roof =bridge")}
-TIMES = {"present": [("(ADVP (RB today))", "heute"), ("(ADVP (RB now))", "jetzt"),
-                     ("(PP (IN in) (NP (DT the) (NN evening)))", "am Abend"),
-                     ("(NP (DT every) (NN day))", "jeden Tag")],
-         "past": [("(NP (NN yesterday))", "gestern"),
-                  ("(NP (JJ last) (NN week))", "letzte Woche"),
-                  ("(PP (IN on) (NP (NNP Monday)))", "am Montag")],
-         "will": [("(NP (NN tomorrow))", "morgen"), ("(ADVP (RB soon))", "bald"),
-                  ("(NP (JJ next) (NN week))", "nächste Woche")]}
+PLACES = {
+    "in": ("in", "room shelter"),
+    "behind": ("hinter", "barrier =house =church =school =barn"),
+    "under": ("unter", "=tree =bridge"),
+    "beside": ("neben", "=church =house =tent =gate =tree"),
+    "on": ("auf", "=hill =roof =bridge =street"),
+}
+GOALS = {
+    "into": ("in", ACC, "room shelter"),
+    "to": ("zu", DAT, "ground barrier spot adult"),
+    "onto": ("auf", ACC, "=hill =roof =bridge"),
+}
+TIMES = {
+    "present": [
+        ("(ADVP (RB today))", "heute"),
+        ("(ADVP (RB now))", "jetzt"),
+        ("(PP (IN in) (NP (DT the) (NN evening)))", "am Abend"),
+        ("(NP (DT every) (NN day))", "jeden Tag"),
+    ],
+    "past": [
+        ("(NP (NN yesterday))", "gestern"),
+        ("(NP (JJ last) (NN week))", "letzte Woche"),
+        ("(PP (IN on) (NP (NNP Monday)))", "am Montag"),
+    ],
+    "will": [
+        ("(NP (NN tomorrow))", "morgen"),
+        ("(ADVP (RB soon))", "bald"),
+        ("(NP (JJ next) (NN week))", "nächste Woche"),
+    ],
+}
+
 
 def acc(noun: NP) -> Part:
     "A noun phrase as direct object."
     return noun.en, noun.de[ACC]
+
 
 def at(rng: random.Random, prepositions: str = "in behind under beside on") -> Part:
     "Where something happens."
@@ -542,93 +728,143 @@ def at(rng: random.Random, prepositions: str = "in behind under beside on") -> P
     place = some(rng, PLACES[en][1], "the")
     return f"(PP (IN {en}) {place.en})", f"{PLACES[en][0]} {place.de[DAT]}"
 
+
 def towards(rng: random.Random) -> Part:
     "Where something goes."
     en, (de, case, kinds) = rng.choice(list(GOALS.items()))
     place = some(rng, kinds, "the", plural=0)
     return f"(PP (IN {en}) {place.en})", f"{de} {place.de[case]}"
 
+
 def predicates(of: NP) -> list[str]:
     "The adjectives that can be said of it, whatever stands before the noun."
     fitting = PREDICATES.get(of.word) or PREDICATES[of.kind]
-    return [adj for adj in fitting.split()
-            if of.adj not in (adj, *OPPOSITES.get(adj, "").split())]
+    return [
+        adj
+        for adj in fitting.split()
+        if of.adj not in (adj, *OPPOSITES.get(adj, "").split())
+    ]
+
 
 def quality(rng: random.Random, adjectives: list[str]) -> Part:
     "An adjective after the verb, which German leaves bare."
     adj, very = rng.choice(adjectives), rng.random() < 0.35
-    return f"(ADJP {'(RB very)' * very} (JJ {adj}))", f"{'sehr ' * very}{ADJECTIVES[adj]}"
+    return (
+        f"(ADJP {'(RB very)' * very} (JJ {adj}))",
+        f"{'sehr ' * very}{ADJECTIVES[adj]}",
+    )
 
 # %% ../nbs/51_grammar.ipynb #e2c601a3
 # in these tenses only
-UNCHOSEN = {"love": (), "lose": ("past", "perfect"),
-            "arrive": ("present", "past", "perfect")}
+UNCHOSEN = {
+    "love": (),
+    "lose": ("past", "perfect"),
+    "arrive": ("present", "past", "perfect"),
+}
+
 
 def tenses(verb: Verb) -> list[str]:
     "Present and past, but not for `read`, whose English past looks like the present."
     return ["present", "past"] if verb.past != verb.base else ["present"]
 
+
 def do_something(
     rng: random.Random,
-    tense: str = "",            # "": present or past
+    tense: str = "",  # "": present or past
     subject: NP | None = None,  # None: people or a pronoun
-    dets: str = "",             # determiners of the object
-    **options,                  # of `clause`
+    dets: str = "",  # determiners of the object
+    **options,  # of `clause`
 ) -> Clause:
     "Somebody does something, or is somewhere, or gets up."
     subject, kind = subject or who(rng), rng.random()
-    verb = rng.choice(verbs("acc" if kind < 0.6 else "where" if kind < 0.85 else "alone"))
+    verb = rng.choice(
+        verbs("acc" if kind < 0.6 else "where" if kind < 0.85 else "alone")
+    )
     now = tense or rng.choice(tenses(verb))
-    if (now not in UNCHOSEN.get(verb.base, [now, *tenses(verb)])
-            or now == "past" and now not in tenses(verb)):
+    if (
+        now not in UNCHOSEN.get(verb.base, [now, *tenses(verb)])
+        or now == "past"
+        and now not in tenses(verb)
+    ):
         return do_something(rng, tense, subject, dets, **options)
     if kind < 0.6:
         options["obj"] = acc(some(rng, verb.goes_with, dets, unlike=subject.noun))
-    elif kind < 0.85: options["place"] = at(rng)
+    elif kind < 0.85:
+        options["place"] = at(rng)
     return clause(subject, verb, now, **options)
+
 
 def statement(c: Clause, first: Part = NONE, last: Part = NONE) -> tuple[str, str]:
     "A main clause with its full stop."
-    return f"(S {first[0]} {c.en} {last[0]} (. .))", f"{verb_second(c, first[1])}{last[1]} ."
+    return (
+        f"(S {first[0]} {c.en} {last[0]} (. .))",
+        f"{verb_second(c, first[1])}{last[1]} .",
+    )
+
 
 def question(c: Clause, first: Part = NONE) -> tuple[str, str]:
     "A question, with or without a question word in front."
     tree = f"(SQ {c.aux} {c.subject.en} {c.rest}"
-    return (f"(SBARQ {first[0]} {tree}) (. ?))" if first[0] else f"{tree} (. ?))",
-            f"{verb_second(c, first[1] or ' ')} ?")
+    return (
+        f"(SBARQ {first[0]} {tree}) (. ?))" if first[0] else f"{tree} (. ?))",
+        f"{verb_second(c, first[1] or ' ')} ?",
+    )
 
 # %% ../nbs/51_grammar.ipynb #dbcb6030
 def transitive(rng):
     "An accusative, and time before the object."
     verb, subject = rng.choice(verbs("acc")), who(rng)
     tense = rng.choice(tenses(verb))
-    time = (rng.choice(TIMES[tense])
-            if rng.random() < 0.3 and tense in UNCHOSEN.get(verb.base, [tense])
-            else NONE)
-    return statement(clause(subject, verb, tense,
-                            acc(some(rng, verb.goes_with, unlike=subject.noun)),
-                            time=time))
+    time = (
+        rng.choice(TIMES[tense])
+        if rng.random() < 0.3 and tense in UNCHOSEN.get(verb.base, [tense])
+        else NONE
+    )
+    return statement(
+        clause(
+            subject,
+            verb,
+            tense,
+            acc(some(rng, verb.goes_with, unlike=subject.noun)),
+            time=time,
+        )
+    )
+
 
 def place(rng):
     "In, behind, under, beside, on: the dative."
     subject = some(rng, "animal", THE) if rng.random() < 0.3 else who(rng)
-    verb = (VERB[rng.choice("sleep play wait stay".split())] if subject.kind == "animal"
-            else rng.choice(verbs("where")))
-    return statement(clause(subject, verb, rng.choice(("present", "past")),
-                            place=at(rng)))
+    verb = (
+        VERB[rng.choice("sleep play wait stay".split())]
+        if subject.kind == "animal"
+        else rng.choice(verbs("where"))
+    )
+    return statement(
+        clause(subject, verb, rng.choice(("present", "past")), place=at(rng))
+    )
+
 
 def motion(rng):
     "Into, onto: the accusative. To: zu and the dative."
     subject = some(rng, "animal child", THE) if rng.random() < 0.5 else who(rng)
     goal = towards(rng)
-    if f" {subject.noun})" in goal[0]: return motion(rng)  # not to oneself
-    return statement(clause(subject, rng.choice(verbs("whither")),
-                            rng.choice(("present", "past", "perfect")), place=goal))
+    if f" {subject.noun})" in goal[0]:
+        return motion(rng)  # not to oneself
+    return statement(
+        clause(
+            subject,
+            rng.choice(verbs("whither")),
+            rng.choice(("present", "past", "perfect")),
+            place=goal,
+        )
+    )
+
 
 def fronted(rng):
     "Time comes first, the verb stays second."
     tense = rng.choice(("present", "past", "will"))
     return statement(do_something(rng, tense), rng.choice(TIMES[tense]))
+
 
 def often(rng):
     "Always, often, never; nie stands where nicht would, behind the, this and my."
@@ -636,135 +872,256 @@ def often(rng):
     subject = some(rng, PEOPLE, THE)
     c = do_something(rng, "present", subject, time=("", de))
     if de == "nie":
-        c = c._replace(middle=re.sub(r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)",
-                                     r"\1 nie", c.middle))
-    return statement(c._replace(subject=subject._replace(en=f"{subject.en} (ADVP (RB {en}))")))
+        c = c._replace(
+            middle=re.sub(
+                r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)", r"\1 nie", c.middle
+            )
+        )
+    return statement(
+        c._replace(subject=subject._replace(en=f"{subject.en} (ADVP (RB {en}))"))
+    )
+
 
 def modal(rng):
     "The infinitive goes last."
     tense = rng.choice(("can", "must", "should", "will", "want"))
     return statement(do_something(rng, tense, who(rng, "1s 2s 3s pl")))
 
+
 def perfect(rng):
     "Haben or sein; the participle goes last."
     return statement(do_something(rng, "perfect"))
 
+
 def separable(rng):
     "The verb comes apart."
     verb = rng.choice([v for v in VERB.values() if v.prefix])
-    subject = (some(rng, "vehicle", "the/a/this")
-               if verb.base == "arrive" and rng.random() < 0.5 else who(rng))
+    subject = (
+        some(rng, "vehicle", "the/a/this")
+        if verb.base == "arrive" and rng.random() < 0.5
+        else who(rng)
+    )
     tense, alone = rng.choice(("present", "past")), "alone" in verb.goes_with
     obj = NONE if alone else acc(some(rng, verb.goes_with, unlike=subject.noun))
-    return statement(clause(subject, verb, tense, obj,
-                            time=rng.choice(TIMES[tense]) if alone or rng.random() < 0.4 else NONE))
+    return statement(
+        clause(
+            subject,
+            verb,
+            tense,
+            obj,
+            time=rng.choice(TIMES[tense]) if alone or rng.random() < 0.4 else NONE,
+        )
+    )
 
 # %% ../nbs/51_grammar.ipynb #5a2e2b01
 def dative(rng):
     "Helfen, danken, folgen."
     verb, subject, negated = rng.choice(verbs("dat")), who(rng), rng.random() < 0.2
-    helped = some(rng, verb.goes_with, THE if negated else "the/a/my/this",
-                  unlike=subject.noun)
-    return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")),
-                            (helped.en, helped.de[DAT]),
-                            negated=negated and "every" not in subject.en))
+    helped = some(
+        rng, verb.goes_with, THE if negated else "the/a/my/this", unlike=subject.noun
+    )
+    return statement(
+        clause(
+            subject,
+            verb,
+            rng.choice(("present", "past", "perfect")),
+            (helped.en, helped.de[DAT]),
+            negated=negated and "every" not in subject.en,
+        )
+    )
+
 
 def giving(rng):
     "Dative before accusative."
     verb, subject = rng.choice(verbs("dat+acc")), who(rng)
     taker = some(rng, PEOPLE, THE, unlike=subject.noun)
     gift = some(rng, verb.goes_with, "the/a/this")
-    return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")),
-                            (f"{taker.en} {gift.en}",
-                             f"{taker.de[DAT]} {gift.de[ACC]}")))
+    return statement(
+        clause(
+            subject,
+            verb,
+            rng.choice(("present", "past", "perfect")),
+            (f"{taker.en} {gift.en}", f"{taker.de[DAT]} {gift.de[ACC]}"),
+        )
+    )
+
 
 def pronoun_object(rng):
     "Him is ihn or ihm, as the verb wants."
-    verb = rng.choice([VERB[v] for v in ("see", "love", "call", "invite")] + verbs("dat"))
-    subject = (some(rng, PEOPLE) if rng.random() < 0.4
-               else rng.choice([p for p in PRONOUNS if p.person != "2s"]))
+    verb = rng.choice(
+        [VERB[v] for v in ("see", "love", "call", "invite")] + verbs("dat")
+    )
+    subject = (
+        some(rng, PEOPLE)
+        if rng.random() < 0.4
+        else rng.choice([p for p in PRONOUNS if p.person != "2s"])
+    )
     us = ("me", "us")
-    obj = rng.choice([p for p in PRONOUNS
-                      if p is not subject and not (p.noun in us and subject.noun in us)])
+    obj = rng.choice(
+        [
+            p
+            for p in PRONOUNS
+            if p is not subject and not (p.noun in us and subject.noun in us)
+        ]
+    )
     case = DAT if "dat" in verb.goes_with else ACC
-    return statement(clause(subject, verb, rng.choice(("present", "past")),
-                            (f"(NP (PRP {obj.noun}))", obj.de[case])))
+    return statement(
+        clause(
+            subject,
+            verb,
+            rng.choice(("present", "past")),
+            (f"(NP (PRP {obj.noun}))", obj.de[case]),
+        )
+    )
+
 
 def genitive(rng):
     "The teacher's dog: der Hund des Lehrers."
     owner = some(rng, PEOPLE, THE, plural=0)
     owned = some(rng, rng.choice(("thing", "container", "animal")), "the")
-    both = owned._replace(en=f"(NP {owner.en[:-1]} (POS 's)) "
-                             f"{owned.en.removeprefix('(NP (DT the) ')}",
-                          de=tuple(f"{case} {owner.de[GEN]}" for case in owned.de))
+    both = owned._replace(
+        en=f"(NP {owner.en[:-1]} (POS 's)) {owned.en.removeprefix('(NP (DT the) ')}",
+        de=tuple(f"{case} {owner.de[GEN]}" for case in owned.de),
+    )
     if rng.random() < 0.5:
-        return statement(be(both, quality(rng, predicates(owned)),
-                            rng.choice(("is", "was"))))
+        return statement(
+            be(both, quality(rng, predicates(owned)), rng.choice(("is", "was")))
+        )
     subject = who(rng)
-    if owner.noun == subject.noun: return genitive(rng)
-    return statement(clause(subject, VERB[rng.choice(("see", "find", "sell"))],
-                            rng.choice(("present", "past")), acc(both)))
+    if owner.noun == subject.noun:
+        return genitive(rng)
+    return statement(
+        clause(
+            subject,
+            VERB[rng.choice(("see", "find", "sell"))],
+            rng.choice(("present", "past")),
+            acc(both),
+        )
+    )
+
 
 def because_of(rng):
     "Wegen and the genitive, before the place."
     cause, where = some(rng, "cause", "the"), at(rng)
-    return statement(clause(who(rng),
-                            VERB[rng.choice(("stay", "wait", "sleep", "work"))],
-                            rng.choice(("present", "past")),
-                            time=("", f"wegen {cause.de[GEN]}"),
-                            place=(f"{where[0]} (PP (RB because) (IN of) {cause.en})",
-                                   where[1])))
+    return statement(
+        clause(
+            who(rng),
+            VERB[rng.choice(("stay", "wait", "sleep", "work"))],
+            rng.choice(("present", "past")),
+            time=("", f"wegen {cause.de[GEN]}"),
+            place=(f"{where[0]} (PP (RB because) (IN of) {cause.en})", where[1]),
+        )
+    )
 
 # %% ../nbs/51_grammar.ipynb #3650b1be
 def predicate(rng):
     "An adjective after is has no ending."
-    kind = rng.choice(("kin", "adult", "child", "animal", "animal", "thing", "thing",
-                       "container", "vehicle", "food"))
+    kind = rng.choice(
+        (
+            "kin",
+            "adult",
+            "child",
+            "animal",
+            "animal",
+            "thing",
+            "thing",
+            "container",
+            "vehicle",
+            "food",
+        )
+    )
     subject = some(rng, kind, THE) if rng.random() < 0.75 else rng.choice(PRONOUNS)
-    return statement(be(subject, quality(rng, predicates(subject)),
-                        rng.choice(("is", "was")), negated=rng.random() < 0.25))
+    return statement(
+        be(
+            subject,
+            quality(rng, predicates(subject)),
+            rng.choice(("is", "was")),
+            negated=rng.random() < 0.25,
+        )
+    )
+
 
 def comparison(rng):
     "Als and the nominative."
     kind = rng.choice((PEOPLE, "animal", "thing container"))
     left = some(rng, kind, THE)
     right = some(rng, kind, THE, unlike=left.noun)
-    adj = rng.choice(("older", "bigger", "smaller",
-                      "heavier" if "thing" in kind else "younger"))
-    elder, junior = ((left, right) if adj == "older" else (right, left) if adj == "younger"
-                     else (None, None))
+    adj = rng.choice(
+        ("older", "bigger", "smaller", "heavier" if "thing" in kind else "younger")
+    )
+    elder, junior = (
+        (left, right)
+        if adj == "older"
+        else (right, left)
+        if adj == "younger"
+        else (None, None)
+    )
     against = dict(older="young new", younger="old", bigger="small", smaller="big")
-    if (left.adj in against.get(adj, "").split() or elder
-            and (elder.kind == "child" != junior.kind or elder.word in ("sister", "brother")
-                 and junior.word in ("mother", "father"))):
+    if (
+        left.adj in against.get(adj, "").split()
+        or elder
+        and (
+            elder.kind == "child" != junior.kind
+            or elder.word in ("sister", "brother")
+            and junior.word in ("mother", "father")
+        )
+    ):
         # no father younger than his boys, no big dog smaller than a small one
         return comparison(rng)
-    return statement(be(left,
-                        (f"(ADJP (JJR {adj}) (PP (IN than) {right.en}))",
-                         f"{COMPARATIVES[adj]} als {right.de[NOM]}"),
-                        rng.choice(("is", "was"))))
+    return statement(
+        be(
+            left,
+            (
+                f"(ADJP (JJR {adj}) (PP (IN than) {right.en}))",
+                f"{COMPARATIVES[adj]} als {right.de[NOM]}",
+            ),
+            rng.choice(("is", "was")),
+        )
+    )
+
 
 def numeral(rng):
     "The ones before the tens."
     verb, subject = VERB[rng.choice(("see", "buy", "sell", "find"))], who(rng)
     noun = some(rng, verb.goes_with, "a", 1, subject.noun)
-    if noun.gender < 3 or noun.kind == "kin": return numeral(rng)
-    return statement(clause(subject, verb, rng.choice(("present", "past", "perfect")),
-                            acc(np(noun.word, rng.choice(NUMBERS), noun.adj, True))))
+    if noun.gender < 3 or noun.kind == "kin":
+        return numeral(rng)
+    return statement(
+        clause(
+            subject,
+            verb,
+            rng.choice(("present", "past", "perfect")),
+            acc(np(noun.word, rng.choice(NUMBERS), noun.adj, True)),
+        )
+    )
+
 
 def there_are(rng):
     "German puts the place first."
     where, noun = at(rng, "in behind beside"), some(rng, "animal thing letter", "a", 1)
     noun = np(noun.word, rng.choice(NUMBERS), noun.adj, True)
-    return (f"(S (NP (EX there)) (VP (VBP are) {noun.en} {where[0]}) (. .))",
-            f"{where[1]} sind {noun.de[NOM]} .")
+    return (
+        f"(S (NP (EX there)) (VP (VBP are) {noun.en} {where[0]}) (. .))",
+        f"{where[1]} sind {noun.de[NOM]} .",
+    )
+
 
 def negation(rng):
     "Nicht; kein where English has a, or nothing."
-    subject = (some(rng, PEOPLE, THE) if rng.random() < 0.8
-               else rng.choice([p for p in PRONOUNS if p.person != "2s"]))
-    return statement(do_something(rng, rng.choice(("present", "perfect", "can")),
-                                  subject, rng.choice((THE, "not a")), negated=True))
+    subject = (
+        some(rng, PEOPLE, THE)
+        if rng.random() < 0.8
+        else rng.choice([p for p in PRONOUNS if p.person != "2s"])
+    )
+    return statement(
+        do_something(
+            rng,
+            rng.choice(("present", "perfect", "can")),
+            subject,
+            rng.choice((THE, "not a")),
+            negated=True,
+        )
+    )
 
 # %% ../nbs/51_grammar.ipynb #6865dad3
 def yes_no(rng):
@@ -773,9 +1130,13 @@ def yes_no(rng):
         subject = some(rng, "kin adult child animal thing", THE)
         return question(be(subject, quality(rng, predicates(subject))))
     tense = rng.choice(("present", "perfect", "can", "must"))
-    subject = (some(rng, PEOPLE, THE) if rng.random() < 0.7
-               else who(rng, "2s 1s 3s pl" if tense in AUXILIARY else "3s pl"))
+    subject = (
+        some(rng, PEOPLE, THE)
+        if rng.random() < 0.7
+        else who(rng, "2s 1s 3s pl" if tense in AUXILIARY else "3s pl")
+    )
     return question(do_something(rng, tense, subject, ask=True))
+
 
 def wh(rng):
     "Who, whom, what, which, how many, where, when, why."
@@ -789,22 +1150,29 @@ def wh(rng):
     if word == "when" and tense == "perfect":
         tense = "past"  # English cannot ask "When has she …?"
     if word in ("when", "why"):
-        return question(do_something(rng, tense, subject, ask=True),
-                        (f"(WHADVP (WRB {word}))",
-                         dict(when="wann", why="warum")[word]))
+        return question(
+            do_something(rng, tense, subject, ask=True),
+            (f"(WHADVP (WRB {word}))", dict(when="wann", why="warum")[word]),
+        )
     if word == "where":
-        return question(clause(subject, rng.choice(verbs("where")), tense, ask=True),
-                        ("(WHADVP (WRB where))", "wo"))
-    verb = rng.choice([VERB["see"], VERB["call"], VERB["invite"], *verbs("dat")]
-                      if word == "whom" else
-                      [VERB[v]
-                       for v in "buy sell find read write open repair close bring".split()])
+        return question(
+            clause(subject, rng.choice(verbs("where")), tense, ask=True),
+            ("(WHADVP (WRB where))", "wo"),
+        )
+    verb = rng.choice(
+        [VERB["see"], VERB["call"], VERB["invite"], *verbs("dat")]
+        if word == "whom"
+        else [
+            VERB[v] for v in "buy sell find read write open repair close bring".split()
+        ]
+    )
     c = clause(subject, verb, tense, ask=True)
     if word == "whom":
-        return question(c,
-                        ("(WHNP (WP whom))",
-                         "wem" if "dat" in verb.goes_with else "wen"))
-    if word == "what": return question(c, ("(WHNP (WP what))", "was"))
+        return question(
+            c, ("(WHNP (WP whom))", "wem" if "dat" in verb.goes_with else "wen")
+        )
+    if word == "what":
+        return question(c, ("(WHNP (WP what))", "was"))
     asked = some(rng, verb.goes_with, word, word == "how many", subject.noun, "WHNP")
     return question(c, acc(asked)) if word == "which" or asked.gender == 3 else wh(rng)
 
@@ -812,86 +1180,144 @@ def wh(rng):
 def that(rng):
     "Dass: the verb goes last."
     inner = do_something(rng, rng.choice(("present", "perfect", "can")))
-    outer = clause(some(rng, PEOPLE, "the/my", unlike=inner.subject.noun),
-                   rng.choice(verbs("that")),
-                   place=(f"(SBAR (IN that) (S {inner.en}))", ""))
+    outer = clause(
+        some(rng, PEOPLE, "the/my", unlike=inner.subject.noun),
+        rng.choice(verbs("that")),
+        place=(f"(SBAR (IN that) (S {inner.en}))", ""),
+    )
     return statement(outer, last=("", f", dass {verb_last(inner)}"))
+
 
 def if_then(rng):
     "Verb last, then verb first: the whole clause is what stands before it."
     left = do_something(rng, "present", some(rng, PEOPLE, "the/my"))
-    right = do_something(rng, rng.choice(("present", "can", "will")),
-                         some(rng, PEOPLE, "the/my", unlike=left.subject.noun))
-    return statement(right,
-                     (f"(SBAR (IN if) (S {left.en})) (, ,)",
-                      f"wenn {verb_last(left)} ,"))
+    right = do_something(
+        rng,
+        rng.choice(("present", "can", "will")),
+        some(rng, PEOPLE, "the/my", unlike=left.subject.noun),
+    )
+    return statement(
+        right, (f"(SBAR (IN if) (S {left.en})) (, ,)", f"wenn {verb_last(left)} ,")
+    )
+
 
 def because(rng):
     "Weil and obwohl."
     inner = do_something(rng, rng.choice(("present", "perfect")))
     en, de = rng.choice((("because", "weil"), ("although", "obwohl")))
     subject = some(rng, PEOPLE, "the/my", unlike=inner.subject.noun)
-    adj = quality(rng,
-                  [a for a in predicates(subject)
-                   if a in ("happy", "sad", "tired", "nervous")])
-    return statement(be(subject, (f"{adj[0]} (SBAR (IN {en}) (S {inner.en}))", adj[1])),
-                     last=("", f", {de} {verb_last(inner)}"))
+    adj = quality(
+        rng,
+        [a for a in predicates(subject) if a in ("happy", "sad", "tired", "nervous")],
+    )
+    return statement(
+        be(subject, (f"{adj[0]} (SBAR (IN {en}) (S {inner.en}))", adj[1])),
+        last=("", f", {de} {verb_last(inner)}"),
+    )
+
 
 def relative(rng):
     "Who is der, die, das as the gender wants, and the verb goes last."
     head = some(rng, "adult child", "the/this", adjectives=0.2)
-    inner = do_something(rng, rng.choice(("present", "perfect")),
-                         NP("(WHNP (WP who))", (DER.split()[head.gender],), head.person,
-                            -1, head.noun))
-    subject = head._replace(en=f"(NP {head.en} (SBAR "
-                               f"{inner.subject.en} (S {inner.predicate})))",
-                               de=(f"{head.de[NOM]}, {verb_last(inner)} ,",))
+    inner = do_something(
+        rng,
+        rng.choice(("present", "perfect")),
+        NP("(WHNP (WP who))", (DER.split()[head.gender],), head.person, -1, head.noun),
+    )
+    subject = head._replace(
+        en=f"(NP {head.en} (SBAR {inner.subject.en} (S {inner.predicate})))",
+        de=(f"{head.de[NOM]}, {verb_last(inner)} ,",),
+    )
     return statement(be(subject, quality(rng, predicates(head))))
+
 
 def relative_object(rng):
     "That is den, die, das: gender from the noun before it, case from the verb after it."
     verb = VERB[rng.choice(("buy", "sell", "find", "lose", "see"))]
-    head = some(rng,
-                [k for k in verb.goes_with
-                 if k in ("thing", "container", "food", "post")],
-                "the/this")
-    inner = clause(some(rng, PEOPLE, "the/my") if rng.random() < 0.7 else who(rng),
-                   verb, rng.choice(("past", "perfect")))
-    subject = head._replace(en=f"(NP {head.en} (SBAR (WHNP (WDT that)) (S {inner.en})))",
-                            de=(f"{head.de[NOM]}, {DER.split()[4 + head.gender]} "
-                                f"{verb_last(inner)} ,",))
+    head = some(
+        rng,
+        [k for k in verb.goes_with if k in ("thing", "container", "food", "post")],
+        "the/this",
+    )
+    inner = clause(
+        some(rng, PEOPLE, "the/my") if rng.random() < 0.7 else who(rng),
+        verb,
+        rng.choice(("past", "perfect")),
+    )
+    subject = head._replace(
+        en=f"(NP {head.en} (SBAR (WHNP (WDT that)) (S {inner.en})))",
+        de=(f"{head.de[NOM]}, {DER.split()[4 + head.gender]} {verb_last(inner)} ,",),
+    )
     return statement(be(subject, quality(rng, predicates(head))))
+
 
 def to_do(rng):
     "Zu öffnen, but aufzuheben."
-    subject, verb = who(rng), rng.choice([v for v in verbs("acc")
-                                          if v.base not in ("see", "find", *UNCHOSEN)])
-    inner = clause(subject, verb, "can",
-                   acc(some(rng, verb.goes_with, unlike=subject.noun)))
-    outer = clause(subject, rng.choice(verbs("zu")),
-                   place=(f"(S (VP (TO to) {inner.rest}))", ""))
-    return statement(outer,
-                     last=("",
-                           f", {inner.middle} {verb.prefix + 'zu' if verb.prefix else 'zu '}{verb.stem}"))
+    subject, verb = (
+        who(rng),
+        rng.choice(
+            [v for v in verbs("acc") if v.base not in ("see", "find", *UNCHOSEN)]
+        ),
+    )
+    inner = clause(
+        subject, verb, "can", acc(some(rng, verb.goes_with, unlike=subject.noun))
+    )
+    outer = clause(
+        subject, rng.choice(verbs("zu")), place=(f"(S (VP (TO to) {inner.rest}))", "")
+    )
+    return statement(
+        outer,
+        last=(
+            "",
+            f", {inner.middle} {verb.prefix + 'zu' if verb.prefix else 'zu '}{verb.stem}",
+        ),
+    )
 
 # %% ../nbs/51_grammar.ipynb #c1509898
 # how animals eat
 FRESSEN = read_verb("eat eats ate eaten | fressen frisst fraß gefressen | tale")
-TALES = [(verb, en, de, dict((w.split()[0], w.split()[1:]) for w in text.split("; ")))
-         for verb, en, de, text in (
-    (VERB["cross"], "", "", "street wide muddy steep; river wide deep; stream wide "
-                            "deep; lake wide deep; bridge long narrow steep; "
-                            "field muddy wide; meadow muddy steep; valley wide deep"),
-    (VERB["enter"], "", "", "stable small full; barn small full; cave small deep "
-                            "narrow; tent small full narrow; house small full"),
-    (VERB["jump"], "over", "über",
-     "fence high; wall high wide; hedge high wide; gate high wide; stream wide deep"),
-    (VERB["climb"], "", "auf",
-     "hill steep high; ladder steep high; roof steep high; tower high"),
-    (FRESSEN, "", "", "apple sour hard; pear sour hard; egg salty hard; cake "
-                      "sweet hard; bread hard salty; "
-                      "soup salty sour; meat salty hard"))]
+TALES = [
+    (verb, en, de, dict((w.split()[0], w.split()[1:]) for w in text.split("; ")))
+    for verb, en, de, text in (
+        (
+            VERB["cross"],
+            "",
+            "",
+            "street wide muddy steep; river wide deep; stream wide "
+            "deep; lake wide deep; bridge long narrow steep; "
+            "field muddy wide; meadow muddy steep; valley wide deep",
+        ),
+        (
+            VERB["enter"],
+            "",
+            "",
+            "stable small full; barn small full; cave small deep "
+            "narrow; tent small full narrow; house small full",
+        ),
+        (
+            VERB["jump"],
+            "over",
+            "über",
+            "fence high; wall high wide; hedge high wide; gate high wide; stream wide deep",
+        ),
+        (
+            VERB["climb"],
+            "",
+            "auf",
+            "hill steep high; ladder steep high; roof steep high; tower high",
+        ),
+        (
+            FRESSEN,
+            "",
+            "",
+            "apple sour hard; pear sour hard; egg salty hard; cake "
+            "sweet hard; bread hard salty; "
+            "soup salty sour; meat salty hard",
+        ),
+    )
+]
 MOODS = ["tired", "sick", "nervous", "weak", "lazy"]  # what only an animal can be
+
 
 def tale(
     doer: NP,
@@ -899,19 +1325,25 @@ def tale(
     place: NP,
     adj: str,
     *,
-    of_doer: bool,        # does the adjective speak of the doer, or of the place?
-    didnt: bool = True,   # "didn't … because it was too …", or "… although it was very …"
-    time: Part = NONE,    # put first
+    of_doer: bool,  # does the adjective speak of the doer, or of the place?
+    didnt: bool = True,  # "didn't … because it was too …", or "… although it was very …"
+    time: Part = NONE,  # put first
 ) -> tuple[str, str, tuple[NP, NP]]:
     "The doer didn't do it because it was too something: who or what?"
     verb, en, de = what
     meant, other = (doer, place) if of_doer else (place, doer)
-    reason, weil, too, zu = (("because", "weil", "too", "zu") if didnt
-                             else ("although", "obwohl", "very", "sehr"))
+    reason, weil, too, zu = (
+        ("because", "weil", "too", "zu")
+        if didnt
+        else ("although", "obwohl", "very", "sehr")
+    )
     sbar = f"(SBAR (IN {reason}) (S (NP (PRP it)) (VP (VBD was) (ADJP (RB {too}) (JJ {adj})))))"
     en_place = f"(PP (IN {en}) {place.en})" if en else place.en
-    parts = (dict(place=(f"{en_place} {sbar}", f"{de} {place.de[ACC]}")) if de
-             else dict(obj=acc(place), place=(sbar, "")))
+    parts = (
+        dict(place=(f"{en_place} {sbar}", f"{de} {place.de[ACC]}"))
+        if de
+        else dict(obj=acc(place), place=(sbar, ""))
+    )
     last = f", {weil} {('er', 'sie', 'es')[meant.gender]} {zu} {ADJECTIVES[adj]} war"
     done = clause(doer, verb, "past", negated=didnt, **parts)
     return *statement(done, time, ("", last)), (meant, other)
@@ -921,39 +1353,68 @@ def it_because(rng, didnt=True):
     "The animal and the street."
     verb, en, de, places = rng.choice(TALES)
     word, of_doer = rng.choice(list(places)), rng.random() < 0.5
-    adj = rng.choice(places[word] if not of_doer else MOODS[:3] if verb is FRESSEN else MOODS)
+    adj = rng.choice(
+        places[word] if not of_doer else MOODS[:3] if verb is FRESSEN else MOODS
+    )
     doer = some(rng, "animal", "the/the/my/this", plural=0)
     if doer.adj == adj:
         # "The small dog … because it was too small": which?
         return it_because(rng, didnt)
-    return tale(doer, (verb, en, de), np(word, rng.choice(("the", "this"))), adj,
-                of_doer=of_doer, didnt=didnt,
-                time=rng.choice(TIMES["past"]) if rng.random() < 0.3 else NONE)
+    return tale(
+        doer,
+        (verb, en, de),
+        np(word, rng.choice(("the", "this"))),
+        adj,
+        of_doer=of_doer,
+        didnt=didnt,
+        time=rng.choice(TIMES["past"]) if rng.random() < 0.3 else NONE,
+    )
+
 
 def it_although(rng):
     "It did cross, all the same."
     return it_because(rng, didnt=False)
 
+
 def it_fit(rng):
     "Too big, or too small?"
     thing, of_doer = some(rng, "thing =letter", THE, plural=0), rng.random() < 0.5
-    if thing.adj == "small": return it_fit(rng)
-    sizes = dict(ball="big", key="big long", flower="big long", lamp="big long",
-                 shirt="big long", bicycle="big long").get(thing.word, "big wide")
-    return tale(thing, (VERB["fit"], "into", "in"),
-                np(rng.choice(pool("container =parcel")), rng.choice(THE.split("/"))),
-                rng.choice((sizes if of_doer else "small narrow full").split()),
-                of_doer=of_doer)
+    if thing.adj == "small":
+        return it_fit(rng)
+    sizes = dict(
+        ball="big",
+        key="big long",
+        flower="big long",
+        lamp="big long",
+        shirt="big long",
+        bicycle="big long",
+    ).get(thing.word, "big wide")
+    return tale(
+        thing,
+        (VERB["fit"], "into", "in"),
+        np(rng.choice(pool("container =parcel")), rng.choice(THE.split("/"))),
+        rng.choice((sizes if of_doer else "small narrow full").split()),
+        of_doer=of_doer,
+    )
+
 
 def it_bought(rng):
     "Beside a person, it is the thing."
-    verb, reasons = rng.choice((("buy", "cheap new beautiful"),
-                                ("sell", "old heavy dirty"), ("throw", "old dirty")))
+    verb, reasons = rng.choice(
+        (
+            ("buy", "cheap new beautiful"),
+            ("sell", "old heavy dirty"),
+            ("throw", "old dirty"),
+        )
+    )
     person = some(rng, PEOPLE, "the/my", plural=0)
-    thing = np(rng.choice(pool("thing container" if verb != "throw" else "thing post")),
-               rng.choice(("the", "this", "a")))
+    thing = np(
+        rng.choice(pool("thing container" if verb != "throw" else "thing post")),
+        rng.choice(("the", "this", "a")),
+    )
     fitting = [adj for adj in predicates(thing) if adj in reasons.split()]
-    if not fitting: return it_bought(rng)
+    if not fitting:
+        return it_bought(rng)
     adj, pronoun = quality(rng, fitting), ("er", "sie", "es")[thing.gender]
     sbar = f"(SBAR (IN because) (S (NP (PRP it)) (VP (VBD was) {adj[0]})))"
     done = clause(person, VERB[verb], "past", acc(thing), (sbar, ""))
@@ -962,31 +1423,63 @@ def it_bought(rng):
 
 # %% ../nbs/51_grammar.ipynb #9e419551
 ANIMAL_TIRED, ANIMAL_WIDE = (
-    finish("it_because",
-           *tale(np("animal"), TALES[0][:3], np("street"), adj, of_doer=of_doer))
-    for adj, of_doer in (("tired", True), ("wide", False)))
+    finish(
+        "it_because",
+        *tale(np("animal"), TALES[0][:3], np("street"), adj, of_doer=of_doer),
+    )
+    for adj, of_doer in (("tired", True), ("wide", False))
+)
 
 # %% ../nbs/51_grammar.ipynb #6fac087f
-PATTERNS: dict[str, tuple[Callable, int]] = {pattern.__name__: (pattern, weight)
-                                             for weight, patterns in (
-    (6, [it_because]), (3, [transitive, fronted, yes_no, it_although, it_fit]),
-    (2,
-     [place, motion, modal, perfect, separable, dative, giving, genitive, numeral,
-         negation, wh, there_are, that, if_then, because,
-         relative, relative_object, to_do, it_bought, predicate, pronoun_object]),
-    (1, [often, because_of, comparison])) for pattern in patterns}
+PATTERNS: dict[str, tuple[Callable, int]] = {
+    pattern.__name__: (pattern, weight)
+    for weight, patterns in (
+        (6, [it_because]),
+        (3, [transitive, fronted, yes_no, it_although, it_fit]),
+        (
+            2,
+            [
+                place,
+                motion,
+                modal,
+                perfect,
+                separable,
+                dative,
+                giving,
+                genitive,
+                numeral,
+                negation,
+                wh,
+                there_are,
+                that,
+                if_then,
+                because,
+                relative,
+                relative_object,
+                to_do,
+                it_bought,
+                predicate,
+                pronoun_object,
+            ],
+        ),
+        (1, [often, because_of, comparison]),
+    )
+    for pattern in patterns
+}
 
 # %% ../nbs/51_grammar.ipynb #8a15f80d
 def split_of(
     en: str,  # an English sentence
 ) -> str:
     "Where a sentence belongs: 90 % train, 5 % valid, 5 % test; the two animal sentences are always held out."
-    if en in (ANIMAL_TIRED.en, ANIMAL_WIDE.en): return "test"
+    if en in (ANIMAL_TIRED.en, ANIMAL_WIDE.en):
+        return "test"
     bucket = int.from_bytes(hashlib.sha256(en.encode()).digest()[:4], "big") % 20
     return ("valid", "test")[bucket] if bucket < 2 else "train"
 
+
 def builtin(
-    n: int,                # sentences, all different
+    n: int,  # sentences, all different
     seed: int = 0,
     split: str = "train",  # "train", "valid" or "test"
     patterns: tuple[str, ...] = tuple(PATTERNS),
@@ -995,8 +1488,10 @@ def builtin(
     if split not in ("train", "valid", "test"):
         raise UserError(f"split={split!r} is unknown: take train, valid or test")
     if unknown := set(patterns) - set(PATTERNS):
-        raise UserError(f"patterns={sorted(unknown)} are unknown: take "
-                        f"some of {', '.join(PATTERNS)}")
+        raise UserError(
+            f"patterns={sorted(unknown)} are unknown: take "
+            f"some of {', '.join(PATTERNS)}"
+        )
     rng, found, misses = random.Random(seed), {}, 0
     names = [name for name in patterns for _ in range(PATTERNS[name][1])]
     while len(found) < n:
@@ -1004,8 +1499,11 @@ def builtin(
         s = finish(name, *PATTERNS[name][0](rng))
         if s.en not in found and 2 <= s.en.count(" ") < 16 and split_of(s.en) == split:
             found[s.en], misses = s, 0
-        else: misses += 1
+        else:
+            misses += 1
         if misses > 5_000:
-            raise UserError(f"n={n} is more than these patterns can say: they gave "
-                            f"{len(found)} sentences for {split}")
+            raise UserError(
+                f"n={n} is more than these patterns can say: they gave "
+                f"{len(found)} sentences for {split}"
+            )
     return list(found.values())

@@ -21,21 +21,32 @@ from .visualize import attention_maps, attention_parts
 from .vocab import SPACE, Vocab
 
 # %% ../nbs/80b_heads.ipynb #1000c088
-EITHER = ("it_because", "it_although", "it_fit")  # patterns whose "it" may be either noun
+EITHER = (
+    "it_because",
+    "it_although",
+    "it_fit",
+)  # patterns whose "it" may be either noun
+
 
 def it_sentences(
-    n: int,               # sentences drawn; those whose nouns share a gender are left out, about a third
+    n: int,  # sentences drawn; those whose nouns share a gender are left out, about a third
     seed: int = 1,
     split: str = "test",  # as for `builtin`
     patterns: tuple[str, ...] = EITHER,  # of `PATTERNS`, those with an "it"
 ) -> list[Sentence]:
     "Sentences in which *it* may mean two nouns, and German tells which."
-    return [s for s in builtin(n, seed, split, patterns) if s.pronoun.answer != s.pronoun.wrong]
+    return [
+        s
+        for s in builtin(n, seed, split, patterns)
+        if s.pronoun.answer != s.pronoun.wrong
+    ]
 
 # %% ../nbs/80b_heads.ipynb #2a96c66b
 def words_of(
     pieces: list[str],  # of a sentence with single spaces, as `Vocab.words` names them
-) -> list[int]:         # of each piece the word it belongs to, counted from 0; marks are counted on from the number of words
+) -> list[
+    int
+]:  # of each piece the word it belongs to, counted from 0; marks are counted on from the number of words
     "Which word each piece is a part of."
     words, word, n_words = [], -1, sum(piece.startswith(SPACE) for piece in pieces)
     for piece in pieces:
@@ -48,11 +59,13 @@ def words_of(
 # %% ../nbs/80b_heads.ipynb #e2a56058
 class Reading(NamedTuple):
     "A sentence pair as the model reads it, and the places that matter."
-    src: list[int]     # ids, the end symbol last
+
+    src: list[int]  # ids, the end symbol last
     tgt_in: list[int]  # ids of the reference translation, the start symbol first
-    words: list[int]   # of each source piece its word, as `words_of` counts
-    it: list[int]      # places of "it" in `src`
-    writes: int        # the place in `tgt_in` that writes the German pronoun
+    words: list[int]  # of each source piece its word, as `words_of` counts
+    it: list[int]  # places of "it" in `src`
+    writes: int  # the place in `tgt_in` that writes the German pronoun
+
 
 def read_pair(
     vocab: Vocab,
@@ -60,92 +73,117 @@ def read_pair(
 ) -> Reading:
     "Where *it* stands, and where the German pronoun is written."
     if sentence.pronoun is None:
-        raise ValueError(f"there is no it in {sentence.en!r}: take sentences from it_sentences")
+        raise ValueError(
+            f"there is no it in {sentence.en!r}: take sentences from it_sentences"
+        )
     src, tgt = vocab.encode(sentence.en), vocab.encode(sentence.de)
     words = words_of(vocab.words(src))
     words.append(max(words) + 1)  # the end symbol, a mark as well
-    return Reading(src + [vocab.eos_id], [vocab.bos_id] + tgt, words,
-                   [i for i, w in enumerate(words) if w == sentence.pronoun.word],
-                   words_of(vocab.words(tgt)).index(sentence.pronoun.answer_word))
+    return Reading(
+        src + [vocab.eos_id],
+        [vocab.bos_id] + tgt,
+        words,
+        [i for i, w in enumerate(words) if w == sentence.pronoun.word],
+        words_of(vocab.words(tgt)).index(sentence.pronoun.answer_word),
+    )
 
 # %% ../nbs/80b_heads.ipynb #22210b4b
 class Follows(NamedTuple):
     "How the heads of one kind treat the two nouns; each (n_layers, h)."
-    noun: Tensor   # mean weight on the noun that is meant
+
+    noun: Tensor  # mean weight on the noun that is meant
     other: Tensor  # mean weight on the other noun
     first: Tensor  # share of sentences in which the noun that is meant gets the greatest weight
 
+
 def on_nouns(
-    weights: Tensor,     # (n_layers, h, s or more): where one place looks
-    words: list[int],    # s of them, as in a `Reading`
+    weights: Tensor,  # (n_layers, h, s or more): where one place looks
+    words: list[int],  # s of them, as in a `Reading`
     sentence: Sentence,
-) -> Tensor:             # (3, n_layers, h): as in `Follows`, for this sentence
+) -> Tensor:  # (3, n_layers, h): as in `Follows`, for this sentence
     "The weight on each of the two nouns, all pieces of a noun together."
     by_word = weights.new_zeros(*weights.shape[:-1], max(words) + 1)
-    by_word.index_add_(-1, torch.tensor(words, device=weights.device),
-                       weights[..., :len(words)])
+    by_word.index_add_(
+        -1, torch.tensor(words, device=weights.device), weights[..., : len(words)]
+    )
     noun, other = sentence.pronoun.antecedent, sentence.pronoun.other
-    return torch.stack([by_word[..., noun], by_word[..., other],
-                        (by_word.argmax(-1) == noun).float()])
+    return torch.stack(
+        [by_word[..., noun], by_word[..., other], (by_word.argmax(-1) == noun).float()]
+    )
 
 # %% ../nbs/80b_heads.ipynb #57f8d1ed
 def follow(
-    model: nn.Module,           # a `Transformer`
+    model: nn.Module,  # a `Transformer`
     vocab: Vocab,
     sentences: list[Sentence],  # each with a pronoun
     n_at_once: int = 50,
-) -> dict[str, Follows]:        # "encoder": from "it"; "cross": from the place that writes the German pronoun
+) -> dict[
+    str, Follows
+]:  # "encoder": from "it"; "cross": from the place that writes the German pronoun
     "How much each head looks at the noun that *it* stands for, over many sentences."
     found, device = {"encoder": [], "cross": []}, next(model.parameters()).device
     for i in range(0, len(sentences), n_at_once):
-        some = sentences[i:i + n_at_once]
+        some = sentences[i : i + n_at_once]
         pairs = [read_pair(vocab, s) for s in some]
-        src, tgt_in = (pad_ids([getattr(p, side) for p in pairs], vocab.pad_id).to(device)
-                       for side in ("src", "tgt_in"))
+        src, tgt_in = (
+            pad_ids([getattr(p, side) for p in pairs], vocab.pad_id).to(device)
+            for side in ("src", "tgt_in")
+        )
         maps = attention_maps(model, src, tgt_in)
         for j, (pair, s) in enumerate(zip(pairs, some)):
-            found["encoder"].append(on_nouns(maps["encoder"][:, j, :, pair.it].mean(-2),
-                                             pair.words, s))
-            found["cross"].append(on_nouns(maps["cross"][:, j, :, pair.writes], pair.words, s))
+            found["encoder"].append(
+                on_nouns(maps["encoder"][:, j, :, pair.it].mean(-2), pair.words, s)
+            )
+            found["cross"].append(
+                on_nouns(maps["cross"][:, j, :, pair.writes], pair.words, s)
+            )
     return {kind: Follows(*torch.stack(rows).mean(0)) for kind, rows in found.items()}
 
 # %% ../nbs/80b_heads.ipynb #e1fadd58
 @contextmanager
 def without_head(
     model: nn.Module,  # a `Transformer`, not made ready by 60
-    kind: str,         # "encoder", "decoder" or "cross"
-    layer: int,        # counted from 0
-    head: int,         # counted from 0
+    kind: str,  # "encoder", "decoder" or "cross"
+    layer: int,  # counted from 0
+    head: int,  # counted from 0
 ) -> Iterator[None]:
     "Inside the block the head is silent: its columns of W^O are 0 (§3.2.2); afterwards they are what they were. ValueError if there is no such head."
     parts = attention_parts(model)
     if kind not in parts:
         raise ValueError(f"kind={kind!r} is unknown: take {', '.join(parts)}")
     if not 0 <= layer < len(parts[kind]):
-        raise ValueError(f"layer={layer} is not there: take 0 to {len(parts[kind]) - 1}")
+        raise ValueError(
+            f"layer={layer} is not there: take 0 to {len(parts[kind]) - 1}"
+        )
     attn = parts[kind][layer]
     if not 0 <= head < attn.n_heads:
         raise ValueError(f"head={head} is not there: take 0 to {attn.n_heads - 1}")
     if not isinstance(attn.w_o, nn.Linear):
-        raise ValueError("this model was made ready to translate, its weights are fixed: take that of load_run")
+        raise ValueError(
+            "this model was made ready to translate, its weights are fixed: take that of load_run"
+        )
     d_v = attn.w_o.in_features // attn.n_heads
-    columns = attn.w_o.weight.detach()[:, head * d_v:(head + 1) * d_v]
+    columns = attn.w_o.weight.detach()[:, head * d_v : (head + 1) * d_v]
     kept = columns.clone()
     try:
         columns.zero_()
         yield
-    finally: columns.copy_(kept)
+    finally:
+        columns.copy_(kept)
 
 # %% ../nbs/80b_heads.ipynb #a867b087
 class Pronouns(NamedTuple):
     "What became of the pronouns; shares of the sentences."
+
     right: float  # the pronoun is the reference's
     other: float  # it is the one that the other noun needs
-    rest: float   # all words but pronouns are the reference's
+    rest: float  # all words but pronouns are the reference's
+
 
 def without_pronouns(text: str) -> list[str]:
     "The words of a German sentence that are no pronouns of the third person."
     return [word for word in text.split() if word.lower() not in PRONOUNS]
+
 
 def pronouns_said(
     translator: Translator,
@@ -156,20 +194,32 @@ def pronouns_said(
     swapped = [s.de.split() for s in sentences]
     for words, s in zip(swapped, sentences):
         words[s.pronoun.answer_word] = s.pronoun.wrong
-    rest = [without_pronouns(h) == without_pronouns(s.de) for h, s in zip(said, sentences)]
-    return Pronouns(pronoun_accuracy(said, [s.de for s in sentences]),
-                    pronoun_accuracy(said, [" ".join(words) for words in swapped]),
-                    sum(rest) / len(rest))
+    rest = [
+        without_pronouns(h) == without_pronouns(s.de) for h, s in zip(said, sentences)
+    ]
+    return Pronouns(
+        pronoun_accuracy(said, [s.de for s in sentences]),
+        pronoun_accuracy(said, [" ".join(words) for words in swapped]),
+        sum(rest) / len(rest),
+    )
 
 # %% ../nbs/80b_heads.ipynb #6d3f594c
 def without_each(
     translator: Translator,
-    sentences: list[Sentence],              # of `it_sentences`
-) -> dict[str, list[list[Pronouns]]]:       # "encoder", "decoder", "cross": by layer, by head
+    sentences: list[Sentence],  # of `it_sentences`
+) -> dict[
+    str, list[list[Pronouns]]
+]:  # "encoder", "decoder", "cross": by layer, by head
     "What becomes of the pronouns when each head is silent in turn."
+
     def one(kind: str, layer: int, head: int) -> Pronouns:
         with without_head(translator.model, kind, layer, head):
             return pronouns_said(translator, sentences)
-    return {kind: [[one(kind, i, head) for head in range(attn.n_heads)]
-                   for i, attn in enumerate(parts)]
-            for kind, parts in attention_parts(translator.model).items()}
+
+    return {
+        kind: [
+            [one(kind, i, head) for head in range(attn.n_heads)]
+            for i, attn in enumerate(parts)
+        ]
+        for kind, parts in attention_parts(translator.model).items()
+    }

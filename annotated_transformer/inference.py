@@ -22,19 +22,24 @@ def can_pack(
     dtype: torch.dtype = torch.float32,  # of the matrix
 ) -> bool:
     "Do PyTorch and processor have oneDNN's products for matrices that were laid out beforehand?"
-    if not torch.backends.mkldnn.is_available(): return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"): return False
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
     reorder = torch.ops.mkldnn._reorder_linear_weight.default
-    try: reorder(torch.zeros(8, 8, dtype=dtype), 64)
-    except RuntimeError: return False
+    try:
+        reorder(torch.zeros(8, 8, dtype=dtype), 64)
+    except RuntimeError:
+        return False
     return True
 
 # %% ../nbs/60_inference.ipynb #d092d82c
 class PackedLinear(nn.Module):
     "xWᵀ + b on a CPU, with W laid out for oneDNN once; without gradients."
+
     def __init__(
         self,
-        weight: Tensor,       # (n_out, n_in) float32 or bfloat16
+        weight: Tensor,  # (n_out, n_in) float32 or bfloat16
         bias: Tensor | None,  # (n_out,); None = 0
     ):
         super().__init__()
@@ -45,7 +50,7 @@ class PackedLinear(nn.Module):
     def forward(
         self,
         x: Tensor,  # (…, n_in), of the weight's dtype
-    ) -> Tensor:    # (…, n_out)
+    ) -> Tensor:  # (…, n_out)
         if x.dtype != self.packed.dtype or x.device.type != "cpu":
             return F.linear(x, self.weight, self.bias)  # the model was cast or moved
         product = torch.ops.mkldnn._linear_pointwise.default
@@ -53,9 +58,9 @@ class PackedLinear(nn.Module):
 
 # %% ../nbs/60_inference.ipynb #97b5b366
 def pack_int8(
-    weight: Tensor,       # (n_out, n_in)
+    weight: Tensor,  # (n_out, n_in)
     bias: Tensor | None,  # (n_out,); None = 0
-):                        # what PyTorch's 8-bit products take
+):  # what PyTorch's 8-bit products take
     "Each row of the matrix as integers between −127 and 127, with a factor."
     plain = weight.detach().float()
     factors = plain.abs().amax(dim=1).clamp(min=1e-12).double() / 127
@@ -63,7 +68,8 @@ def pack_int8(
         warnings.simplefilter("ignore")
         zeros = torch.zeros(len(plain), dtype=torch.int64)
         rounded = torch.quantize_per_channel(plain, factors, zeros, 0, torch.qint8)
-    if bias is not None: bias = bias.detach().float()
+    if bias is not None:
+        bias = bias.detach().float()
     return torch.ops.quantized.linear_prepack(rounded, bias)
 
 # %% ../nbs/60_inference.ipynb #da9d62af
@@ -89,9 +95,10 @@ def overflows() -> bool:
 # %% ../nbs/60_inference.ipynb #44117d1c
 class Int8Linear(nn.Module):
     "xWᵀ + b on a CPU with W in 8 bits, a factor for each row, and x rounded to 8 bits as it comes; without gradients."
+
     def __init__(
         self,
-        weight: Tensor,       # (n_out, n_in)
+        weight: Tensor,  # (n_out, n_in)
         bias: Tensor | None,  # (n_out,); None = 0
     ):
         super().__init__()
@@ -101,16 +108,19 @@ class Int8Linear(nn.Module):
     def forward(
         self,
         x: Tensor,  # (…, n_in) float32
-    ) -> Tensor:    # (…, n_out) float32
-        return torch.ops.quantized.linear_dynamic.default(x, self.packed, self.seven_bits)
+    ) -> Tensor:  # (…, n_out) float32
+        return torch.ops.quantized.linear_dynamic.default(
+            x, self.packed, self.seven_bits
+        )
 
 # %% ../nbs/60_inference.ipynb #bbb0b0d5
 class ReadyEmbedding(nn.Module):
     "An embedding whose map to the logits was exchanged."
+
     def __init__(
         self,
         embedding: nn.Module,  # looks words up
-        output: nn.Module,     # hidden states to logits
+        output: nn.Module,  # hidden states to logits
     ):
         super().__init__()
         self.embedding, self.output = embedding, output
@@ -128,9 +138,9 @@ PRECISIONS = ("fp32", "bf16", "int8")
 
 # %% ../nbs/60_inference.ipynb #d4fe7582
 def ready_to_translate(
-    model: nn.Module,         # a trained `Transformer`; changed in place
+    model: nn.Module,  # a trained `Transformer`; changed in place
     precision: str = "fp32",  # of the products: "fp32", "bf16" (all of the model) or "int8" (CPU only)
-) -> nn.Module:               # the same, in eval mode; it can learn no more
+) -> nn.Module:  # the same, in eval mode; it can learn no more
     "Exchange the linear maps for ones that are faster for few vectors, where there are any; UserError if `precision` has none here."
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
@@ -138,20 +148,28 @@ def ready_to_translate(
     if precision == "int8" and device != "cpu":
         raise UserError(f"precision=int8 is for the CPU: take bf16 on {device}")
     if precision == "int8" and not can_int8():
-        raise UserError("precision=int8 needs 8-bit matrix products, which PyTorch "
-                        f"{torch.__version__} does not have on this machine: "
-                        "take precision=fp32 or precision=bf16")
+        raise UserError(
+            "precision=int8 needs 8-bit matrix products, which PyTorch "
+            f"{torch.__version__} does not have on this machine: "
+            "take precision=fp32 or precision=bf16"
+        )
     limit_kernels()
-    if precision == "bf16": model.bfloat16()
+    if precision == "bf16":
+        model.bfloat16()
     model.eval().requires_grad_(False)
-    if device != "cpu": return model
-    if precision != "int8" and not can_pack(model.embedding.weight.dtype): return model
+    if device != "cpu":
+        return model
+    if precision != "int8" and not can_pack(model.embedding.weight.dtype):
+        return model
     exchanged = Int8Linear if precision == "int8" else PackedLinear
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, exchanged(child.weight, child.bias))
     bias = getattr(model.embedding, "bias", None)  # Marian's embedding has one
-    if bias is not None: bias = nn.Parameter(bias.flatten(), requires_grad=False)
-    model.embedding = ReadyEmbedding(model.embedding, exchanged(model.embedding.weight, bias))
+    if bias is not None:
+        bias = nn.Parameter(bias.flatten(), requires_grad=False)
+    model.embedding = ReadyEmbedding(
+        model.embedding, exchanged(model.embedding.weight, bias)
+    )
     return model

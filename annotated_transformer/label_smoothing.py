@@ -13,15 +13,16 @@ from torch.autograd.function import once_differentiable
 # %% ../nbs/54_label_smoothing.ipynb #187a7017
 class ChunkedLoss(torch.autograd.Function):
     "The summed loss and its gradients, some places at a time: logits of all places never exist together."
+
     @staticmethod
     def forward(
         ctx,
-        hidden: Tensor,          # (n, d_model) places with a real word to predict
-        weight: Tensor,          # (n_vocab, d_model) the output matrix
-        right: Tensor,           # (n,) the right words
+        hidden: Tensor,  # (n, d_model) places with a real word to predict
+        weight: Tensor,  # (n_vocab, d_model) the output matrix
+        right: Tensor,  # (n,) the right words
         label_smoothing: float,  # ε_ls
-        dtype: torch.dtype,      # of the matrix products
-    ) -> Tensor:                 # () summed, in nats
+        dtype: torch.dtype,  # of the matrix products
+    ) -> Tensor:  # () summed, in nats
         n_vocab, learns = len(weight), any(ctx.needs_input_grad)
         exact = torch.promote_types(dtype, torch.float32)
         w, mean_row = weight.to(dtype), weight.mean(dim=0).to(exact)
@@ -29,8 +30,7 @@ class ChunkedLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if learns else None
         grad_weight = torch.zeros_like(weight, dtype=exact) if learns else None
         # fewer would keep the processor waiting for the matrix
-        n_rows = max(256,
-                     (2 ** 21 if hidden.device.type == "cpu" else 2 ** 26) // n_vocab)
+        n_rows = max(256, (2**21 if hidden.device.type == "cpu" else 2**26) // n_vocab)
         for start in range(0, len(hidden), n_rows):
             rows = slice(start, start + n_rows)
             h, word = hidden[rows].to(dtype), right[rows, None]
@@ -38,18 +38,24 @@ class ChunkedLoss(torch.autograd.Function):
             p = logits.softmax(dim=-1)
             # the likeliest word's logit and probability
             log_total = logits.amax(dim=-1).to(exact) - p.amax(dim=-1).to(exact).log()
-            total += (log_total - (1 - label_smoothing) * logits.gather(-1, word)[:, 0].to(exact)).sum()
+            total += (
+                log_total
+                - (1 - label_smoothing) * logits.gather(-1, word)[:, 0].to(exact)
+            ).sum()
             # the mean of all logits, of all rows together
             total -= label_smoothing * (h.sum(dim=0, dtype=exact) * mean_row).sum()
-            if not learns: continue
+            if not learns:
+                continue
             grad = p.sub_(label_smoothing / n_vocab)  # p − q, but for the right word
-            grad.scatter_add_(-1, word,
-                              torch.full_like(word, label_smoothing - 1, dtype=dtype))
+            grad.scatter_add_(
+                -1, word, torch.full_like(word, label_smoothing - 1, dtype=dtype)
+            )
             grad_hidden[rows] = grad @ w
             if dtype == exact:
                 # added where it stands: the sum is read and written once
                 grad_weight.addmm_(grad.T, h)
-            else: grad_weight += grad.T @ h
+            else:
+                grad_weight += grad.T @ h
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
@@ -57,26 +63,37 @@ class ChunkedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         grad_hidden, grad_weight = ctx.saved_tensors
-        return (grad_hidden * grad.to(grad_hidden.dtype),
-                (grad_weight * grad).to(grad_weight.dtype), None, None, None)
+        return (
+            grad_hidden * grad.to(grad_hidden.dtype),
+            (grad_weight * grad).to(grad_weight.dtype),
+            None,
+            None,
+            None,
+        )
 
 # %% ../nbs/54_label_smoothing.ipynb #ff49c046
 def smoothed_loss(
-    hidden: Tensor,          # (b, t, d_model) the decoder's output
-    weight: Tensor,          # (n_vocab, d_model) the output matrix
-    tgt_out: Tensor,         # (b, t) words to predict
-    pad_id: int,             # padding never counts
+    hidden: Tensor,  # (b, t, d_model) the decoder's output
+    weight: Tensor,  # (n_vocab, d_model) the output matrix
+    tgt_out: Tensor,  # (b, t) words to predict
+    pad_id: int,  # padding never counts
     label_smoothing: float,  # ε_ls in [0, 1), taken from the right word and spread over the whole vocabulary
-) -> Tensor:                 # () float32, in nats, summed over real target tokens
+) -> Tensor:  # () float32, in nats, summed over real target tokens
     "Cross-entropy against (1 − ε) · the right word + ε · the uniform distribution (§5.4; Szegedy et al. 2016, §7)."
     if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1): it is "
-                         "the mass taken from the right word")
+        raise ValueError(
+            f"label_smoothing={label_smoothing} must lie in [0, 1): it is "
+            "the mass taken from the right word"
+        )
     real, kind = tgt_out != pad_id, hidden.device.type
-    dtype = (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind)
-             else hidden.dtype)
+    dtype = (
+        torch.get_autocast_dtype(kind)
+        if torch.is_autocast_enabled(kind)
+        else hidden.dtype
+    )
     # on a GPU it would take the softmax to fp32, and everywhere the
     # mean's product to bf16
     with torch.autocast(kind, enabled=False):
-        return ChunkedLoss.apply(hidden[real], weight, tgt_out[real], label_smoothing,
-                                 dtype)
+        return ChunkedLoss.apply(
+            hidden[real], weight, tgt_out[real], label_smoothing, dtype
+        )

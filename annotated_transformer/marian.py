@@ -23,55 +23,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import UserError
-from .checkpoint import FORMAT, check_format, is_imported, save_tensors
-from .checkpoint import check_finite, check_shapes, read_tensors, set_weights, shapes
+from annotated_transformer.checkpoint import (
+    FORMAT,
+    check_format,
+    is_imported,
+    save_tensors,
+)
+from annotated_transformer.checkpoint import (
+    check_finite,
+    check_shapes,
+    read_tensors,
+    set_weights,
+    shapes,
+)
 from .config import check_types, one_of, within
 from .decode import beam_search, best_ends, greedy_search
 from .distributed import pick_device
 from .embedding import Embedding
 from .evaluate import Translator, load
 from .feed_forward import FeedForward
-from .files import (check_no_links, kind_of, new_folder, read_file,
-                                         read_json, resolve, sha256, write_json)
+from annotated_transformer.files import (
+    check_no_links,
+    kind_of,
+    new_folder,
+    read_file,
+    read_json,
+    resolve,
+    sha256,
+    write_json,
+)
 from .inference import ready_to_translate
 from .masking import causal_mask
 from .multi_head import MultiHeadAttention
 from .position import SinusoidalPosition, positional_encoding
-from .stack import Decoder, DecoderLayer, Encoder, EncoderLayer, PostNorm
+from annotated_transformer.stack import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    PostNorm,
+)
 from .transformer import Transformer
 from .vocab import SPACE
 
 # %% ../nbs/90_marian.ipynb #4ffb7dac
 def in_halves(
     table: Tensor,  # (…, d_model): sine, cosine, sine, cosine, …
-) -> Tensor:        # (…, d_model): all sines, then all cosines
+) -> Tensor:  # (…, d_model): all sines, then all cosines
     "The same features in the order of Marian."
     return table.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 # %% ../nbs/90_marian.ipynb #9c926a36
 class SinusoidalHalves(SinusoidalPosition):
     "Adds the positions of §3.5, sines in the first half of the features and cosines in the second."
+
     def forward(
         self,
-        x: Tensor,       # (b, n, d_model)
+        x: Tensor,  # (b, n, d_model)
         start: int = 0,  # position of the first of the n
-    ) -> Tensor:         # (b, n, d_model)
+    ) -> Tensor:  # (b, n, d_model)
         return x + in_halves(super().forward(x.new_zeros(1, *x.shape[1:]), start))
 
 # %% ../nbs/90_marian.ipynb #6eede217
 class MarianAttention(MultiHeadAttention):
     "§3.2.2 with a bias in each of the four projections."
+
     def __init__(
         self,
         d_model: int,  # width of what comes in and goes out
         n_heads: int,  # h
     ):
         super().__init__(d_model, n_heads)
-        self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.w_q, self.w_k, self.w_v, self.w_o = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
 
 # %% ../nbs/90_marian.ipynb #684f5ac6
 class MarianEmbedding(Embedding):
     "One matrix in three places (§3.4), and a bias on the logits."
+
     def __init__(
         self,
         n_vocab: int,  # words of the shared vocabulary
@@ -79,8 +109,11 @@ class MarianEmbedding(Embedding):
         scaled: bool,  # multiply by √d_model, as the paper does
     ):
         super().__init__(n_vocab, d_model)
-        if not scaled: self.scale = 1.0
-        self.bias = nn.Parameter(torch.zeros(1, n_vocab))  # a matrix of one row, as they keep it
+        if not scaled:
+            self.scale = 1.0
+        self.bias = nn.Parameter(
+            torch.zeros(1, n_vocab)
+        )  # a matrix of one row, as they keep it
 
     def logits(self, hidden: Tensor) -> Tensor:
         "(…, d_model) to (…, n_vocab)."
@@ -89,110 +122,176 @@ class MarianEmbedding(Embedding):
 # %% ../nbs/90_marian.ipynb #0d460dd2
 class MarianTransformer(Transformer):
     "Figure 1, where the decoder starts with the padding symbol."
+
     def forward(
         self,
-        src: Tensor,     # (b, s) source ids
+        src: Tensor,  # (b, s) source ids
         tgt_in: Tensor,  # (b, t) target ids, shifted right: the first is the start symbol
-    ) -> Tensor:         # (b, t, d_model) hidden states; `embedding.logits` turns them into logits
+    ) -> (
+        Tensor
+    ):  # (b, t, d_model) hidden states; `embedding.logits` turns them into logits
         memory, src_mask = self.encode(src)
-        return self.decoder(self.embed(tgt_in), memory,
-                            causal_mask(tgt_in.size(1), tgt_in.device), src_mask)
+        return self.decoder(
+            self.embed(tgt_in),
+            memory,
+            causal_mask(tgt_in.size(1), tgt_in.device),
+            src_mask,
+        )
 
 # %% ../nbs/90_marian.ipynb #5a88f0b6
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "silu": nn.SiLU}  # their names
+ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "swish": nn.SiLU,
+    "silu": nn.SiLU,
+}  # their names
 
 # %% ../nbs/90_marian.ipynb #39ed2650
 @dataclass(frozen=True)
 class MarianConfig:
     "The sizes of a Marian model and the search that it asks for, named as in its files."
-    vocab_size: int                   # pieces of both languages
-    d_model: int                      # width of every sub-layer's output, even
-    max_position_embeddings: int      # longest sequence it was made for, in tokens
+
+    vocab_size: int  # pieces of both languages
+    d_model: int  # width of every sub-layer's output, even
+    max_position_embeddings: int  # longest sequence it was made for, in tokens
     encoder_layers: int
     encoder_attention_heads: int
-    encoder_ffn_dim: int              # d_ff
+    encoder_ffn_dim: int  # d_ff
     decoder_layers: int
     decoder_attention_heads: int
     decoder_ffn_dim: int
-    activation_function: str          # one of `ACTIVATIONS`
-    scale_embedding: bool             # multiply words by √d_model
+    activation_function: str  # one of `ACTIVATIONS`
+    scale_embedding: bool  # multiply words by √d_model
     pad_token_id: int
-    decoder_start_token_id: int       # as a rule the same as `pad_token_id`
+    decoder_start_token_id: int  # as a rule the same as `pad_token_id`
     eos_token_id: int
-    ban_pad: bool                     # the search may not say `pad_token_id`
+    ban_pad: bool  # the search may not say `pad_token_id`
     renormalize_logits: bool = False  # and what is left is made to sum to 1 again
-    num_beams: int = 1                # 1 = greedy
-    length_penalty: float = 1.0       # α of |Y|^α
+    num_beams: int = 1  # 1 = greedy
+    length_penalty: float = 1.0  # α of |Y|^α
 
     def __post_init__(self):
         check_types(self)
-        within(self, "vocab_size", "d_model", "max_position_embeddings",
-               "encoder_attention_heads", "encoder_ffn_dim",
-               "decoder_attention_heads", "decoder_ffn_dim", low=1)
+        within(
+            self,
+            "vocab_size",
+            "d_model",
+            "max_position_embeddings",
+            "encoder_attention_heads",
+            "encoder_ffn_dim",
+            "decoder_attention_heads",
+            "decoder_ffn_dim",
+            low=1,
+        )
         within(self, "encoder_layers", "decoder_layers", low=1, high=1001)
         within(self, "num_beams", low=1, high=257)
-        within(self, "pad_token_id", "decoder_start_token_id", "eos_token_id", low=0,
-               high=self.vocab_size)
+        within(
+            self,
+            "pad_token_id",
+            "decoder_start_token_id",
+            "eos_token_id",
+            low=0,
+            high=self.vocab_size,
+        )
         within(self, "length_penalty", low=0, high=11)
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % 2 or self.d_model % getattr(self, name):
-                raise UserError(f"d_model={self.d_model} must be even and a multiple of "
-                                f"{name}={getattr(self, name)}")
+                raise UserError(
+                    f"d_model={self.d_model} must be even and a multiple of "
+                    f"{name}={getattr(self, name)}"
+                )
         one_of("activation_function", self.activation_function, tuple(ACTIVATIONS))
 
 # %% ../nbs/90_marian.ipynb #c1d96b97
 ONLY = {  # the value that we can run; None = must not be there
-    "model_type": "marian", "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True, "static_position_embeddings": True,
-    "normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False,
-    "do_sample": False, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0,
+    "model_type": "marian",
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+    "static_position_embeddings": True,
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "add_final_layer_norm": False,
+    "do_sample": False,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "num_beam_groups": 1,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "num_beam_groups": 1,
     "sequence_bias": None,
-    "forced_bos_token_id": None, "suppress_tokens": None, "begin_suppress_tokens": None}
+    "forced_bos_token_id": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
 
 # %% ../nbs/90_marian.ipynb #b93f5c02
 def marian_config(
-    path: Path,      # the file they come from, for the message
+    path: Path,  # the file they come from, for the message
     values: object,  # the settings by name
 ) -> MarianConfig:
     "Settings as a `MarianConfig`; UserError names what is missing, unknown or out of range."
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no settings of a Marian model")
     known = {field.name: field.default for field in fields(MarianConfig)}
-    missing = [name for name, default in known.items()
-               if default is MISSING and name not in values]
-    if missing: raise UserError(f"{path} lacks {', '.join(missing)}")
+    missing = [
+        name
+        for name, default in known.items()
+        if default is MISSING and name not in values
+    ]
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(missing)}")
     unknown = [name for name in values if name not in known]
-    if unknown: raise UserError(f"{path} has unknown settings: {', '.join(unknown)}")
-    try: return MarianConfig(**values)
-    except ValueError as e: raise UserError(f"{path}: {e}") from None
+    if unknown:
+        raise UserError(f"{path} has unknown settings: {', '.join(unknown)}")
+    try:
+        return MarianConfig(**values)
+    except ValueError as e:
+        raise UserError(f"{path}: {e}") from None
 
 # %% ../nbs/90_marian.ipynb #2cb918fb
 def read_marian(
     folder: Path,  # a Marian checkpoint of Hugging Face
 ) -> MarianConfig:
     "What its two settings files say; UserError for whatever our modules cannot do."
-    values, search = read_json(folder / "config.json"), folder / "generation_config.json"
+    values, search = (
+        read_json(folder / "config.json"),
+        folder / "generation_config.json",
+    )
     if "format" in values and ("train" in values or values.get("kind") == "marian"):
-        raise UserError(f"{folder} is a run of annotated_transformer already, "
-                        "not a Marian checkpoint of Hugging Face")
+        raise UserError(
+            f"{folder} is a run of annotated_transformer already, "
+            "not a Marian checkpoint of Hugging Face"
+        )
     if search.exists():
-        values |= {key: value for key, value in read_json(search).items()
-                   if value is not None}
+        values |= {
+            key: value for key, value in read_json(search).items() if value is not None
+        }
     values = {key: value for key, value in values.items() if value is not None}
-    known = {field.name: values[field.name]
-             for field in fields(MarianConfig) if field.name in values}
+    known = {
+        field.name: values[field.name]
+        for field in fields(MarianConfig)
+        if field.name in values
+    }
+
     def refuse_all_but(only: dict) -> None:
         for key, value in only.items():
             if values.get(key, value) != value:
-                raise UserError(f"{folder}: {key}={values[key]!r} is not supported, only {value!r} is")
+                raise UserError(
+                    f"{folder}: {key}={values[key]!r} is not supported, only {value!r} is"
+                )
+
     refuse_all_but(ONLY)
-    config = marian_config(folder / "config.json",
-                           known | {"ban_pad": "bad_words_ids" in values})
-    refuse_all_but({"bad_words_ids": [[config.pad_token_id]],
-                    "forced_eos_token_id": config.eos_token_id,
-                    "decoder_vocab_size": config.vocab_size})
+    config = marian_config(
+        folder / "config.json", known | {"ban_pad": "bad_words_ids" in values}
+    )
+    refuse_all_but(
+        {
+            "bad_words_ids": [[config.pad_token_id]],
+            "forced_eos_token_id": config.eos_token_id,
+            "decoder_vocab_size": config.vocab_size,
+        }
+    )
     return config
 
 # %% ../nbs/90_marian.ipynb #aa5a57eb
@@ -202,33 +301,58 @@ def build_marian(
     "A model of these sizes, for translating: without dropout."
     d, activation = config.d_model, ACTIVATIONS[config.activation_function]
     residual = partial(PostNorm, d)
+
     def encoder_layer():
         attention = MarianAttention(d, config.encoder_attention_heads)
-        return EncoderLayer(attention,
-                            FeedForward(d, config.encoder_ffn_dim, activation), residual)
+        return EncoderLayer(
+            attention, FeedForward(d, config.encoder_ffn_dim, activation), residual
+        )
+
     def decoder_layer():
-        attentions = [MarianAttention(d, config.decoder_attention_heads) for _ in range(2)]
-        return DecoderLayer(*attentions,
-                            FeedForward(d, config.decoder_ffn_dim, activation), residual)
-    encoder = Encoder([encoder_layer() for _ in range(config.encoder_layers)], nn.Identity())
-    decoder = Decoder([decoder_layer() for _ in range(config.decoder_layers)], nn.Identity())
+        attentions = [
+            MarianAttention(d, config.decoder_attention_heads) for _ in range(2)
+        ]
+        return DecoderLayer(
+            *attentions, FeedForward(d, config.decoder_ffn_dim, activation), residual
+        )
+
+    encoder = Encoder(
+        [encoder_layer() for _ in range(config.encoder_layers)], nn.Identity()
+    )
+    decoder = Decoder(
+        [decoder_layer() for _ in range(config.decoder_layers)], nn.Identity()
+    )
     embedding = MarianEmbedding(config.vocab_size, d, config.scale_embedding)
-    return MarianTransformer(encoder, decoder, embedding, SinusoidalHalves(d), 0.0,
-                             config.pad_token_id)
+    return MarianTransformer(
+        encoder, decoder, embedding, SinusoidalHalves(d), 0.0, config.pad_token_id
+    )
 
 # %% ../nbs/90_marian.ipynb #cbdfc27d
-OUTSIDE = {"model.shared.weight": "embedding.weight", "final_logits_bias": "embedding.bias"}  # theirs: ours
+OUTSIDE = {
+    "model.shared.weight": "embedding.weight",
+    "final_logits_bias": "embedding.bias",
+}  # theirs: ours
 ENCODER_LAYER = {  # of each of these a weight and a bias
-    "self_attn.q_proj": "self_attn.w_q", "self_attn.k_proj": "self_attn.w_k",
-    "self_attn.v_proj": "self_attn.w_v", "self_attn.out_proj": "self_attn.w_o",
+    "self_attn.q_proj": "self_attn.w_q",
+    "self_attn.k_proj": "self_attn.w_k",
+    "self_attn.v_proj": "self_attn.w_v",
+    "self_attn.out_proj": "self_attn.w_o",
     "self_attn_layer_norm": "residuals.0.norm",
-    "fc1": "feed_forward.w_1", "fc2": "feed_forward.w_2",
-    "final_layer_norm": "residuals.1.norm"}
-DECODER_LAYER = ENCODER_LAYER | {  # attention over the memory comes between the two, and moves the last norm on
-    "encoder_attn.q_proj": "cross_attn.w_q", "encoder_attn.k_proj": "cross_attn.w_k",
-    "encoder_attn.v_proj": "cross_attn.w_v", "encoder_attn.out_proj": "cross_attn.w_o",
-    "encoder_attn_layer_norm": "residuals.1.norm",
-    "final_layer_norm": "residuals.2.norm"}
+    "fc1": "feed_forward.w_1",
+    "fc2": "feed_forward.w_2",
+    "final_layer_norm": "residuals.1.norm",
+}
+DECODER_LAYER = (
+    ENCODER_LAYER
+    | {  # attention over the memory comes between the two, and moves the last norm on
+        "encoder_attn.q_proj": "cross_attn.w_q",
+        "encoder_attn.k_proj": "cross_attn.w_k",
+        "encoder_attn.v_proj": "cross_attn.w_v",
+        "encoder_attn.out_proj": "cross_attn.w_o",
+        "encoder_attn_layer_norm": "residuals.1.norm",
+        "final_layer_norm": "residuals.2.norm",
+    }
+)
 
 # %% ../nbs/90_marian.ipynb #739c09b5
 def name_table(
@@ -236,34 +360,58 @@ def name_table(
 ) -> dict[str, str]:  # theirs: ours
     "Both names of every weight of the model."
     table = dict(OUTSIDE)
-    for side, n_layers, layer in (("encoder", config.encoder_layers, ENCODER_LAYER),
-                                  ("decoder", config.decoder_layers, DECODER_LAYER)):
-        for i, (theirs, ours), kind in product(range(n_layers), layer.items(), ("weight", "bias")):
-            table[f"model.{side}.layers.{i}.{theirs}.{kind}"] = f"{side}.layers.{i}.{ours}.{kind}"
+    for side, n_layers, layer in (
+        ("encoder", config.encoder_layers, ENCODER_LAYER),
+        ("decoder", config.decoder_layers, DECODER_LAYER),
+    ):
+        for i, (theirs, ours), kind in product(
+            range(n_layers), layer.items(), ("weight", "bias")
+        ):
+            table[f"model.{side}.layers.{i}.{theirs}.{kind}"] = (
+                f"{side}.layers.{i}.{ours}.{kind}"
+            )
     return table
 
 # %% ../nbs/90_marian.ipynb #f0eee8b0
-COPIES = ("model.shared.weight", "model.encoder.embed_tokens.weight",
-          "model.decoder.embed_tokens.weight", "lm_head.weight")
-TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+COPIES = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+TABLES = (
+    "model.encoder.embed_positions.weight",
+    "model.decoder.embed_positions.weight",
+)
 
 # %% ../nbs/90_marian.ipynb #001ac2af
 def drop_copies(
-    path: Path,                  # where they were found, for the message
+    path: Path,  # where they were found, for the message
     weights: dict[str, Tensor],  # their names
     d_model: int,
-) -> dict[str, Tensor]:          # without `TABLES`, and of `COPIES` the first alone
+) -> dict[str, Tensor]:  # without `TABLES`, and of `COPIES` the first alone
     "Leave out what is there twice and what nobody learned; ValueError if it is not what it should be."
-    copies, tables = ([weights[name] for name in some if name in weights]
-                      for some in (COPIES, TABLES))
+    copies, tables = (
+        [weights[name] for name in some if name in weights] for some in (COPIES, TABLES)
+    )
     if not all(torch.equal(copies[0].float(), other.float()) for other in copies):
         raise UserError(f"{path}: {', '.join(COPIES)} differ; here they are one matrix")
-    def ours(table): return in_halves(positional_encoding(len(table), d_model))
+
+    def ours(table):
+        return in_halves(positional_encoding(len(table), d_model))
+
     for table in tables:  # half precision has three digits
-        if (table.shape[1:] != (d_model,) or not len(table)
-                or not torch.allclose(table.float(), ours(table), atol=1e-3)):
-            raise UserError(f"{path}: {' or '.join(TABLES)} holds no sines and cosines in halves")
-    rest = {name: weight for name, weight in weights.items() if name not in COPIES + TABLES}
+        if (
+            table.shape[1:] != (d_model,)
+            or not len(table)
+            or not torch.allclose(table.float(), ours(table), atol=1e-3)
+        ):
+            raise UserError(
+                f"{path}: {' or '.join(TABLES)} holds no sines and cosines in halves"
+            )
+    rest = {
+        name: weight for name, weight in weights.items() if name not in COPIES + TABLES
+    }
     return rest | dict(zip(COPIES, copies[:1]))
 
 # %% ../nbs/90_marian.ipynb #18b575a5
@@ -272,9 +420,12 @@ def marian_shapes(
 ) -> dict[str, tuple[int, ...]]:
     "Our names and the shapes of a model's weights, without memory for them."
     try:
-        with torch.device("meta"): return shapes(build_marian(config).state_dict())
+        with torch.device("meta"):
+            return shapes(build_marian(config).state_dict())
     except RuntimeError as e:
-        raise UserError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
+        raise UserError(
+            f"a model of these sizes cannot be built: {str(e).splitlines()[0]}"
+        ) from None
 
 # %% ../nbs/90_marian.ipynb #5824e011
 def read_marian_weights(
@@ -284,16 +435,21 @@ def read_marian_weights(
     "Their weights under our names; missing, unknown, misshapen and broken ones are refused."
     path, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     if not path.exists() and pickled.exists():
-        raise UserError(f"{pickled} is a pickle, which may run any code and is not read here. "
-                        "If you trust it, convert it: transformers.MarianMTModel"
-                        f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})")
+        raise UserError(
+            f"{pickled} is a pickle, which may run any code and is not read here. "
+            "If you trust it, convert it: transformers.MarianMTModel"
+            f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        )
     found = read_tensors(path)
     check_finite(path, found)
     weights = drop_copies(path, found, config.d_model)
     table, wanted = name_table(config), marian_shapes(config)
-    check_shapes(path, shapes(weights),
-                 {theirs: wanted[ours] for theirs, ours in table.items()})
-    return {ours: weights[theirs].float().contiguous() for theirs, ours in table.items()}
+    check_shapes(
+        path, shapes(weights), {theirs: wanted[ours] for theirs, ours in table.items()}
+    )
+    return {
+        ours: weights[theirs].float().contiguous() for theirs, ours in table.items()
+    }
 
 # %% ../nbs/90_marian.ipynb #dc63cdf4
 def load_pieces(path: Path) -> spm.SentencePieceProcessor:
@@ -313,35 +469,57 @@ FILES = ("source.spm", "target.spm", "vocab.json")
 # %% ../nbs/90_marian.ipynb #51b3e570
 class MarianVocab:
     "Two SentencePiece models and one list of ids, offering what a `Translator` asks of a vocabulary."
+
     def __init__(
         self,
-        folder: Path,          # holds `FILES`
+        folder: Path,  # holds `FILES`
         config: MarianConfig,  # of the model that they belong to; ValueError if they do not
     ):
         self.source, self.target = (load_pieces(folder / name) for name in FILES[:2])
         self.ids = read_json(folder / FILES[2])
-        n, special = config.vocab_size, {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
-        if len(self.ids) != n or {i for i in self.ids.values() if type(i) is int} != set(range(n)):
-            raise UserError(f"{folder / FILES[2]} has {len(self.ids)} pieces; "
-                            f"this model needs the ids from 0 to {n - 1}, each once")
+        n, special = (
+            config.vocab_size,
+            {"</s>": config.eos_token_id, "<pad>": config.pad_token_id},
+        )
+        if len(self.ids) != n or {
+            i for i in self.ids.values() if type(i) is int
+        } != set(range(n)):
+            raise UserError(
+                f"{folder / FILES[2]} has {len(self.ids)} pieces; "
+                f"this model needs the ids from 0 to {n - 1}, each once"
+            )
         if not special.items() <= self.ids.items() or "<unk>" not in self.ids:
-            raise UserError(f"{folder / FILES[2]} must name <unk>, and as config.json says {special}")
-        self.pieces, self.unk_id = {i: piece for piece, i in self.ids.items()}, self.ids["<unk>"]
-        self.codes = {i for piece, i in self.ids.items() if piece.startswith(">>")
-                      and piece.endswith("<<")}  # of languages
+            raise UserError(
+                f"{folder / FILES[2]} must name <unk>, and as config.json says {special}"
+            )
+        self.pieces, self.unk_id = (
+            {i: piece for piece, i in self.ids.items()},
+            self.ids["<unk>"],
+        )
+        self.codes = {
+            i
+            for piece, i in self.ids.items()
+            if piece.startswith(">>") and piece.endswith("<<")
+        }  # of languages
         self.pad_id, self.eos_id = config.pad_token_id, config.eos_token_id
         self.bos_id = config.decoder_start_token_id
 
-    def __len__(self) -> int: return len(self.ids)
+    def __len__(self) -> int:
+        return len(self.ids)
 
     def encode(self, text: str) -> list[int]:
         "Piece ids of a source sentence, without end symbol; a language code may stand before it."
         end = text.find("<<") + 2 if text.startswith(">>") and "<<" in text else 0
-        try: pieces = self.source.encode(text[end:], out_type=str)
+        try:
+            pieces = self.source.encode(text[end:], out_type=str)
         except RuntimeError:
-            raise UserError(f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8") from None
-        return [self.ids.get(piece, self.unk_id)
-                for piece in ([text[:end]] if end else []) + pieces]
+            raise UserError(
+                f"text={text!r} holds half of a surrogate pair, no character: read it as UTF-8"
+            ) from None
+        return [
+            self.ids.get(piece, self.unk_id)
+            for piece in ([text[:end]] if end else []) + pieces
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         "The target sentence whose pieces these are; special symbols are passed over."
@@ -357,6 +535,7 @@ class MarianVocab:
 # %% ../nbs/90_marian.ipynb #02f2570d
 class MarianTranslator(Translator):
     "A translator that repeats a line's language code before each of its parts."
+
     def split(
         self,
         line: str,
@@ -370,27 +549,41 @@ def marian_search(
     config: MarianConfig,
 ) -> Callable:
     "The search that the checkpoint asks for, with Hugging Face's rules."
-    if config.num_beams == 1: return greedy_search
-    return partial(beam_search, beam_size=config.num_beams,
-                   penalty=lambda n: n ** config.length_penalty, may_end=best_ends)
+    if config.num_beams == 1:
+        return greedy_search
+    return partial(
+        beam_search,
+        beam_size=config.num_beams,
+        penalty=lambda n: n**config.length_penalty,
+        may_end=best_ends,
+    )
 
 # %% ../nbs/90_marian.ipynb #cec35c59
 def with_marian_rules(
     search: Callable,  # as `greedy_search` and `beam_search`: step, state, bos_id, eos_id, max_lens
     config: MarianConfig,
-) -> Callable:         # a search with the same arguments
+) -> Callable:  # a search with the same arguments
     "The same search, that never says padding, and says the end symbol free of charge where the length limit is reached."
+
     def ruled(step: Callable, state: Any, bos_id: int, eos_id: int, max_lens: Tensor):
         def ruled_step(last_ids: Tensor, state: Any) -> tuple[Tensor, Any]:
             *own, n_left = state.per_sentence
             log_probs, state = step(last_ids, state._replace(per_sentence=own))
-            if config.ban_pad: log_probs[..., config.pad_token_id] = -torch.inf
-            if config.renormalize_logits: log_probs = log_probs.log_softmax(dim=-1)
+            if config.ban_pad:
+                log_probs[..., config.pad_token_id] = -torch.inf
+            if config.renormalize_logits:
+                log_probs = log_probs.log_softmax(dim=-1)
             log_probs[n_left == 0] = -torch.inf
             log_probs[n_left == 0, :, eos_id] = 0
-            return log_probs, state._replace(per_sentence=[*state.per_sentence, n_left - 1])
+            return log_probs, state._replace(
+                per_sentence=[*state.per_sentence, n_left - 1]
+            )
+
         state = state._replace(per_sentence=[*state.per_sentence, max_lens])
-        return search(ruled_step, state, bos_id, eos_id, max_lens + 1)  # the end symbol has a place of its own
+        return search(
+            ruled_step, state, bos_id, eos_id, max_lens + 1
+        )  # the end symbol has a place of its own
+
     return ruled
 
 # %% ../nbs/90_marian.ipynb #fd7b380c
@@ -408,17 +601,22 @@ def import_marian(folder: Path, run: Path) -> None:
         for name in FILES:
             (new / name).write_bytes(read_file(folder / name))
         save_tensors(weights, new / "model.safetensors")
-        values = {"format": FORMAT, "kind": "marian", "marian": asdict(config),
-                  "sha256": {name: sha256(new / name) for name in FILES}}
+        values = {
+            "format": FORMAT,
+            "kind": "marian",
+            "marian": asdict(config),
+            "sha256": {name: sha256(new / name) for name in FILES},
+        }
         write_json(new / "config.json", values)
 
 # %% ../nbs/90_marian.ipynb #e50fc480
 def load_marian(
-    run: Path,                       # a run folder that `import_marian` made
-    device: str | None = None,       # "cpu", "cuda", "cuda:1", "mps"; None = cpu
-    search: Callable | None = None,  # as `greedy_search` and `beam_search`; None = what the checkpoint asks for
-    batch_tokens: int = 4096,        # source tokens translated at once
-    precision: str = "fp32",         # of the products: "fp32", "bf16" or "int8" (60)
+    run: Path,  # a run folder that `import_marian` made
+    device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
+    search: Callable
+    | None = None,  # as `greedy_search` and `beam_search`; None = what the checkpoint asks for
+    batch_tokens: int = 4096,  # source tokens translated at once
+    precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
 ) -> MarianTranslator:
     "The translator of an imported model; ValueError if the folder or the device cannot be used."
     run = Path(run)
@@ -426,27 +624,35 @@ def load_marian(
     check_no_links(run, {"config.json", "model.safetensors", *FILES})
     values = check_format(run / "config.json", read_json(run / "config.json"))
     if values.get("kind") != "marian":
-        raise UserError(f"{run} was not imported from Marian: open it with evaluate.load")
+        raise UserError(
+            f"{run} was not imported from Marian: open it with evaluate.load"
+        )
     config = marian_config(run / "config.json", values.get("marian"))
     vocab, weights = MarianVocab(run, config), read_tensors(path)
     if values.get("sha256") != {name: sha256(run / name) for name in FILES}:
-        raise UserError(f"{run}: one of {', '.join(FILES)} is not the file that was imported")
+        raise UserError(
+            f"{run}: one of {', '.join(FILES)} is not the file that was imported"
+        )
     check_shapes(path, shapes(weights), marian_shapes(config))
     check_finite(path, weights)
     model = build_marian(config)
     set_weights(model, weights)
     rules = with_marian_rules(search or marian_search(config), config)
-    model = ready_to_translate(model.to(pick_device("cpu" if device is None else device)), precision)
-    return MarianTranslator(model, vocab, batch_tokens,
-                            max(4, config.max_position_embeddings - 52), rules)
+    model = ready_to_translate(
+        model.to(pick_device("cpu" if device is None else device)), precision
+    )
+    return MarianTranslator(
+        model, vocab, batch_tokens, max(4, config.max_position_embeddings - 52), rules
+    )
 
 # %% ../nbs/90_marian.ipynb #626a7a3c
 def load_any(
-    run: Path,                       # a run folder, trained here or imported
-    device: str | None = None,       # "cpu", "cuda", "cuda:1", "mps"; None = cpu
-    search: Callable | None = None,  # as `greedy_search` and `beam_search`; None = the run's own
-    batch_tokens: int = 4096,        # source tokens translated at once
-    precision: str = "fp32",         # of the products: "fp32", "bf16" or "int8" (60)
+    run: Path,  # a run folder, trained here or imported
+    device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
+    search: Callable
+    | None = None,  # as `greedy_search` and `beam_search`; None = the run's own
+    batch_tokens: int = 4096,  # source tokens translated at once
+    precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
 ) -> Translator:
     "The translator of a run of either kind."
     if is_imported(run):

@@ -13,16 +13,19 @@ from torch import Tensor
 def padding_mask(
     ids: Tensor,  # (b, n) token ids
     pad_id: int,  # id of the padding token
-) -> Tensor:      # (b, 1, 1, n) bool, True = may look
+) -> Tensor:  # (b, 1, 1, n) bool, True = may look
     "Every query may look at real tokens and at no padding (beside §3.2.3, which speaks of the future alone)."
-    if ids.dim() != 2: raise ValueError(f"ids has shape {tuple(ids.shape)}: give a batch (b, n), one sentence as ids[None]")
+    if ids.dim() != 2:
+        raise ValueError(
+            f"ids has shape {tuple(ids.shape)}: give a batch (b, n), one sentence as ids[None]"
+        )
     return (ids != pad_id)[:, None, None, :]
 
 # %% ../nbs/323_masking.ipynb #a16e54eb
 def causal_mask(
-    n: int,                              # target positions
+    n: int,  # target positions
     device: torch.device | None = None,  # None = the default device
-) -> Tensor:                             # (1, 1, n, n) bool, True = may look
+) -> Tensor:  # (1, 1, n, n) bool, True = may look
     "Position i may look at positions up to and including i (§3.2.3)."
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()[None, None]
 
@@ -30,6 +33,6 @@ def causal_mask(
 def target_mask(
     ids: Tensor,  # (b, t) the decoder's input
     pad_id: int,  # id of the padding token
-) -> Tensor:      # (b, 1, t, t) bool, True = may look
+) -> Tensor:  # (b, 1, t, t) bool, True = may look
     "The decoder's self-attention: no padding, and nothing that is still to come (§3.2.3)."
     return padding_mask(ids, pad_id) & causal_mask(ids.size(1), ids.device)

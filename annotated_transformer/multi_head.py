@@ -16,46 +16,59 @@ from .attention import attention
 
 # %% ../nbs/322_multi_head.ipynb #372ce01c
 def project(
-    x: Tensor,         # (…, d_model)
+    x: Tensor,  # (…, d_model)
     *maps: nn.Module,  # linear maps, with or without biases
-) -> list[Tensor]:     # (…, its width) of each map
+) -> list[Tensor]:  # (…, its width) of each map
     "Several linear maps of the same vectors, as one product where all are plain `nn.Linear`."
     if any(type(w) is not nn.Linear for w in maps):
         return [w(x) for w in maps]
     weight, bias = torch.cat([w.weight for w in maps]), None
     if any(w.bias is not None for w in maps):
-        bias = torch.cat([
-            w.weight.new_zeros(w.out_features) if w.bias is None else w.bias for w in maps
-        ])
+        bias = torch.cat(
+            [
+                w.weight.new_zeros(w.out_features) if w.bias is None else w.bias
+                for w in maps
+            ]
+        )
     return list(F.linear(x, weight, bias).split([w.out_features for w in maps], dim=-1))
 
 # %% ../nbs/322_multi_head.ipynb #45a8236c
 def fast_attention(
-    query: Tensor,        # (b, h, n_q, d_k)
-    key: Tensor,          # (b, h, n_k, d_k)
-    value: Tensor,        # (b, h, n_k, d_v)
-    mask: Tensor | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
-) -> Tensor:              # (b, h, n_q, d_v)
+    query: Tensor,  # (b, h, n_q, d_k)
+    key: Tensor,  # (b, h, n_k, d_k)
+    value: Tensor,  # (b, h, n_k, d_v)
+    mask: Tensor
+    | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
+) -> Tensor:  # (b, h, n_q, d_v)
     "Equation 1 in the way that is fast here: PyTorch's fused kernel, or `attention` itself (§3.2.1)."
-    plain_is_faster = query.device.type == "cpu" and torch.is_grad_enabled() and (query.dtype == torch.bfloat16 or key.size(-2) <= 64)
-    if plain_is_faster: return attention(query, key, value, mask)
+    plain_is_faster = (
+        query.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and (query.dtype == torch.bfloat16 or key.size(-2) <= 64)
+    )
+    if plain_is_faster:
+        return attention(query, key, value, mask)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 # %% ../nbs/322_multi_head.ipynb #7935aa06
 class MultiHeadAttention(nn.Module):
     "Concat(head_1, …, head_h)W^O, each head an attention over projections of its own (§3.2.2)."
+
     def __init__(
         self,
-        d_model: int,                            # width of what comes in and goes out
-        n_heads: int,                            # h
-        d_k: int | None = None,                  # width of a head's key; None = d_model / n_heads
-        d_v: int | None = None,                  # width of a head's value; None = d_model / n_heads
+        d_model: int,  # width of what comes in and goes out
+        n_heads: int,  # h
+        d_k: int | None = None,  # width of a head's key; None = d_model / n_heads
+        d_v: int | None = None,  # width of a head's value; None = d_model / n_heads
         attend_with: Callable = fast_attention,  # the attention inside a head: query, key, value, mask
     ):
         super().__init__()
-        if n_heads < 1: raise ValueError(f"n_heads={n_heads} must be 1 or more")
+        if n_heads < 1:
+            raise ValueError(f"n_heads={n_heads} must be 1 or more")
         if (d_k is None or d_v is None) and d_model % n_heads:
-            raise ValueError(f"d_model={d_model} does not split into n_heads={n_heads} equal heads: take a multiple of {n_heads}")
+            raise ValueError(
+                f"d_model={d_model} does not split into n_heads={n_heads} equal heads: take a multiple of {n_heads}"
+            )
         d_k, d_v = d_k or d_model // n_heads, d_v or d_model // n_heads
         self.n_heads, self.attend_with = n_heads, attend_with
         self.w_q = nn.Linear(d_model, n_heads * d_k, bias=False)
@@ -65,14 +78,18 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        query: Tensor,        # (b, n_q, d_model)
-        key: Tensor,          # (b, n_k, d_model)
-        value: Tensor,        # (b, n_k, d_model)
-        mask: Tensor | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
-    ) -> Tensor:              # (b, n_q, d_model)
+        query: Tensor,  # (b, n_q, d_model)
+        key: Tensor,  # (b, n_k, d_model)
+        value: Tensor,  # (b, n_k, d_model)
+        mask: Tensor
+        | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
+    ) -> Tensor:  # (b, n_q, d_model)
         "Every position of `query` looks at all of `key` in h ways, and takes what it finds in `value`."
-        if not query is key is value: return self.attend(query, *self.keys_values(key, value), mask)
-        q, k, v = map(self.split, project(query, self.w_q, self.w_k, self.w_v))  # self-attention
+        if not query is key is value:
+            return self.attend(query, *self.keys_values(key, value), mask)
+        q, k, v = map(
+            self.split, project(query, self.w_q, self.w_k, self.w_v)
+        )  # self-attention
         return self.finish(q, k, v, mask)
 
     def queries(self, query: Tensor) -> Tensor:
@@ -82,23 +99,28 @@ class MultiHeadAttention(nn.Module):
     def keys_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         "Keys and values per head: (b, n_k, d_model) to (b, h, n_k, d_k) and (b, h, n_k, d_v)."
         if key.size(1) != value.size(1):
-            raise ValueError(f"key has {key.size(1)} positions and value has {value.size(1)}: each key needs one value")
+            raise ValueError(
+                f"key has {key.size(1)} positions and value has {value.size(1)}: each key needs one value"
+            )
         return self.split(self.w_k(key)), self.split(self.w_v(value))
 
     def attend(
         self,
-        query: Tensor,        # (b, n_q, d_model)
-        k: Tensor,            # (b, h, n_k, d_k) from `keys_values`
-        v: Tensor,            # (b, h, n_k, d_v)
-        mask: Tensor | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
-    ) -> Tensor:              # (b, n_q, d_model)
+        query: Tensor,  # (b, n_q, d_model)
+        k: Tensor,  # (b, h, n_k, d_k) from `keys_values`
+        v: Tensor,  # (b, h, n_k, d_v)
+        mask: Tensor
+        | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
+    ) -> Tensor:  # (b, n_q, d_model)
         "Attention over keys and values that are projected already, now or at an earlier step."
         return self.finish(self.queries(query), k, v, mask)
 
     def finish(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         "The attention of every head, and W^O over all of them: (b, h, n, ·) to (b, n_q, d_model)."
         if mask is not None and mask.dtype != torch.bool:
-            raise ValueError(f"mask has dtype {mask.dtype}: give torch.bool, True = may look")
+            raise ValueError(
+                f"mask has dtype {mask.dtype}: give torch.bool, True = may look"
+            )
         heads = self.attend_with(q, k, v, mask)  # (b, h, n_q, d_v)
         return self.w_o(heads.transpose(1, 2).flatten(2))
 
@@ -109,21 +131,29 @@ class MultiHeadAttention(nn.Module):
 # %% ../nbs/322_multi_head.ipynb #72a7c66e
 class AttentionDropout(nn.Module):
     "`fast_attention` with dropout on the weights while training: a part for those who want it, not in the paper (§5.4 names its dropouts)."
+
     def __init__(
         self,
         dropout: float,  # share of weights set to 0, at least 0 and below 1
     ):
         super().__init__()
-        if not 0 <= dropout < 1: raise ValueError(f"dropout={dropout} is a share of the weights: take at least 0 and less than 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(
+                f"dropout={dropout} is a share of the weights: take at least 0 and less than 1"
+            )
         self.dropout = dropout
 
     def forward(
         self,
-        query: Tensor,        # (b, h, n_q, d_k)
-        key: Tensor,          # (b, h, n_k, d_k)
-        value: Tensor,        # (b, h, n_k, d_v)
-        mask: Tensor | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
-    ) -> Tensor:              # (b, h, n_q, d_v)
+        query: Tensor,  # (b, h, n_q, d_k)
+        key: Tensor,  # (b, h, n_k, d_k)
+        value: Tensor,  # (b, h, n_k, d_v)
+        mask: Tensor
+        | None,  # broadcastable to (b, h, n_q, n_k) bool, True = may look; None = everything may
+    ) -> Tensor:  # (b, h, n_q, d_v)
         "As `fast_attention`; while training, weights are dropped at random and the others grow by 1 / (1 − dropout)."
-        if not self.training: return fast_attention(query, key, value, mask)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout)
+        if not self.training:
+            return fast_attention(query, key, value, mask)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=self.dropout
+        )

@@ -15,33 +15,37 @@ from torch import nn
 def adam(
     params: Iterable[nn.Parameter],
     betas: tuple[float, float] = (0.9, 0.98),  # β₁, β₂
-    eps: float = 1e-9,                         # ε
+    eps: float = 1e-9,  # ε
 ) -> torch.optim.Adam:
     "Adam with the paper's constants; the loop sets the learning rate before each step (§5.3)."
     return torch.optim.Adam(params, lr=0.0, betas=betas, eps=eps, fused=True)
 
 # %% ../nbs/53_optimizer.ipynb #9a65d278
 def paper_rate(
-    step: int,          # optimiser steps, counted from 1
-    d_model: int,       # width of the model
+    step: int,  # optimiser steps, counted from 1
+    d_model: int,  # width of the model
     warmup_steps: int,  # steps of rising rate, ≥ 1; the paper takes 4000
 ) -> float:
     "d_model^−½ · min(step^−½, step · warmup_steps^−1.5): up in a line, down as 1/√step (§5.3, equation 3)."
     if min(step, warmup_steps) < 1:
-        raise ValueError(f"step={step} and warmup_steps={warmup_steps}: steps are "
-                         "counted from 1")
-    return d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5)
+        raise ValueError(
+            f"step={step} and warmup_steps={warmup_steps}: steps are counted from 1"
+        )
+    return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 # %% ../nbs/53_optimizer.ipynb #5ebc3a2a
 def linear_rate(
-    step: int,          # optimiser steps, counted from 1
-    peak_lr: float,     # highest rate
+    step: int,  # optimiser steps, counted from 1
+    peak_lr: float,  # highest rate
     warmup_steps: int,  # steps of rising rate, ≥ 1
-    max_steps: int,     # step at which the rate is 0
+    max_steps: int,  # step at which the rate is 0
 ) -> float:
     "Up in a line to `peak_lr`, then down in a line to 0 at `max_steps`: not the paper's."
     if min(step, warmup_steps) < 1:
-        raise ValueError(f"step={step} and warmup_steps={warmup_steps}: steps are "
-                         "counted from 1")
-    return peak_lr * min(step / warmup_steps,
-                         max(0.0, max_steps - step) / max(1, max_steps - warmup_steps))
+        raise ValueError(
+            f"step={step} and warmup_steps={warmup_steps}: steps are counted from 1"
+        )
+    return peak_lr * min(
+        step / warmup_steps,
+        max(0.0, max_steps - step) / max(1, max_steps - warmup_steps),
+    )

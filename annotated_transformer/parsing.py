@@ -20,47 +20,69 @@ from typing import NamedTuple
 # %% ../nbs/63_parsing.ipynb #1e76a401
 class Tree(NamedTuple):
     "A constituent with its parts, or a word with its tag."
-    label: str                      # of the constituent, or the word's tag
-    parts: tuple["Tree", ...] = ()  # of a constituent, one at least
-    word: str = ""                  # empty for a constituent
 
-    def __str__(self) -> str: return f"({self.label} {self.word or ' '.join(map(str, self.parts))})"
+    label: str  # of the constituent, or the word's tag
+    parts: tuple["Tree", ...] = ()  # of a constituent, one at least
+    word: str = ""  # empty for a constituent
+
+    def __str__(self) -> str:
+        return f"({self.label} {self.word or ' '.join(map(str, self.parts))})"
 
 # %% ../nbs/63_parsing.ipynb #1797d9bf
-BRACKETS = re.compile(r"\(\s*([^\s()]*)|(\))|([^\s()]+)")  # opens with a label, closes, a word
+BRACKETS = re.compile(
+    r"\(\s*([^\s()]*)|(\))|([^\s()]+)"
+)  # opens with a label, closes, a word
 ROOT = "TOP"  # the label of an outermost bracket that has none
+
 
 def read_trees(text: str) -> list[Tree]:
     "The trees of a bracket file as they stand there; ValueError names the line of what is no tree."
     trees, stack = [], []  # of the stack: label, parts, word, where it begins
-    def wrong(at: int, what: str) -> ValueError: return ValueError(f"line {text.count(chr(10), 0, at) + 1}: {what}")
+
+    def wrong(at: int, what: str) -> ValueError:
+        return ValueError(f"line {text.count(chr(10), 0, at) + 1}: {what}")
+
     for match in BRACKETS.finditer(text):
         (label, closing, word), at = match.groups(), match.start()
-        if closing and not stack: raise wrong(at, "a bracket is closed that was never opened")
+        if closing and not stack:
+            raise wrong(at, "a bracket is closed that was never opened")
         if closing:
             label, parts, word, _ = stack.pop()
-            if not parts and not word: raise wrong(at, f"the bracket ({label} holds no word")
+            if not parts and not word:
+                raise wrong(at, f"the bracket ({label} holds no word")
             (stack[-1][1] if stack else trees).append(Tree(label, tuple(parts), word))
         elif word:
             if not stack or stack[-1][1] or stack[-1][2]:
-                raise wrong(at, f"the word {word!r} has no bracket of its own: write (TAG {word})")
+                raise wrong(
+                    at,
+                    f"the word {word!r} has no bracket of its own: write (TAG {word})",
+                )
             stack[-1][2] = word
         else:
-            if stack and not label: raise wrong(at, "a bracket inside a tree has no label")
+            if stack and not label:
+                raise wrong(at, "a bracket inside a tree has no label")
             if stack and stack[-1][2]:
-                raise wrong(at, f"a bracket behind the word {stack[-1][2]!r}: a word stands alone with its tag")
+                raise wrong(
+                    at,
+                    f"a bracket behind the word {stack[-1][2]!r}: a word stands alone with its tag",
+                )
             stack.append([label or ROOT, [], "", at])
-    if stack: raise wrong(stack[0][3], f"the bracket ({stack[0][0]} is never closed")
+    if stack:
+        raise wrong(stack[0][3], f"the bracket ({stack[0][0]} is never closed")
     return trees
 
 # %% ../nbs/63_parsing.ipynb #2b00db4c
-def linearise(tree: Tree) -> list[str]:  # "(NP" opens, ")NP" closes, and every word is its tag
+def linearise(
+    tree: Tree,
+) -> list[str]:  # "(NP" opens, ")NP" closes, and every word is its tag
     "A tree as tokens, without its words (Vinyals et al. 2015, §2.2)."
     tokens, todo = [], [tree]
     while todo:  # no recursion: what a model writes may be some hundred brackets deep
         at = todo.pop()
-        if isinstance(at, str): tokens.append(at)
-        elif at.word: tokens.append(at.label)
+        if isinstance(at, str):
+            tokens.append(at)
+        elif at.word:
+            tokens.append(at.label)
         else:
             tokens.append(f"({at.label}")
             todo += [f"){at.label}", *reversed(at.parts)]
@@ -72,9 +94,11 @@ def leaves(tree: Tree) -> list[Tree]:  # one a word
     found, todo = [], [tree]
     while todo:
         at = todo.pop()
-        if at.word: found.append(at)
+        if at.word:
+            found.append(at)
         todo += reversed(at.parts)
     return found
+
 
 def words_of(tree: Tree) -> list[str]:
     "The words of a tree, from left to right."
@@ -88,43 +112,66 @@ def pair_of(tree: Tree) -> tuple[str, str]:
 # %% ../nbs/63_parsing.ipynb #5699c9f8
 class Repairs(NamedTuple):
     "What had to be mended in an output. All zero: it was a tree over the sentence's words."
-    closed: int = 0   # brackets closed that were left open
+
+    closed: int = 0  # brackets closed that were left open
     dropped: int = 0  # brackets that closed nothing, had no label, or held no word
     surplus: int = 0  # places for words beyond the sentence's
     missing: int = 0  # words that had no place
-    rooted: int = 0   # 1: a root was put over all
+    rooted: int = 0  # 1: a root was put over all
 
 # %% ../nbs/63_parsing.ipynb #7c970748
 UNKNOWN = "XX"  # the tag of a word whose tag nobody said
 
+
 def rebuild(
     tokens: list[str],  # as `linearise` makes them, or a model
-    words: list[str],   # of the sentence, one at least
+    words: list[str],  # of the sentence, one at least
 ) -> tuple[Tree, Repairs]:
     "The tree over exactly these words that the tokens tell of, mended where they tell of none."
-    if not words: raise ValueError("words is empty: a tree needs one word at least")
+    if not words:
+        raise ValueError("words is empty: a tree needs one word at least")
     found, n, stack = Counter(), 0, [(ROOT, [])]
+
     def close():
         label, parts = stack.pop()
-        if parts: stack[-1][1].append(Tree(label, tuple(parts)))
-        else: found["dropped"] += 1
+        if parts:
+            stack[-1][1].append(Tree(label, tuple(parts)))
+        else:
+            found["dropped"] += 1
+
     for token in tokens:
         kind, label = token[0], token[1:]
-        if kind == "(" and label: stack.append((label, []))
-        elif kind == ")" and (at := next((i for i in range(len(stack) - 1, 0, -1) if stack[i][0] == label), 0)):
+        if kind == "(" and label:
+            stack.append((label, []))
+        elif kind == ")" and (
+            at := next(
+                (i for i in range(len(stack) - 1, 0, -1) if stack[i][0] == label), 0
+            )
+        ):
             found["closed"] += len(stack) - 1 - at  # those inside the one that is meant
-            while len(stack) > at: close()
-        elif kind in "()": found["dropped"] += 1
+            while len(stack) > at:
+                close()
+        elif kind in "()":
+            found["dropped"] += 1
         elif n < len(words):
             stack[-1][1].append(Tree(token, word=words[n]))
             n += 1
-        else: found["surplus"] += 1
+        else:
+            found["surplus"] += 1
     found["closed"] += len(stack) - 1
-    while len(stack) > 1: close()
+    while len(stack) > 1:
+        close()
     tops, late = stack[0][1], [Tree(UNKNOWN, word=word) for word in words[n:]]
-    if late and len(tops) == 1 and tops[0].parts: tops, late = [tops[0]._replace(parts=(*tops[0].parts, *late))], []
+    if late and len(tops) == 1 and tops[0].parts:
+        tops, late = [tops[0]._replace(parts=(*tops[0].parts, *late))], []
     one = len(tops) == 1 and not late
-    repairs = Repairs(found["closed"], found["dropped"], found["surplus"], len(words) - n, int(not one))
+    repairs = Repairs(
+        found["closed"],
+        found["dropped"],
+        found["surplus"],
+        len(words) - n,
+        int(not one),
+    )
     return tops[0] if one else Tree(ROOT, (*tops, *late)), repairs
 
 # %% ../nbs/63_parsing.ipynb #93d862f2
@@ -137,10 +184,17 @@ def plain_label(label: str) -> str:
     "A label without function and index: NP-SBJ-1 is NP. What begins with a hyphen, as -LRB-, stays."
     return label if label.startswith("-") else re.split("[-=]", label)[0] or label
 
+
 def plain(tree: Tree) -> Tree:
     "A tree of the treebank without functions, indices and traces, as parsers are trained and scored on it."
-    tokens = [t[0] + plain_label(t[1:]) if t[0] in "()" else t for t in linearise(tree) if t != "-NONE-"]
-    return rebuild(tokens, [leaf.word for leaf in leaves(tree) if leaf.label != "-NONE-"])[0]
+    tokens = [
+        t[0] + plain_label(t[1:]) if t[0] in "()" else t
+        for t in linearise(tree)
+        if t != "-NONE-"
+    ]
+    return rebuild(
+        tokens, [leaf.word for leaf in leaves(tree) if leaf.label != "-NONE-"]
+    )[0]
 
 # %% ../nbs/63_parsing.ipynb #e2c04e06
 def marked(
@@ -148,56 +202,94 @@ def marked(
     mark: str,  # "tag" (as it is), "word" (each word is its own tag), or "XX" for all
 ) -> Tree:
     "The tree with another mark for the places of its words."
-    marks = {"tag": [leaf.label for leaf in leaves(tree)], "word": words_of(tree), UNKNOWN: [UNKNOWN] * len(leaves(tree))}
-    if mark not in marks: raise ValueError(f"mark={mark!r} is none of {', '.join(marks)}")
+    marks = {
+        "tag": [leaf.label for leaf in leaves(tree)],
+        "word": words_of(tree),
+        UNKNOWN: [UNKNOWN] * len(leaves(tree)),
+    }
+    if mark not in marks:
+        raise ValueError(f"mark={mark!r} is none of {', '.join(marks)}")
     places = iter(marks[mark])
-    return rebuild([t if t[0] in "()" else next(places) for t in linearise(tree)], words_of(tree))[0]
+    return rebuild(
+        [t if t[0] in "()" else next(places) for t in linearise(tree)], words_of(tree)
+    )[0]
 
 # %% ../nbs/63_parsing.ipynb #f9da2968
-PUNCTUATION = (",", ":", "``", "''", ".", "-NONE-")  # tags of words that are taken out, as COLLINS.prm has them
-NOT_COUNTED, EQUAL = ("TOP", "S1"), {"PRT": "ADVP"}  # labels of roots; labels that count as another
+PUNCTUATION = (
+    ",",
+    ":",
+    "``",
+    "''",
+    ".",
+    "-NONE-",
+)  # tags of words that are taken out, as COLLINS.prm has them
+NOT_COUNTED, EQUAL = (
+    ("TOP", "S1"),
+    {"PRT": "ADVP"},
+)  # labels of roots; labels that count as another
+
 
 def brackets(
     tree: Tree,
     counted: list[bool],  # of each word: is it there when spans are measured?
-) -> Counter:             # (label, begin, end), the end not in it, to how often
+) -> Counter:  # (label, begin, end), the end not in it, to how often
     "The labelled brackets that are compared."
     place, found, opened, i = [*accumulate(counted, initial=0)], Counter(), [], 0
     for token in linearise(tree):
-        if token[0] == "(": opened.append(place[i])
+        if token[0] == "(":
+            opened.append(place[i])
         elif token[0] == ")":
             label, begin = plain_label(token[1:]), opened.pop()
-            if label not in NOT_COUNTED and begin < place[i]: found[EQUAL.get(label, label), begin, place[i]] += 1
-        else: i += 1
+            if label not in NOT_COUNTED and begin < place[i]:
+                found[EQUAL.get(label, label), begin, place[i]] += 1
+        else:
+            i += 1
     return found
 
 # %% ../nbs/63_parsing.ipynb #83638ef9
 class BracketScore(NamedTuple):
     "Brackets counted over one sentence or many; scores of several are added field by field."
+
     n_matched: int = 0
     n_gold: int = 0
     n_predicted: int = 0
-    n_exact: int = 0      # sentences with all brackets right and none besides
-    n_compared: int = 0   # sentences
-    n_errors: int = 0     # sentences left out for their words
-    n_skipped: int = 0    # sentences left out for having no tree, or nothing but punctuation
+    n_exact: int = 0  # sentences with all brackets right and none besides
+    n_compared: int = 0  # sentences
+    n_errors: int = 0  # sentences left out for their words
+    n_skipped: int = (
+        0  # sentences left out for having no tree, or nothing but punctuation
+    )
 
     @property
-    def recall(self) -> float: return 100 * self.n_matched / self.n_gold if self.n_gold else 0.0
+    def recall(self) -> float:
+        return 100 * self.n_matched / self.n_gold if self.n_gold else 0.0
 
     @property
-    def precision(self) -> float: return 100 * self.n_matched / self.n_predicted if self.n_predicted else 0.0
+    def precision(self) -> float:
+        return 100 * self.n_matched / self.n_predicted if self.n_predicted else 0.0
 
     @property
-    def f1(self) -> float: return 200 * self.n_matched / (self.n_gold + self.n_predicted) if self.n_matched else 0.0
+    def f1(self) -> float:
+        return (
+            200 * self.n_matched / (self.n_gold + self.n_predicted)
+            if self.n_matched
+            else 0.0
+        )
 
     @property
-    def exact(self) -> float: return 100 * self.n_exact / self.n_compared if self.n_compared else 0.0
+    def exact(self) -> float:
+        return 100 * self.n_exact / self.n_compared if self.n_compared else 0.0
 
     def __str__(self) -> str:
-        left_out = f", {self.n_errors} errors and {self.n_skipped} skipped left out" if self.n_errors or self.n_skipped else ""
-        return (f"F1 = {self.f1:.2f} (precision {self.precision:.2f}, recall {self.recall:.2f}), "
-                f"{self.exact:.1f} % of {self.n_compared} trees exact{left_out}")
+        left_out = (
+            f", {self.n_errors} errors and {self.n_skipped} skipped left out"
+            if self.n_errors or self.n_skipped
+            else ""
+        )
+        return (
+            f"F1 = {self.f1:.2f} (precision {self.precision:.2f}, recall {self.recall:.2f}), "
+            f"{self.exact:.1f} % of {self.n_compared} trees exact{left_out}"
+        )
 
 # %% ../nbs/63_parsing.ipynb #10e3d718
 def compare_trees(
@@ -205,14 +297,25 @@ def compare_trees(
     predicted: Tree | None,  # None: the parser gave none
 ) -> BracketScore:
     "One sentence by EVALB's conventions (COLLINS.prm)."
-    if predicted is None: return BracketScore(n_skipped=1)
-    counted = [[leaf.label not in PUNCTUATION for leaf in leaves(tree)] for tree in (gold, predicted)]
-    if words_of(gold) == words_of(predicted): counted[1] = counted[0]
-    if not any(counted[1]): return BracketScore(n_skipped=1)
-    if [*compress(words_of(gold), counted[0])] != [*compress(words_of(predicted), counted[1])]:
+    if predicted is None:
+        return BracketScore(n_skipped=1)
+    counted = [
+        [leaf.label not in PUNCTUATION for leaf in leaves(tree)]
+        for tree in (gold, predicted)
+    ]
+    if words_of(gold) == words_of(predicted):
+        counted[1] = counted[0]
+    if not any(counted[1]):
+        return BracketScore(n_skipped=1)
+    if [*compress(words_of(gold), counted[0])] != [
+        *compress(words_of(predicted), counted[1])
+    ]:
         return BracketScore(n_errors=1)
     wanted, said = brackets(gold, counted[0]), brackets(predicted, counted[1])
-    return BracketScore((wanted & said).total(), wanted.total(), said.total(), int(wanted == said), 1)
+    return BracketScore(
+        (wanted & said).total(), wanted.total(), said.total(), int(wanted == said), 1
+    )
+
 
 def total_score(scores: list[BracketScore]) -> BracketScore:
     "Counts summed over sentences: recall, precision and F1 of a whole test set."
@@ -220,47 +323,67 @@ def total_score(scores: list[BracketScore]) -> BracketScore:
 
 # %% ../nbs/63_parsing.ipynb #903060c5
 def parse(
-    sentences: list[list[str]],                   # the words of each
+    sentences: list[list[str]],  # the words of each
     translate: Callable[[list[str]], list[str]],  # sentences to trees as text, as many
 ) -> list[tuple[Tree, Repairs]]:
     "The trees that a model gives for sentences, mended where they were none."
     texts = translate([" ".join(words) for words in sentences])
-    return [rebuild(tokens_of(text), words) for text, words in zip(texts, sentences, strict=True)]
+    return [
+        rebuild(tokens_of(text), words)
+        for text, words in zip(texts, sentences, strict=True)
+    ]
 
 # %% ../nbs/63_parsing.ipynb #ac9c3057
 class Outcome(NamedTuple):
     "What a parser did on a test set, sentence by sentence."
-    trees: list[Tree]           # the parser's
+
+    trees: list[Tree]  # the parser's
     scores: list[BracketScore]
-    repairs: list[Repairs]      # `sum(map(any, repairs))` outputs were no tree
+    repairs: list[Repairs]  # `sum(map(any, repairs))` outputs were no tree
+
 
 def parsing_experiment(
     train_trees: list[Tree],
     valid_trees: list[Tree],
     test_trees: list[Tree],
-    train: Callable[[list[tuple[str, str]], list[tuple[str, str]]],  # two lists of pairs,
-                    Callable[[list[str]], list[str]]],               # to what translates
+    train: Callable[
+        [list[tuple[str, str]], list[tuple[str, str]]],  # two lists of pairs,
+        Callable[[list[str]], list[str]],
+    ],  # to what translates
 ) -> Outcome:
     "Train on trees, parse the sentences of others, compare (§6.3)."
-    translate = train(*([pair_of(tree) for tree in trees] for trees in (train_trees, valid_trees)))
+    translate = train(
+        *([pair_of(tree) for tree in trees] for trees in (train_trees, valid_trees))
+    )
     trees, repairs = zip(*parse([words_of(tree) for tree in test_trees], translate))
     scores = [compare_trees(gold, tree) for gold, tree in zip(test_trees, trees)]
     return Outcome(list(trees), scores, list(repairs))
 
 # %% ../nbs/63_parsing.ipynb #9cf29234
-TREEBANK = {"train": range(1, 160), "valid": range(160, 180), "test": range(180, 200)}  # numbers of files
+TREEBANK = {
+    "train": range(1, 160),
+    "valid": range(160, 180),
+    "test": range(180, 200),
+}  # numbers of files
+
 
 def treebank(
     data_dir: str | Path,  # holds treebank/treebank.zip
-    split: str,            # "train", "valid" or "test"
+    split: str,  # "train", "valid" or "test"
 ) -> list[Tree]:
     "Trees of the sample that NLTK distributes, as parsers are trained and scored on them; its licence is not a free one."
-    if split not in TREEBANK: raise ValueError(f"split={split!r} is unknown: take {', '.join(TREEBANK)}")
+    if split not in TREEBANK:
+        raise ValueError(f"split={split!r} is unknown: take {', '.join(TREEBANK)}")
     path = Path(data_dir) / "treebank" / "treebank.zip"
     try:
         with zipfile.ZipFile(path) as archive:
-            texts = [archive.read(f"treebank/combined/wsj_{i:04}.mrg").decode("ascii") for i in TREEBANK[split]]
+            texts = [
+                archive.read(f"treebank/combined/wsj_{i:04}.mrg").decode("ascii")
+                for i in TREEBANK[split]
+            ]
     except (OSError, KeyError, zipfile.BadZipFile) as e:
-        raise ValueError(f"{path} cannot be read ({e}): nltk.download('treebank') gets it, "
-                         "if its licence allows you to use it") from None
+        raise ValueError(
+            f"{path} cannot be read ({e}): nltk.download('treebank') gets it, "
+            "if its licence allows you to use it"
+        ) from None
     return [plain(tree) for text in texts for tree in read_trees(text)]

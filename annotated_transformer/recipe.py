@@ -20,45 +20,99 @@ import torch
 from torch import Tensor, nn
 
 from . import UserError
-from .batch import (Batch, Pairs, Position, Prepared, epoch_batches,
-                                         open_prepared, pairs_that_fit, prepare,
-                                         read_prepared_about, training_steps)
-from .checkpoint import (Progress, about_weights,
-                                              check_sizes, checkpoints, create_run,
-                                              latest, load_checkpoint, prune, read_about,
-                                              read_config, read_metrics,
-                                              remove_run_files, save_checkpoint,
-                                              save_weights, set_run_weights, use_average,
-                                              write_config)
+from annotated_transformer.batch import (
+    Batch,
+    Pairs,
+    Position,
+    Prepared,
+    epoch_batches,
+    open_prepared,
+    pairs_that_fit,
+    prepare,
+    read_prepared_about,
+    training_steps,
+)
+from annotated_transformer.checkpoint import (
+    Progress,
+    about_weights,
+    check_sizes,
+    checkpoints,
+    create_run,
+    latest,
+    load_checkpoint,
+    prune,
+    read_about,
+    read_config,
+    read_metrics,
+    remove_run_files,
+    save_checkpoint,
+    save_weights,
+    set_run_weights,
+    use_average,
+    write_config,
+)
 from .config import Recipe, TrainConfig, check_minutes
 from .corpus import Corpus, corpus_from, fingerprint
-from .distributed import (DeferredInit, any_rank, data_parallel,
-                                               limit_kernels, n_ranks, pick_device,
-                                               process_group, rank, rank_0_first, shard,
-                                               sum_over_ranks)
-from .files import (FolderLock, kind_of, made_parents, remove_known,
-                                         replace_file, resolve, sweep, write_file)
+from annotated_transformer.distributed import (
+    DeferredInit,
+    any_rank,
+    data_parallel,
+    limit_kernels,
+    n_ranks,
+    pick_device,
+    process_group,
+    rank,
+    rank_0_first,
+    shard,
+    sum_over_ranks,
+)
+from annotated_transformer.files import (
+    FolderLock,
+    kind_of,
+    made_parents,
+    remove_known,
+    replace_file,
+    resolve,
+    sweep,
+    write_file,
+)
 from .label_smoothing import smoothed_loss
 from .optimizer import adam, linear_rate, paper_rate
-from .train import (STOP_SIGNALS, Hook, NotFinite, StepRecord,
-                                         Stop, append_json, metrics_file, on_signal,
-                                         progress_bar, stop_after, summary_writer,
-                                         train)
+from annotated_transformer.train import (
+    STOP_SIGNALS,
+    Hook,
+    NotFinite,
+    StepRecord,
+    Stop,
+    append_json,
+    metrics_file,
+    on_signal,
+    progress_bar,
+    stop_after,
+    summary_writer,
+    train,
+)
 from .train import tensorboard as tensorboard_hook
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 
 # %% ../nbs/55_recipe.ipynb #d0098698
 def precision_context(
-    precision: str,        # "fp32", "bf16" or "auto"
+    precision: str,  # "fp32", "bf16" or "auto"
     device: torch.device,
 ) -> AbstractContextManager:
     "The forward pass in bf16 where it is asked for, or where the device multiplies it natively; weights stay fp32."
-    native = {"cuda": partial(torch.cuda.is_bf16_supported, including_emulation=False),
-              "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False)}
-    wanted = (precision == "bf16"
-              or precision == "auto" and native.get(device.type, lambda: False)())
-    if wanted and device.type == "cpu": limit_kernels()
+    native = {
+        "cuda": partial(torch.cuda.is_bf16_supported, including_emulation=False),
+        "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False),
+    }
+    wanted = (
+        precision == "bf16"
+        or precision == "auto"
+        and native.get(device.type, lambda: False)()
+    )
+    if wanted and device.type == "cpu":
+        limit_kernels()
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 # %% ../nbs/55_recipe.ipynb #423c6559
@@ -69,20 +123,29 @@ def schedule(
     "The schedule that the settings name (§5.3)."
     if settings.schedule == "paper":
         return partial(paper_rate, d_model=d_model, warmup_steps=settings.warmup_steps)
-    return partial(linear_rate, peak_lr=settings.peak_lr,
-                   warmup_steps=settings.warmup_steps, max_steps=settings.max_steps)
+    return partial(
+        linear_rate,
+        peak_lr=settings.peak_lr,
+        warmup_steps=settings.warmup_steps,
+        max_steps=settings.max_steps,
+    )
 
 # %% ../nbs/55_recipe.ipynb #e6998686
 class BatchLoss(nn.Module):
     "The model with its loss and its precision: what the loop trains."
+
     def __init__(
         self,
         model: Transformer,
-        label_smoothing: float,                            # ε_ls, while training
+        label_smoothing: float,  # ε_ls, while training
         autocast: AbstractContextManager = nullcontext(),  # the precision of the forward pass
     ):
         super().__init__()
-        self.model, self.label_smoothing, self.autocast = model, label_smoothing, autocast
+        self.model, self.label_smoothing, self.autocast = (
+            model,
+            label_smoothing,
+            autocast,
+        )
 
     def forward(
         self,
@@ -92,21 +155,26 @@ class BatchLoss(nn.Module):
         smoothing = self.label_smoothing if self.training else 0.0
         with self.autocast:
             hidden = self.model(batch.src, batch.tgt_in)
-            return smoothed_loss(hidden, self.model.embedding.weight, batch.tgt_out,
-                                 self.model.pad_id, smoothing)
+            return smoothed_loss(
+                hidden,
+                self.model.embedding.weight,
+                batch.tgt_out,
+                self.model.pad_id,
+                smoothing,
+            )
 
 # %% ../nbs/55_recipe.ipynb #d107b213
 @torch.no_grad()
 def validation_loss(
     objective: BatchLoss,
     batches: list[Batch],  # of held-out text, the same on every rank
-) -> float:                # nats per real target token, without smoothing
+) -> float:  # nats per real target token, without smoothing
     "Cross-entropy on held-out text; its exponential is the perplexity per token."
     was_training, device = objective.training, next(objective.parameters()).device
     # nats and tokens
-    total = torch.zeros(2,
-                        dtype=torch.float32 if device.type == "mps" else torch.float64,
-                        device=device)
+    total = torch.zeros(
+        2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
+    )
     objective.eval()
     # as many rounds on every rank; the last may count nothing
     for i in range(rank(), len(batches) + rank(), n_ranks()):
@@ -121,29 +189,42 @@ def validation_loss(
 # %% ../nbs/55_recipe.ipynb #9e552569
 class Keeper:
     "A hook that validates, saves the best weights and checkpoints, and stops early."
+
     def __init__(
         self,
-        run: Path,                  # the run folder
+        run: Path,  # the run folder
         objective: BatchLoss,
         optimizer: torch.optim.Optimizer,
-        valid: list[Batch],         # of held-out text
+        valid: list[Batch],  # of held-out text
         recipe: Recipe,
-        progress: Progress,         # how far the run has come already
-        score: Callable[[Transformer], dict[str, float]] | None = None,  # more to measure at each validation pass, BLEU for example
-        lock: FolderLock | None = None,  # on the run folder: checked before anything is written
+        progress: Progress,  # how far the run has come already
+        score: Callable[[Transformer], dict[str, float]]
+        | None = None,  # more to measure at each validation pass, BLEU for example
+        lock: FolderLock
+        | None = None,  # on the run folder: checked before anything is written
     ):
-        self.run, self.objective, self.optimizer, self.valid, self.recipe = run, objective, optimizer, valid, recipe
+        self.run, self.objective, self.optimizer, self.valid, self.recipe = (
+            run,
+            objective,
+            optimizer,
+            valid,
+            recipe,
+        )
         self.settings = recipe.train
         self.progress, self.began_with, self.score = progress, progress, score
         self.lock = lock
         self.outcome = progress  # of the last validation pass, scheduled or not
 
     def __call__(self, record: StepRecord) -> Stop | None:
-        self.progress = self.progress._replace(step=record.step, epoch=record.epoch,
-                                               i_batch=record.i_batch + 1,
-                                               seconds=self.began_with.seconds + record.seconds)
+        self.progress = self.progress._replace(
+            step=record.step,
+            epoch=record.epoch,
+            i_batch=record.i_batch + 1,
+            seconds=self.began_with.seconds + record.seconds,
+        )
         stop = self.look() if record.step % self.settings.valid_every == 0 else None
-        if record.step % self.settings.save_every == 0: self.save()
+        if record.step % self.settings.save_every == 0:
+            self.save()
         return stop
 
     def look(
@@ -157,24 +238,39 @@ class Keeper:
         now, model = self.progress, self.objective.model
         loss = validation_loss(self.objective, self.valid)
         better = loss < now.best_loss
-        self.outcome = now._replace(**{"best_loss": loss, "best_step": now.step,
-                                       "n_worse": 0}
-                                    if better else {"n_worse": now.n_worse + 1})
-        if scheduled: self.progress = self.outcome
-        best, shown = (self.run / "checkpoints" / "best.safetensors",
-                       self.run / "model.safetensors")
+        self.outcome = now._replace(
+            **{"best_loss": loss, "best_step": now.step, "n_worse": 0}
+            if better
+            else {"n_worse": now.n_worse + 1}
+        )
+        if scheduled:
+            self.progress = self.outcome
+        best, shown = (
+            self.run / "checkpoints" / "best.safetensors",
+            self.run / "model.safetensors",
+        )
         which = f"best on validation, step {now.step}"
-        if self.lock: self.lock.check()
+        if self.lock:
+            self.lock.check()
         if better:
-            save_weights(model, best if scheduled else shown,
-                         about_weights(self.recipe.model, which))
+            save_weights(
+                model,
+                best if scheduled else shown,
+                about_weights(self.recipe.model, which),
+            )
         if rank() == 0:
-            if better and scheduled: set_run_weights(self.run, which, best)
+            if better and scheduled:
+                set_run_weights(self.run, which, best)
             more = self.score(model) if self.score else {}
-            if self.lock: self.lock.check()  # scoring may have taken minutes
-            found = {"step": now.step, "valid_loss": loss,
-                     "valid_ppl": math.exp(min(loss, 700)), **more,
-                     "seconds": now.seconds}
+            if self.lock:
+                self.lock.check()  # scoring may have taken minutes
+            found = {
+                "step": now.step,
+                "valid_loss": loss,
+                "valid_ppl": math.exp(min(loss, 700)),
+                **more,
+                "seconds": now.seconds,
+            }
             append_json(self.run / "metrics.jsonl", found)
         return self.stop_early()
 
@@ -186,11 +282,17 @@ class Keeper:
 
     def save(self) -> None:
         "Save a checkpoint, and remove older ones as `keep_last` says."
-        if self.lock: self.lock.check()
+        if self.lock:
+            self.lock.check()
         folder = self.run / "checkpoints"
-        about = about_weights(self.recipe.model, f"checkpoint of step {self.progress.step}")
-        save_checkpoint(folder, self.objective.model, self.optimizer, self.progress, about)
-        if rank() == 0: prune(folder, self.settings.keep_last, self.settings.save_every)
+        about = about_weights(
+            self.recipe.model, f"checkpoint of step {self.progress.step}"
+        )
+        save_checkpoint(
+            folder, self.objective.model, self.optimizer, self.progress, about
+        )
+        if rank() == 0:
+            prune(folder, self.settings.keep_last, self.settings.save_every)
 
 # %% ../nbs/55_recipe.ipynb #f9fa9eee
 def text_sha256(corpus: Corpus) -> str:
@@ -203,14 +305,21 @@ def prepared_folder(run: Path, about: dict, prepared: Path | None) -> Path:
     if prepared is not None:
         return Path(prepared)
     if "prepared" in about:
-        raise UserError(f"{run} uses encoded text outside its folder: name it, by "
-                        f"--prepared {about['prepared']!r}")
+        raise UserError(
+            f"{run} uses encoded text outside its folder: name it, by "
+            f"--prepared {about['prepared']!r}"
+        )
     return run / "data"
 
 # %% ../nbs/55_recipe.ipynb #55ec0002
 def make_run_data(
-    run: Path, recipe: Recipe, about: dict, corpus: Corpus | None, folder: Path,
-    *, quiet: bool,
+    run: Path,
+    recipe: Recipe,
+    about: dict,
+    corpus: Corpus | None,
+    folder: Path,
+    *,
+    quiet: bool,
 ) -> Prepared:
     "Rank 0's part of `run_data`: encode the text if missing, and note its fingerprint."
     wanted = {"n_pieces": recipe.train.n_pieces}
@@ -220,23 +329,29 @@ def make_run_data(
         try:
             corpus = corpus_from(about.get("source", {}))
         except UserError as e:
-            raise UserError(f"{folder} with the encoded text of {run} is missing, and "
-                            f"{e}") from None
+            raise UserError(
+                f"{folder} with the encoded text of {run} is missing, and {e}"
+            ) from None
     if corpus is None:
         data = open_prepared(folder, wanted)
     else:
         text = text_sha256(corpus)
         if wanted.get("text_sha256", text) != text:
-            raise UserError(f"{run} was started with other text than {corpus.name}: it "
-                            "cannot continue with this one")
-        data = prepare(folder, corpus.train, corpus.valid, text, recipe.train.n_pieces,
-                       quiet=quiet)
+            raise UserError(
+                f"{run} was started with other text than {corpus.name}: it "
+                "cannot continue with this one"
+            )
+        data = prepare(
+            folder, corpus.train, corpus.valid, text, recipe.train.n_pieces, quiet=quiet
+        )
     vocab_file = run / "vocab.model"
     if not vocab_file.exists():
         write_file(vocab_file, data.vocab.model)
     if vocab_file.read_bytes() != data.vocab.model:
-        raise UserError(f"the text in {folder} has another vocabulary than {run}, "
-                        "which cannot continue with it")
+        raise UserError(
+            f"the text in {folder} has another vocabulary than {run}, "
+            "which cannot continue with it"
+        )
     text = read_prepared_about(folder)["text_sha256"]
     now = read_config(run)[1]
     if "vocab_sha256" not in now or now.get("text_sha256") != text:
@@ -248,7 +363,8 @@ def run_data(
     run: Path,
     recipe: Recipe,
     about: dict,  # what config.json says besides the recipe
-    corpus: Corpus | None = None,  # None: what is encoded already, or the synthetic corpus
+    corpus: Corpus
+    | None = None,  # None: what is encoded already, or the synthetic corpus
     prepared: Path | None = None,  # where the encoded text is; None = in the run folder
     *,
     quiet: bool = False,
@@ -270,33 +386,54 @@ def build_training(
     device: torch.device,
     *,
     sharded: bool = False,  # shard the weights over the devices, for a model that does not fit on one
-) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer]:  # the objective, the same as the loop calls it, and Adam over its weights
+) -> tuple[
+    BatchLoss, nn.Module, torch.optim.Optimizer
+]:  # the objective, the same as the loop calls it, and Adam over its weights
     "Model, loss and optimiser, as the settings say."
     settings = recipe.train
     torch.manual_seed(settings.seed)
     # what is sharded may be too large to be built whole
     init = DeferredInit() if sharded else None
     with init or nullcontext():
-        model = build_transformer(recipe.model, len(vocab), vocab.pad_id,
-                                  settings.dropout, settings.attention_dropout)
-    if settings.compile: model.compile(dynamic=True)
-    objective = BatchLoss(model, settings.label_smoothing,
-                          precision_context(settings.precision, device))
+        model = build_transformer(
+            recipe.model,
+            len(vocab),
+            vocab.pad_id,
+            settings.dropout,
+            settings.attention_dropout,
+        )
+    if settings.compile:
+        model.compile(dynamic=True)
+    objective = BatchLoss(
+        model, settings.label_smoothing, precision_context(settings.precision, device)
+    )
     layers = [*model.encoder.layers, *model.decoder.layers]
-    parallel = (shard(objective, layers, device, init) if sharded
-                else data_parallel(objective.to(device), device))
-    return objective, parallel, adam(objective.parameters(),
-                                     (settings.adam_beta1, settings.adam_beta2),
-                                     settings.adam_eps)
+    parallel = (
+        shard(objective, layers, device, init)
+        if sharded
+        else data_parallel(objective.to(device), device)
+    )
+    return (
+        objective,
+        parallel,
+        adam(
+            objective.parameters(),
+            (settings.adam_beta1, settings.adam_beta2),
+            settings.adam_eps,
+        ),
+    )
 
 # %% ../nbs/55_recipe.ipynb #2912b3c9
 def trim_metrics(
-    run: Path,       # a run folder
+    run: Path,  # a run folder
     last_step: int,  # what was written of later steps is removed
 ) -> None:
     "Remove the lines of steps that will be done again."
-    kept = [json.dumps(record) + "\n" for record in read_metrics(run)
-            if record["step"] <= last_step]
+    kept = [
+        json.dumps(record) + "\n"
+        for record in read_metrics(run)
+        if record["step"] <= last_step
+    ]
     write_file(run / "metrics.jsonl", "".join(kept).encode())
 
 # %% ../nbs/55_recipe.ipynb #e147b8a2
@@ -306,18 +443,28 @@ def draw_curve(
     "curve.svg: training and validation loss over the steps."
     from matplotlib.pyplot import close  # here, since training needs no matplotlib
     from annotated_transformer.visualize import lines, panels
+
     records = read_metrics(run)
-    steps, looks = ([r for r in records if name in r] for name in ("loss", "valid_loss"))
+    steps, looks = (
+        [r for r in records if name in r] for name in ("loss", "valid_loss")
+    )
     # steps that one point of the curve is the mean of
     width = max(1, len(steps) // 200)
-    means = [(part[-1]["step"], sum(r["loss"] for r in part) / len(part))
-             for part in (steps[i:i + width] for i in range(0, len(steps), width))]
-    curves = {"training, smoothed": list(zip(*means)),
-              "validation": ([r["step"] for r in looks],
-                             [r["valid_loss"] for r in looks])}
+    means = [
+        (part[-1]["step"], sum(r["loss"] for r in part) / len(part))
+        for part in (steps[i : i + width] for i in range(0, len(steps), width))
+    ]
+    curves = {
+        "training, smoothed": list(zip(*means)),
+        "validation": ([r["step"] for r in looks], [r["valid_loss"] for r in looks]),
+    }
     figure, axes = panels(height=2.8)
-    lines({name: curve for name, curve in curves.items() if curve and curve[0]},
-          x="step", y="loss (nats per token)", ax=axes[0])
+    lines(
+        {name: curve for name, curve in curves.items() if curve and curve[0]},
+        x="step",
+        y="loss (nats per token)",
+        ax=axes[0],
+    )
     with replace_file(run / "curve.svg") as new:
         figure.savefig(new, format="svg")
     close(figure)
@@ -329,46 +476,66 @@ def sync_interval(
     device: torch.device,
 ) -> int:  # `sync_every` of `train`
     "Steps reported together: on CUDA the largest number up to 10 that divides both intervals, elsewhere 1."
-    if device.type != "cuda": return 1
+    if device.type != "cuda":
+        return 1
     both = math.gcd(valid_every, save_every)
     return max(n for n in range(1, 11) if both % n == 0)
 
 # %% ../nbs/55_recipe.ipynb #bc89a5ea
 def continue_run(
-    run: Path,                     # a run folder
+    run: Path,  # a run folder
     device: torch.device,
-    lock: FolderLock | None,       # rank 0's, on the run folder; None on other ranks
+    lock: FolderLock | None,  # rank 0's, on the run folder; None on other ranks
     corpus: Corpus | None = None,  # as for `run_data`
     prepared: Path | None = None,  # as for `run_data`
     minutes: float | None = None,  # stop the loop after this time; None = at max_steps
-    hooks: Iterable[Hook] = (),    # besides our own; called on rank 0
+    hooks: Iterable[Hook] = (),  # besides our own; called on rank 0
     *,
-    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each validation pass
-    sharded: bool = False,         # as for `build_training`
-    quiet: bool = False,           # without progress bars
-    tensorboard: bool = False,     # write curves for TensorBoard too
-) -> Stop:                         # why the loop ended
+    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]]
+    | None = None,  # more to measure at each validation pass
+    sharded: bool = False,  # as for `build_training`
+    quiet: bool = False,  # without progress bars
+    tensorboard: bool = False,  # write curves for TensorBoard too
+) -> Stop:  # why the loop ended
     "Train a run to its end; Ctrl-C, SIGTERM or a closed terminal leave a checkpoint."
     with rank_0_first():
         recipe, about = read_config(run)  # rank 0 may have made it just now
     settings = recipe.train
     data = run_data(run, recipe, about, corpus, prepared, quiet=quiet)
     if recipe.model.position == "learned":
-        data = data._replace(valid=pairs_that_fit(data.valid, recipe.model.n_positions,
-                                                  quiet=rank() > 0))
-    objective, parallel, optimizer = build_training(recipe, data.vocab, device, sharded=sharded)
+        data = data._replace(
+            valid=pairs_that_fit(data.valid, recipe.model.n_positions, quiet=rank() > 0)
+        )
+    objective, parallel, optimizer = build_training(
+        recipe, data.vocab, device, sharded=sharded
+    )
     last = latest(run / "checkpoints")
-    if last: check_sizes(last / "model.safetensors", recipe.model)
+    if last:
+        check_sizes(last / "model.safetensors", recipe.model)
     start = load_checkpoint(last, objective.model, optimizer) if last else Progress()
     budget = max(settings.batch_tokens, int(data.valid.lengths().max()))
     valid = list(epoch_batches(data.valid, data.vocab, budget, seed=0, epoch=0))
-    keeper = Keeper(run, objective, optimizer, valid, recipe, start,
-                    partial(score, vocab=data.vocab, valid=data.valid) if score else None,
-                    lock)
-    steps = training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed,
-                           max_len=settings.max_len, accumulate=settings.accumulate,
-                           start=Position(start.step, start.epoch, start.i_batch),
-                           rank=rank(), n_ranks=n_ranks())
+    keeper = Keeper(
+        run,
+        objective,
+        optimizer,
+        valid,
+        recipe,
+        start,
+        partial(score, vocab=data.vocab, valid=data.valid) if score else None,
+        lock,
+    )
+    steps = training_steps(
+        data.train,
+        data.vocab,
+        settings.batch_tokens,
+        settings.seed,
+        max_len=settings.max_len,
+        accumulate=settings.accumulate,
+        start=Position(start.step, start.epoch, start.i_batch),
+        rank=rank(),
+        n_ranks=n_ranks(),
+    )
     first_only, closing = [], []
     if rank() == 0:
         sweep(run)
@@ -377,40 +544,64 @@ def continue_run(
         board = tensorboard_hook(run / "tensorboard") if tensorboard else None
         closing = [hook for hook in (bar, board) if hook]
         # the lock first: nothing is written into a folder that was replaced
-        first_only = [lambda record: lock.check(),
-                      metrics_file(run / "metrics.jsonl", start.seconds), *closing,
-                      *([stop_after(minutes)] if minutes else []), *hooks]
+        first_only = [
+            lambda record: lock.check(),
+            metrics_file(run / "metrics.jsonl", start.seconds),
+            *closing,
+            *([stop_after(minutes)] if minutes else []),
+            *hooks,
+        ]
     with on_signal() as signal:  # until all is saved
         try:
             # a run that has stopped early has ended
             stop = keeper.stop_early() or train(
-                parallel, steps, optimizer, schedule(settings, recipe.model.d_model),
-                settings.max_steps, [*first_only, keeper, signal], settings.clip_norm,
-                sync_interval(settings.valid_every, settings.save_every, device))
+                parallel,
+                steps,
+                optimizer,
+                schedule(settings, recipe.model.d_model),
+                settings.max_steps,
+                [*first_only, keeper, signal],
+                settings.clip_norm,
+                sync_interval(settings.valid_every, settings.save_every, device),
+            )
         except NotFinite as e:
-            raise NotFinite(f"{e}; the last good checkpoint is "
-                            f"{latest(run / 'checkpoints') or 'not there yet'}") from None
+            raise NotFinite(
+                f"{e}; the last good checkpoint is "
+                f"{latest(run / 'checkpoints') or 'not there yet'}"
+            ) from None
         finally:
-            for hook in closing: hook.close()
+            for hook in closing:
+                hook.close()
         went_on, done = keeper.progress.step > start.step, keeper.progress
         interrupted = any_rank(stop.reason in STOP_SIGNALS, device)
         if went_on:
             if not interrupted and done.step % settings.valid_every:
                 keeper.look(scheduled=done.step == settings.max_steps)
                 done = keeper.outcome
-            if done.step % settings.save_every: keeper.save()
+            if done.step % settings.save_every:
+                keeper.save()
         with rank_0_first():
             # one that had ended stays as it is; one that was killed before it could conclude has not
-            ended = about.get("stopped") not in (None, *STOP_SIGNALS) and about.get("steps") == done.step
+            ended = (
+                about.get("stopped") not in (None, *STOP_SIGNALS)
+                and about.get("steps") == done.step
+            )
             if rank() == 0 and (went_on or not ended):
                 lock.check()
-                conclude(run, recipe, done, keeper.progress, stop, interrupted=interrupted)
+                conclude(
+                    run, recipe, done, keeper.progress, stop, interrupted=interrupted
+                )
     return stop
 
 # %% ../nbs/55_recipe.ipynb #6f41a21b
 def conclude(
-    run: Path, recipe: Recipe, done: Progress, scheduled: Progress, stop: Stop,
-    *, interrupted: bool,
+    run: Path,
+    recipe: Recipe,
+    done: Progress,
+    scheduled: Progress,
+    stop: Stop,
+    *,
+    interrupted: bool,
 ) -> None:
     """Choose the weights that translate: the average, else the best on validation, else the last; and note which.
 
@@ -438,20 +629,24 @@ def check_apart(out: Path, prepared: Path) -> None:
     "UserError if the run folder and the shared folder of encoded text are one inside the other."
     run, text = resolve(out), resolve(prepared)
     if run == text or run in text.parents or text in run.parents:
-        raise UserError(f"--out {out} and --prepared {prepared} are one inside the other: "
-                        "choose separate folders")
+        raise UserError(
+            f"--out {out} and --prepared {prepared} are one inside the other: "
+            "choose separate folders"
+        )
 
 # %% ../nbs/55_recipe.ipynb #92fae9b7
-def new_run(
-    corpus: Corpus, recipe: Recipe, out: Path, prepared: Path | None
-) -> dict:
+def new_run(corpus: Corpus, recipe: Recipe, out: Path, prepared: Path | None) -> dict:
     """Make a run folder with its settings and the name of its text.
 
     `prepared` is the shared folder of the encoded text; None keeps it in the run. Returns
     what config.json says besides the recipe.
     """
-    about = {"data": corpus.name, "src_lang": corpus.src_lang,
-             "tgt_lang": corpus.tgt_lang, "source": corpus.source}
+    about = {
+        "data": corpus.name,
+        "src_lang": corpus.src_lang,
+        "tgt_lang": corpus.tgt_lang,
+        "source": corpus.source,
+    }
     if prepared is not None:
         check_apart(out, prepared)
         about["prepared"] = str(resolve(prepared))
@@ -495,67 +690,95 @@ def started_run(
 
 # %% ../nbs/55_recipe.ipynb #e673082a
 def train_run(
-    corpus: Corpus | None,           # read by rank 0 alone: others may give None
+    corpus: Corpus | None,  # read by rank 0 alone: others may give None
     recipe: Recipe,
-    out: Path,                       # the run folder to make
-    device: str | None = None,       # as for `pick_device`
-    minutes: float | None = None,    # stop the loop after this time; None = at max_steps
-    hooks: Iterable[Hook] = (),      # besides our own; called on rank 0
+    out: Path,  # the run folder to make
+    device: str | None = None,  # as for `pick_device`
+    minutes: float | None = None,  # stop the loop after this time; None = at max_steps
+    hooks: Iterable[Hook] = (),  # besides our own; called on rank 0
     *,
-    prepared: Path | None = None,    # a folder of encoded text for several runs to share, made if missing; None = in the run folder
-    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each validation pass
-    sharded: bool = False,           # as for `build_training`
-    quiet: bool = False,             # without progress bars
-    tensorboard: bool = False,       # write curves for TensorBoard too; UserError where it is not installed
-) -> Path:                           # the run folder
+    prepared: Path
+    | None = None,  # a folder of encoded text for several runs to share, made if missing; None = in the run folder
+    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]]
+    | None = None,  # more to measure at each validation pass
+    sharded: bool = False,  # as for `build_training`
+    quiet: bool = False,  # without progress bars
+    tensorboard: bool = False,  # write curves for TensorBoard too; UserError where it is not installed
+) -> Path:  # the run folder
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
     out = Path(out)
     check_minutes(minutes)
-    if tensorboard: summary_writer()
+    if tensorboard:
+        summary_writer()
     where = pick_device(device)
     with process_group(where):
         with started_run(corpus, recipe, out, prepared) as lock:
-            continue_run(out, where, lock, corpus, prepared, minutes, hooks, score=score,
-                         sharded=sharded, quiet=quiet, tensorboard=tensorboard)
+            continue_run(
+                out,
+                where,
+                lock,
+                corpus,
+                prepared,
+                minutes,
+                hooks,
+                score=score,
+                sharded=sharded,
+                quiet=quiet,
+                tensorboard=tensorboard,
+            )
     return out
 
 # %% ../nbs/55_recipe.ipynb #fa2243fa
 def resume_run(
-    run: Path,                     # a run folder, of which the settings alone suffice
-    device: str | None = None,     # as for `pick_device`
+    run: Path,  # a run folder, of which the settings alone suffice
+    device: str | None = None,  # as for `pick_device`
     minutes: float | None = None,  # stop the loop after this time; None = at max_steps
-    hooks: Iterable[Hook] = (),    # besides our own; called on rank 0
+    hooks: Iterable[Hook] = (),  # besides our own; called on rank 0
     *,
     corpus: Corpus | None = None,  # the run's text, if it has to be encoded again
-    prepared: Path | None = None,  # the shared folder of encoded text, if the run has one
-    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None,  # more to measure at each validation pass
-    sharded: bool = False,         # as for `build_training`
-    quiet: bool = False,           # without progress bars
-    tensorboard: bool = False,     # write curves for TensorBoard too; UserError where it is not installed
-) -> Path:                         # the run folder
+    prepared: Path
+    | None = None,  # the shared folder of encoded text, if the run has one
+    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]]
+    | None = None,  # more to measure at each validation pass
+    sharded: bool = False,  # as for `build_training`
+    quiet: bool = False,  # without progress bars
+    tensorboard: bool = False,  # write curves for TensorBoard too; UserError where it is not installed
+) -> Path:  # the run folder
     """Continue a run from its newest checkpoint.
 
     One that has reached its end is unchanged.
     """
     run = Path(run)
     check_minutes(minutes)
-    if tensorboard: summary_writer()
+    if tensorboard:
+        summary_writer()
     read_config(run)  # a wrong folder is refused before anything is joined
     where = pick_device(device)
     with process_group(where), run_lock(run) as lock:
-        continue_run(run, where, lock, corpus, prepared, minutes, hooks, score=score,
-                     sharded=sharded, quiet=quiet, tensorboard=tensorboard)
+        continue_run(
+            run,
+            where,
+            lock,
+            corpus,
+            prepared,
+            minutes,
+            hooks,
+            score=score,
+            sharded=sharded,
+            quiet=quiet,
+            tensorboard=tensorboard,
+        )
     return run
 
 # %% ../nbs/55_recipe.ipynb #f16d6539
 def prepare_run(
     corpus: Corpus,
     recipe: Recipe,
-    out: Path,                     # the run folder to make
+    out: Path,  # the run folder to make
     prepared: Path | None = None,  # as for `train_run`
     *,
-    quiet: bool = False,           # without progress bars
-) -> Path:                         # the run folder, for `resume_run` to start
+    quiet: bool = False,  # without progress bars
+) -> Path:  # the run folder, for `resume_run` to start
     "A run folder with vocabulary and encoded text, and no training yet."
     out = Path(out)
     with started_run(corpus, recipe, out, prepared):

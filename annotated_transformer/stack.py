@@ -17,56 +17,72 @@ from torch import Tensor, nn
 # %% ../nbs/31_stack.ipynb #9763d797
 class LayerNorm(nn.Module):
     "Each position to mean 0 and variance 1 over its features, then scaled and shifted (§3.1; Ba et al. 2016)."
+
     def __init__(
         self,
-        d_model: int,       # width
+        d_model: int,  # width
         eps: float = 1e-5,  # inside the root, so that a constant row does not divide by 0
     ):
         super().__init__()
-        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model)), eps
+        self.weight, self.bias, self.eps = (
+            nn.Parameter(torch.ones(d_model)),
+            nn.Parameter(torch.zeros(d_model)),
+            eps,
+        )
 
     def forward(
         self,
         x: Tensor,  # (…, d_model)
-    ) -> Tensor:    # (…, d_model)
+    ) -> Tensor:  # (…, d_model)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 # %% ../nbs/31_stack.ipynb #8fe4a92c
 def dropout_mask(
-    x: Tensor,       # (…), floating point, on the CPU
+    x: Tensor,  # (…), floating point, on the CPU
     dropout: float,  # P_drop, at least 0 and below 1
-) -> Tensor:         # as x: 0 where a number is dropped, 1 / (1 − P_drop) elsewhere
+) -> Tensor:  # as x: 0 where a number is dropped, 1 / (1 − P_drop) elsewhere
     "Which numbers stay, and how much larger they get; four decisions are made from one 64-bit random number."
-    n_drop = min(round(dropout * 2 ** 16), 2 ** 16 - 1)  # of 65,536 equally likely draws
-    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-2 ** 63, None).view(torch.int16)[:x.numel()]
-    keep = torch.ge(draws, n_drop - 2 ** 15, out=torch.empty(x.numel(), dtype=x.dtype))
-    return keep.mul_(2 ** 16 / (2 ** 16 - n_drop)).view(x.shape)
+    n_drop = min(round(dropout * 2**16), 2**16 - 1)  # of 65,536 equally likely draws
+    draws = (
+        torch.empty(-(-x.numel() // 4), dtype=torch.int64)
+        .random_(-(2**63), None)
+        .view(torch.int16)[: x.numel()]
+    )
+    keep = torch.ge(draws, n_drop - 2**15, out=torch.empty(x.numel(), dtype=x.dtype))
+    return keep.mul_(2**16 / (2**16 - n_drop)).view(x.shape)
 
 # %% ../nbs/31_stack.ipynb #bb32b7f0
 class Dropout(nn.Module):
     "While training, each number becomes 0 with probability P_drop and grows by 1 / (1 − P_drop) otherwise (§5.4; Srivastava et al. 2014)."
+
     def __init__(
         self,
         dropout: float = 0.0,  # P_drop, at least 0 and below 1
     ):
         super().__init__()
-        if not 0 <= dropout < 1: raise ValueError(f"dropout={dropout} is a share of the numbers: take at least 0 and less than 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(
+                f"dropout={dropout} is a share of the numbers: take at least 0 and less than 1"
+            )
         self.dropout = dropout
 
     def forward(
         self,
         x: Tensor,  # (…)
-    ) -> Tensor:    # as x
-        if not self.training or not self.dropout: return x
-        if x.device.type != "cpu": return F.dropout(x, self.dropout)  # a GPU draws as fast as it multiplies
+    ) -> Tensor:  # as x
+        if not self.training or not self.dropout:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.dropout)  # a GPU draws as fast as it multiplies
         return x * dropout_mask(x, self.dropout)
 
 # %% ../nbs/31_stack.ipynb #919450bc
 class PostNorm(nn.Module):
     "A residual connection as the paper prints it: LayerNorm(x + Dropout(Sublayer(x))) (§3.1, §5.4)."
+
     def __init__(
         self,
-        d_model: int,          # width
+        d_model: int,  # width
         dropout: float = 0.0,  # P_drop
     ):
         super().__init__()
@@ -74,17 +90,18 @@ class PostNorm(nn.Module):
 
     def forward(
         self,
-        x: Tensor,                             # (b, n, d_model)
+        x: Tensor,  # (b, n, d_model)
         sublayer: Callable[[Tensor], Tensor],  # (b, n, d_model) to the same shape
-    ) -> Tensor:                               # (b, n, d_model)
+    ) -> Tensor:  # (b, n, d_model)
         return self.norm(x + self.dropout(sublayer(x)))
 
 # %% ../nbs/31_stack.ipynb #2134fb00
 class PreNorm(nn.Module):
     "The other order, not the paper's: x + Dropout(Sublayer(LayerNorm(x))); the stack then needs one final norm."
+
     def __init__(
         self,
-        d_model: int,          # width
+        d_model: int,  # width
         dropout: float = 0.0,  # P_drop
     ):
         super().__init__()
@@ -92,19 +109,22 @@ class PreNorm(nn.Module):
 
     def forward(
         self,
-        x: Tensor,                             # (b, n, d_model)
+        x: Tensor,  # (b, n, d_model)
         sublayer: Callable[[Tensor], Tensor],  # (b, n, d_model) to the same shape
-    ) -> Tensor:                               # (b, n, d_model)
+    ) -> Tensor:  # (b, n, d_model)
         return x + self.dropout(sublayer(self.norm(x)))
 
 # %% ../nbs/31_stack.ipynb #b911f16b
 class EncoderLayer(nn.Module):
     "Self-attention, then feed-forward, each inside a residual connection (§3.1)."
+
     def __init__(
         self,
-        self_attn: nn.Module,               # called with query, key, value, mask
-        feed_forward: nn.Module,            # called with x
-        residual: Callable[[], nn.Module],  # makes one residual connection, `PostNorm` or `PreNorm`
+        self_attn: nn.Module,  # called with query, key, value, mask
+        feed_forward: nn.Module,  # called with x
+        residual: Callable[
+            [], nn.Module
+        ],  # makes one residual connection, `PostNorm` or `PreNorm`
     ):
         super().__init__()
         self.self_attn, self.feed_forward = self_attn, feed_forward
@@ -112,43 +132,46 @@ class EncoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Tensor,         # (b, s, d_model)
+        x: Tensor,  # (b, s, d_model)
         src_mask: Tensor,  # (b, 1, 1, s) bool, True = may look
-    ) -> Tensor:           # (b, s, d_model)
+    ) -> Tensor:  # (b, s, d_model)
         x = self.residuals[0](x, lambda y: self.self_attn(y, y, y, src_mask))
         return self.residuals[1](x, self.feed_forward)
 
 # %% ../nbs/31_stack.ipynb #3cf96b1d
 class Encoder(nn.Module):
     "N encoder layers, one after the other (§3.1, Figure 1 left)."
+
     def __init__(
         self,
         layers: list[nn.Module],  # the first to read comes first
-        norm: nn.Module,          # after the last layer: `nn.Identity()` for post-norm, a `LayerNorm` for pre-norm
+        norm: nn.Module,  # after the last layer: `nn.Identity()` for post-norm, a `LayerNorm` for pre-norm
     ):
         super().__init__()
         self.layers, self.norm = nn.ModuleList(layers), norm
 
     def forward(
         self,
-        x: Tensor,         # (b, s, d_model) embedded source
+        x: Tensor,  # (b, s, d_model) embedded source
         src_mask: Tensor,  # (b, 1, 1, s) bool, True = may look
-    ) -> Tensor:           # (b, s, d_model)
-        for layer in self.layers: x = layer(x, src_mask)
+    ) -> Tensor:  # (b, s, d_model)
+        for layer in self.layers:
+            x = layer(x, src_mask)
         return self.norm(x)
 
 # %% ../nbs/31_stack.ipynb #2996a5c0
 class KeyValue(NamedTuple):
     "What an attention looks at, projected once."
-    key: Tensor    # (b, h, n_k, d_k)
+
+    key: Tensor  # (b, h, n_k, d_k)
     value: Tensor  # (b, h, n_k, d_v)
 
 # %% ../nbs/31_stack.ipynb #04b62a93
 def put(
     kept: Tensor,  # (b, h, n_slots, ·); written to
-    new: Tensor,   # (b, h, n, ·)
-    n_past: int,   # slots of `kept` that are taken
-) -> Tensor:       # `kept`, or one with twice the slots if it was full
+    new: Tensor,  # (b, h, n, ·)
+    n_past: int,  # slots of `kept` that are taken
+) -> Tensor:  # `kept`, or one with twice the slots if it was full
     "Write new keys or values behind those that are there."
     end = n_past + new.size(2)
     if end > kept.size(2):
@@ -161,42 +184,61 @@ def put(
 # %% ../nbs/31_stack.ipynb #64883e5e
 class DecoderLayer(nn.Module):
     "Masked self-attention, attention over the memory, feed-forward, each inside a residual connection (§3.1)."
+
     def __init__(
         self,
-        self_attn: nn.Module,               # called with query, key, value, mask; offers `keys_values` and `attend`
-        cross_attn: nn.Module,              # the same, over the memory
-        feed_forward: nn.Module,            # called with x
-        residual: Callable[[], nn.Module],  # makes one residual connection, `PostNorm` or `PreNorm`
+        self_attn: nn.Module,  # called with query, key, value, mask; offers `keys_values` and `attend`
+        cross_attn: nn.Module,  # the same, over the memory
+        feed_forward: nn.Module,  # called with x
+        residual: Callable[
+            [], nn.Module
+        ],  # makes one residual connection, `PostNorm` or `PreNorm`
     ):
         super().__init__()
-        self.self_attn, self.cross_attn, self.feed_forward = self_attn, cross_attn, feed_forward
+        self.self_attn, self.cross_attn, self.feed_forward = (
+            self_attn,
+            cross_attn,
+            feed_forward,
+        )
         self.residuals = nn.ModuleList(residual() for _ in range(3))
 
     def forward(
         self,
-        x: Tensor,         # (b, t, d_model)
-        memory: Tensor,    # (b, s, d_model) the encoder's output
+        x: Tensor,  # (b, t, d_model)
+        memory: Tensor,  # (b, s, d_model) the encoder's output
         tgt_mask: Tensor,  # (b, 1, t, t) bool, True = may look
         src_mask: Tensor,  # (b, 1, 1, s) bool, True = may look
-    ) -> Tensor:           # (b, t, d_model)
+    ) -> Tensor:  # (b, t, d_model)
         x = self.residuals[0](x, lambda y: self.self_attn(y, y, y, tgt_mask))
         x = self.residuals[1](x, lambda y: self.cross_attn(y, memory, memory, src_mask))
         return self.residuals[2](x, self.feed_forward)
 
     def step(
         self,
-        x: Tensor,            # (b, beam, d_model) the newest position of each hypothesis
-        past: KeyValue,       # (b, h, n_slots, ·) of the positions before it, all hypotheses of a sentence together; written to
-        n_past: int,          # slots of `past` that are taken
-        seen: Tensor | None,  # (b, 1, beam, n_past + beam) bool, True = may look: its own words; None = all of them
-        memory: KeyValue,     # (b, h, s, ·) of the memory, shared by all hypotheses of a sentence
-        src_mask: Tensor,     # (b, 1, 1, s) bool, True = may look
-    ) -> tuple[Tensor, KeyValue]:  # (b, beam, d_model), and `past` with the new position added
+        x: Tensor,  # (b, beam, d_model) the newest position of each hypothesis
+        past: KeyValue,  # (b, h, n_slots, ·) of the positions before it, all hypotheses of a sentence together; written to
+        n_past: int,  # slots of `past` that are taken
+        seen: Tensor
+        | None,  # (b, 1, beam, n_past + beam) bool, True = may look: its own words; None = all of them
+        memory: KeyValue,  # (b, h, s, ·) of the memory, shared by all hypotheses of a sentence
+        src_mask: Tensor,  # (b, 1, 1, s) bool, True = may look
+    ) -> tuple[
+        Tensor, KeyValue
+    ]:  # (b, beam, d_model), and `past` with the new position added
         "The same layer for one new position; what came before is not computed again."
+
         def self_attn(y: Tensor) -> Tensor:
             nonlocal past
-            past = KeyValue(*(put(kept, new, n_past) for kept, new in zip(past, self.self_attn.keys_values(y, y))))
-            return self.self_attn.attend(y, *(kept[:, :, :n_past + y.size(1)] for kept in past), seen)
+            past = KeyValue(
+                *(
+                    put(kept, new, n_past)
+                    for kept, new in zip(past, self.self_attn.keys_values(y, y))
+                )
+            )
+            return self.self_attn.attend(
+                y, *(kept[:, :, : n_past + y.size(1)] for kept in past), seen
+            )
+
         x = self.residuals[0](x, self_attn)
         x = self.residuals[1](x, lambda y: self.cross_attn.attend(y, *memory, src_mask))
         return self.residuals[2](x, self.feed_forward), past
@@ -204,33 +246,38 @@ class DecoderLayer(nn.Module):
 # %% ../nbs/31_stack.ipynb #c618e2a8
 class Decoder(nn.Module):
     "N decoder layers, one after the other (§3.1, Figure 1 right)."
+
     def __init__(
         self,
         layers: list[nn.Module],  # the first to read comes first
-        norm: nn.Module,          # after the last layer, as in `Encoder`
+        norm: nn.Module,  # after the last layer, as in `Encoder`
     ):
         super().__init__()
         self.layers, self.norm = nn.ModuleList(layers), norm
 
     def forward(
         self,
-        x: Tensor,         # (b, t, d_model) embedded target
-        memory: Tensor,    # (b, s, d_model) the encoder's output
+        x: Tensor,  # (b, t, d_model) embedded target
+        memory: Tensor,  # (b, s, d_model) the encoder's output
         tgt_mask: Tensor,  # (b, 1, t, t) bool, True = may look
         src_mask: Tensor,  # (b, 1, 1, s) bool, True = may look
-    ) -> Tensor:           # (b, t, d_model)
-        for layer in self.layers: x = layer(x, memory, tgt_mask, src_mask)
+    ) -> Tensor:  # (b, t, d_model)
+        for layer in self.layers:
+            x = layer(x, memory, tgt_mask, src_mask)
         return self.norm(x)
 
     def step(
         self,
-        x: Tensor,               # (b, beam, d_model) the newest position
-        pasts: list[KeyValue],   # one a layer; written to
-        n_past: int,             # slots that are taken
-        seen: Tensor | None,     # (b, 1, beam, n_past + beam) bool, True = may look; None = at all of them
+        x: Tensor,  # (b, beam, d_model) the newest position
+        pasts: list[KeyValue],  # one a layer; written to
+        n_past: int,  # slots that are taken
+        seen: Tensor
+        | None,  # (b, 1, beam, n_past + beam) bool, True = may look; None = at all of them
         memory: list[KeyValue],  # one a layer
-        src_mask: Tensor,        # (b, 1, 1, s) bool, True = may look
-    ) -> tuple[Tensor, list[KeyValue]]:  # (b, beam, d_model), and the pasts with the new position added
+        src_mask: Tensor,  # (b, 1, 1, s) bool, True = may look
+    ) -> tuple[
+        Tensor, list[KeyValue]
+    ]:  # (b, beam, d_model), and the pasts with the new position added
         "All layers for one new position."
         grown = []
         for layer, past, looked_at in zip(self.layers, pasts, memory, strict=True):

@@ -25,24 +25,31 @@ from tqdm import tqdm
 
 from . import UserError
 from .batch import Step
-from .distributed import (any_rank, first_answer, reduce_now,
-                                               sum_over_ranks, whole)
+from annotated_transformer.distributed import (
+    any_rank,
+    first_answer,
+    reduce_now,
+    sum_over_ranks,
+    whole,
+)
 
 # %% ../nbs/52c_train.ipynb #72e711b3
 class StepRecord(NamedTuple):
     "What a hook gets to know about one step."
-    step: int         # counted from 1
-    epoch: int        # counted from 0
-    i_batch: int      # which of its epoch's batches this was, counted from 0
-    loss: float       # what was minimised, per real target token, in nats
-    lr: float         # learning rate of this step
-    n_tokens: int     # real target tokens of this step, on all devices
-    seconds: float    # since the loop began, when the hooks are called
+
+    step: int  # counted from 1
+    epoch: int  # counted from 0
+    i_batch: int  # which of its epoch's batches this was, counted from 0
+    loss: float  # what was minimised, per real target token, in nats
+    lr: float  # learning rate of this step
+    n_tokens: int  # real target tokens of this step, on all devices
+    seconds: float  # since the loop began, when the hooks are called
     grad_norm: float  # norm of the gradient, all tensors together, before clipping
 
 # %% ../nbs/52c_train.ipynb #6e7119fa
 class Stop(NamedTuple):
     "A hook returns this to end the loop."
+
     reason: str
 
 # %% ../nbs/52c_train.ipynb #f8c61414
@@ -57,15 +64,17 @@ class NotFinite(UserError):
 
 # %% ../nbs/52c_train.ipynb #a97436bd
 def check_finite(
-    what: str,     # its name
+    what: str,  # its name
     value: float,
     step: int,
     lr: float,
 ) -> None:
     "Raise `NotFinite` for a loss or a gradient norm that is infinite or NaN."
     if not math.isfinite(value):
-        raise NotFinite(f"the {what} became {value} at step {step} with learning rate "
-                        f"{lr:.2e}: lower the rate or raise warmup_steps")
+        raise NotFinite(
+            f"the {what} became {value} at step {step} with learning rate "
+            f"{lr:.2e}: lower the rate or raise warmup_steps"
+        )
 
 # %% ../nbs/52c_train.ipynb #25ac6356
 def check_values(
@@ -79,10 +88,10 @@ def check_values(
 
 # %% ../nbs/52c_train.ipynb #21c3e4e3
 def compute_gradient(
-    objective: nn.Module,     # as for `train`
+    objective: nn.Module,  # as for `train`
     step: Step,
     clip_norm: float | None,  # longest gradient, > 0; None = no clipping
-) -> Tensor:                  # (2,) the loss of the step and the gradient norm before clipping, the same on every rank
+) -> Tensor:  # (2,) the loss of the step and the gradient norm before clipping, the same on every rank
     "Leave a step's gradient in the parameters, without waiting for the device."
     parameters = list(objective.parameters())
     loss = torch.zeros((), device=parameters[0].device)
@@ -103,30 +112,40 @@ PREFETCH_ON = ("cuda",)  # device types
 def prefetch(
     steps: Iterable[Step],
     device: torch.device,  # where they will be used
-    depth: int = 2,        # steps drawn ahead of those that were handed over, at least 1
-) -> Iterator[Step]:       # close it to end its thread
+    depth: int = 2,  # steps drawn ahead of those that were handed over, at least 1
+) -> Iterator[Step]:  # close it to end its thread
     "The same steps, drawn by a thread and pinned where the device is CUDA; an error of `steps` is raised where its step would have been."
-    if depth < 1: raise ValueError(f"depth={depth} must be at least 1")
+    if depth < 1:
+        raise ValueError(f"depth={depth} must be at least 1")
     ready, free, closed = SimpleQueue(), threading.Semaphore(depth), threading.Event()
+
     def draw() -> None:
         try:
             # the current device is a thread's own
-            if device.type == "cuda": torch.cuda.set_device(device)
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
             drawn = iter(steps)
             while free.acquire() and not closed.is_set():
                 step = next(drawn, None)
                 if step is not None and device.type == "cuda":
-                    step = step._replace(micro=[batch.pin_memory() for batch in step.micro])
+                    step = step._replace(
+                        micro=[batch.pin_memory() for batch in step.micro]
+                    )
                 ready.put((step, None))
-                if step is None: return
-        except BaseException as error: ready.put((None, error))
+                if step is None:
+                    return
+        except BaseException as error:
+            ready.put((None, error))
+
     thread = threading.Thread(target=draw, name="prefetch", daemon=True)
     thread.start()
     try:
         while True:
             step, error = ready.get()
-            if error is not None: raise error
-            if step is None: return
+            if error is not None:
+                raise error
+            if step is None:
+                return
             free.release()
             yield step
     finally:
@@ -137,58 +156,73 @@ def prefetch(
 # %% ../nbs/52c_train.ipynb #cb8256ef
 class Pending(NamedTuple):
     "A step that is done and not reported yet."
-    step: Step      # without its batches
+
+    step: Step  # without its batches
     lr: float
     values: Tensor  # (2,) loss and gradient norm, as `compute_gradient` gives them
 
 # %% ../nbs/52c_train.ipynb #08106be2
 def step_if_finite(
     optimizer: torch.optim.Optimizer,  # fused
-    values: Tensor,                    # (2,) loss and gradient norm
-    broken: Tensor,                    # () float32: 1 if an earlier step was not finite, else 0
-) -> Tensor:                           # () the same, this step included
+    values: Tensor,  # (2,) loss and gradient norm
+    broken: Tensor,  # () float32: 1 if an earlier step was not finite, else 0
+) -> Tensor:  # () the same, this step included
     "The optimiser's step, left out by the device itself when this step or one before it is not finite."
     broken = torch.maximum(broken, 1.0 - torch.isfinite(values).all().float())
     optimizer.found_inf = broken
-    try: optimizer.step()
-    finally: del optimizer.found_inf
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf
     return broken
 
 # %% ../nbs/52c_train.ipynb #1869612f
 def report(
     pending: list[Pending],  # emptied
     hooks: Sequence[Hook],
-    device: torch.device,    # of this process
-    began: float,            # of the loop, on `time.perf_counter`
-) -> Stop | None:            # the first that a hook returned; the same on every rank
+    device: torch.device,  # of this process
+    began: float,  # of the loop, on `time.perf_counter`
+) -> Stop | None:  # the first that a hook returned; the same on every rank
     "Call every hook with the record of each step, in order; `NotFinite` at the first step that is not finite, after the hooks for those before it."
-    if not pending: return None
+    if not pending:
+        return None
     stops, numbers = [], torch.stack([values for *_, values in pending]).tolist()
     for (step, lr, _), values in zip(pending, numbers, strict=True):
         check_values(values, step.step, lr)
-        record = StepRecord(step.step, step.epoch, step.i_batch, values[0], lr,
-                            step.n_tokens, time.perf_counter() - began, values[1])
+        record = StepRecord(
+            step.step,
+            step.epoch,
+            step.i_batch,
+            values[0],
+            lr,
+            step.n_tokens,
+            time.perf_counter() - began,
+            values[1],
+        )
         # all are called, even when the first says stop
         stops += [answer for hook in hooks if isinstance(answer := hook(record), Stop)]
     pending.clear()
-    if any_rank(bool(stops), device): return first_answer(stops[0] if stops else None)
+    if any_rank(bool(stops), device):
+        return first_answer(stops[0] if stops else None)
     return None
 
 # %% ../nbs/52c_train.ipynb #897bc1e0
 def train(
-    objective: nn.Module,              # batch to its summed loss, (); as it is, or from `data_parallel` or `shard`
-    steps: Iterable[Step],             # from `training_steps`
+    objective: nn.Module,  # batch to its summed loss, (); as it is, or from `data_parallel` or `shard`
+    steps: Iterable[Step],  # from `training_steps`
     optimizer: torch.optim.Optimizer,
-    rate: Callable[[int], float],      # learning rate of step 1, 2, …
-    max_steps: int,                    # the last one
-    hooks: Sequence[Hook] = (),        # called for each step, in this order
-    clip_norm: float | None = None,    # longest gradient, > 0; None = as it comes
-    sync_every: int = 1,               # steps reported together, up to each multiple; above 1 needs a fused optimizer
-) -> Stop:                             # why it ended
+    rate: Callable[[int], float],  # learning rate of step 1, 2, …
+    max_steps: int,  # the last one
+    hooks: Sequence[Hook] = (),  # called for each step, in this order
+    clip_norm: float | None = None,  # longest gradient, > 0; None = as it comes
+    sync_every: int = 1,  # steps reported together, up to each multiple; above 1 needs a fused optimizer
+) -> Stop:  # why it ended
     "The loop: batch, summed loss, backward, clip, step, hooks (§5.2)."
     fused = all(group.get("fused") for group in optimizer.param_groups)
     if sync_every < 1 or sync_every > 1 and not fused:
-        raise ValueError(f"sync_every={sync_every} must be 1, or more with a fused optimizer")
+        raise ValueError(
+            f"sync_every={sync_every} must be 1, or more with a fused optimizer"
+        )
     device, began = next(objective.parameters()).device, time.perf_counter()
     ended, pending = Stop(f"max_steps={max_steps} reached"), []
     broken = torch.zeros((), device=device)
@@ -197,22 +231,28 @@ def train(
         if device.type in PREFETCH_ON:
             steps = stack.enter_context(closing(prefetch(steps, device)))
         for step in steps:
-            if step.step > max_steps: break
+            if step.step > max_steps:
+                break
             lr = rate(step.step)
-            for group in optimizer.param_groups: group["lr"] = lr
+            for group in optimizer.param_groups:
+                group["lr"] = lr
             torch.manual_seed(step.seed)
             optimizer.zero_grad()
             values = compute_gradient(objective, step, clip_norm)
-            if sync_every > 1: broken = step_if_finite(optimizer, values, broken)
+            if sync_every > 1:
+                broken = step_if_finite(optimizer, values, broken)
             else:
                 values = values.cpu()  # waits for the device
                 check_values(values.tolist(), step.step, lr)
                 optimizer.step()
             pending.append(Pending(step._replace(micro=[]), lr, values))
-            if step.step == max_steps: break
+            if step.step == max_steps:
+                break
             if step.step % sync_every == 0:
-                if stop := report(pending, hooks, device, began): return stop
-        else: ended = Stop("no more steps")
+                if stop := report(pending, hooks, device, began):
+                    return stop
+        else:
+            ended = Stop("no more steps")
     return report(pending, hooks, device, began) or ended
 
 # %% ../nbs/52c_train.ipynb #8b5ae375
@@ -221,7 +261,8 @@ def every(
     action: Callable[[StepRecord], Stop | None],
 ) -> Hook:
     "A hook that acts at steps n, 2n, 3n, …"
-    if n_steps < 1: raise ValueError(f"n_steps={n_steps} must be at least 1")
+    if n_steps < 1:
+        raise ValueError(f"n_steps={n_steps} must be at least 1")
     return lambda record: action(record) if record.step % n_steps == 0 else None
 
 # %% ../nbs/52c_train.ipynb #0269e811
@@ -229,61 +270,76 @@ def stop_after(
     minutes: float,  # of the loop
 ) -> Hook:
     "A hook that ends the loop when the time is used up; no schedule depends on it."
-    return lambda record: Stop(f"{minutes:g} minutes used up") if record.seconds >= 60 * minutes else None
+    return lambda record: (
+        Stop(f"{minutes:g} minutes used up") if record.seconds >= 60 * minutes else None
+    )
 
 # %% ../nbs/52c_train.ipynb #6d75c14e
 def append_json(
-    path: Path,    # is added to if it exists
+    path: Path,  # is added to if it exists
     values: dict,  # plain values
 ) -> None:
     "Append a line to a file of JSON objects, one per line; an OSError names the file."
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
-    except OSError as e: raise OSError(f"{path} cannot be written: {e}") from None
+    except OSError as e:
+        raise OSError(f"{path} cannot be written: {e}") from None
 
 # %% ../nbs/52c_train.ipynb #9f632276
 def metrics_file(
-    path: Path,                   # is added to if it exists
+    path: Path,  # is added to if it exists
     seconds_before: float = 0.0,  # of earlier parts of an interrupted run
 ) -> Hook:
     "A hook that appends each record to a file, a JSON object a line."
-    return lambda record: append_json(path,
-                                      record._replace(seconds=record.seconds
-                                                      + seconds_before)._asdict())
+    return lambda record: append_json(
+        path, record._replace(seconds=record.seconds + seconds_before)._asdict()
+    )
 
 # %% ../nbs/52c_train.ipynb #b9cd50d7
 def progress_bar(
     max_steps: int,
-    minutes: float | None = None,  # of the run; None = the bar counts steps, otherwise seconds
-    first_step: int = 0,           # steps done before this run of the loop
+    minutes: float
+    | None = None,  # of the run; None = the bar counts steps, otherwise seconds
+    first_step: int = 0,  # steps done before this run of the loop
 ) -> Hook:
     "A hook that shows loss, perplexity, learning rate, tokens per second and the time left on standard error; `close()` leaves its line."
-    total, done, unit = ((max_steps, first_step, "step") if minutes is None
-                         else (round(60 * minutes), 0, "s"))
+    total, done, unit = (
+        (max_steps, first_step, "step")
+        if minutes is None
+        else (round(60 * minutes), 0, "s")
+    )
     bar, seen = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True), 0
+
     def show(record: StepRecord) -> None:
         nonlocal seen
         seen += record.n_tokens
         perplexity = math.exp(min(record.loss, 20))  # e^20 is wide enough
-        text = (f"step {record.step} loss {record.loss:.3f} ppl {perplexity:.1f} "
-                f"lr {record.lr:.1e} {seen / record.seconds:,.0f} tokens/s")
+        text = (
+            f"step {record.step} loss {record.loss:.3f} ppl {perplexity:.1f} "
+            f"lr {record.lr:.1e} {seen / record.seconds:,.0f} tokens/s"
+        )
         now = record.step if minutes is None else min(total, int(record.seconds))
         with suppress(OSError):  # whoever read it has gone: training goes on
             bar.set_postfix_str(text, refresh=False)
             bar.update(now - bar.n)
+
     def close() -> None:
         with suppress(OSError):
             bar.close()
+
     show.close = close
     return show
 
 # %% ../nbs/52c_train.ipynb #66c072d8
 def summary_writer() -> type:
     "TensorBoard's `SummaryWriter`; `UserError` where TensorBoard is not installed."
-    try: from torch.utils.tensorboard import SummaryWriter
+    try:
+        from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("TensorBoard is not installed: pip install tensorboard") from None
+        raise UserError(
+            "TensorBoard is not installed: pip install tensorboard"
+        ) from None
     return SummaryWriter
 
 # %% ../nbs/52c_train.ipynb #7608ccf2
@@ -292,10 +348,17 @@ def tensorboard(
 ) -> Hook:
     "A hook that writes each record for TensorBoard; `close()` ends it; `UserError` where TensorBoard is not installed."
     writer = summary_writer()(folder)
+
     def write(record: StepRecord) -> None:
-        values = {"loss": record.loss, "learning rate": record.lr,
-                  "tokens": record.n_tokens, "gradient": record.grad_norm}
-        for name, value in values.items(): writer.add_scalar(name, value, record.step)
+        values = {
+            "loss": record.loss,
+            "learning rate": record.lr,
+            "tokens": record.n_tokens,
+            "gradient": record.grad_norm,
+        }
+        for name, value in values.items():
+            writer.add_scalar(name, value, record.step)
+
     write.close = writer.close
     return write
 
@@ -308,17 +371,24 @@ STOP_SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGTERM": 15}
 def on_signal() -> Iterator[Hook]:
     "A hook that stops the loop when one of `STOP_SIGNALS` came while the block was open; another one, unless it is SIGHUP, raises KeyboardInterrupt."
     came, hangup = [], getattr(signal, "SIGHUP", None)
+
     def note(number: int, frame) -> None:
-        if came and number != hangup: raise KeyboardInterrupt
+        if came and number != hangup:
+            raise KeyboardInterrupt
         came.append(signal.Signals(number).name)
+
     numbers = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
     # Python delivers signals to the main thread alone
-    if threading.current_thread() is not threading.main_thread(): numbers = []
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
     # nohup: ignored, and it stays so
     if hangup in numbers and signal.getsignal(hangup) == signal.SIG_IGN:
         numbers.remove(hangup)
     before = {number: signal.signal(number, note) for number in numbers}
-    try: yield lambda record: Stop(came[0]) if came else None
+    try:
+        yield lambda record: Stop(came[0]) if came else None
     finally:
-        if "SIGHUP" in came: before[hangup] = signal.SIG_IGN
-        for number, handler in before.items(): signal.signal(number, handler)
+        if "SIGHUP" in came:
+            before[hangup] = signal.SIG_IGN
+        for number, handler in before.items():
+            signal.signal(number, handler)

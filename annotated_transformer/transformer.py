@@ -19,59 +19,89 @@ from .config import ModelConfig
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .masking import padding_mask, target_mask
-from .multi_head import AttentionDropout, MultiHeadAttention, fast_attention
+from annotated_transformer.multi_head import (
+    AttentionDropout,
+    MultiHeadAttention,
+    fast_attention,
+)
 from .position import LearnedPosition, SinusoidalPosition
-from .stack import Decoder, DecoderLayer, Dropout, Encoder, EncoderLayer, KeyValue, LayerNorm, PostNorm, PreNorm
+from annotated_transformer.stack import (
+    Decoder,
+    DecoderLayer,
+    Dropout,
+    Encoder,
+    EncoderLayer,
+    KeyValue,
+    LayerNorm,
+    PostNorm,
+    PreNorm,
+)
 
 # %% ../nbs/36_transformer.ipynb #7fac8706
 class State(NamedTuple):
     "What decoding carries from one step to the next: plain tensors, in two groups, so that a search knows what to reorder."
-    per_hypothesis: list[Tensor]  # each (b, beam, …): one tensor, (b, beam, t) int64, the slots of its words
-    per_sentence: list[Tensor]    # each (b, …): keys and values of the words in all slots, two a layer, those of the memory, the source mask
+
+    per_hypothesis: list[
+        Tensor
+    ]  # each (b, beam, …): one tensor, (b, beam, t) int64, the slots of its words
+    per_sentence: list[
+        Tensor
+    ]  # each (b, …): keys and values of the words in all slots, two a layer, those of the memory, the source mask
 
 # %% ../nbs/36_transformer.ipynb #bce83e18
 def seen_slots(
     slots: Tensor,  # (b, beam, t) int64: the slots of each hypothesis's words
-    n_slots: int,   # how many are taken, at least t
-) -> Tensor | None: # (b, 1, beam, n_slots) bool, True = may look; None = everybody sees all of them
+    n_slots: int,  # how many are taken, at least t
+) -> (
+    Tensor | None
+):  # (b, 1, beam, n_slots) bool, True = may look; None = everybody sees all of them
     "Each hypothesis sees its own words."
-    if slots.size(-1) == n_slots: return None
-    return torch.zeros(*slots.shape[:2], n_slots, dtype=torch.bool, device=slots.device).scatter_(2, slots, True)[:, None]
+    if slots.size(-1) == n_slots:
+        return None
+    return torch.zeros(
+        *slots.shape[:2], n_slots, dtype=torch.bool, device=slots.device
+    ).scatter_(2, slots, True)[:, None]
 
 # %% ../nbs/36_transformer.ipynb #13a03983
 def pairs(
     tensors: list[Tensor],  # keys, values, keys, values, …
-) -> list[KeyValue]:        # one a layer
+) -> list[KeyValue]:  # one a layer
     "Neighbours, two by two."
     return [KeyValue(*two) for two in zip(tensors[::2], tensors[1::2], strict=True)]
 
 # %% ../nbs/36_transformer.ipynb #322e8ced
 class Transformer(nn.Module):
     "The encoder–decoder of Figure 1, from parts."
+
     def __init__(
         self,
         encoder: Encoder,
         decoder: Decoder,
         embedding: Embedding,  # shared by source, target and logits
-        position: nn.Module,   # adds positions to what the embedding gives
-        dropout: float,        # P_drop, on embedding plus position (§5.4)
-        pad_id: int,           # id of the padding token
+        position: nn.Module,  # adds positions to what the embedding gives
+        dropout: float,  # P_drop, on embedding plus position (§5.4)
+        pad_id: int,  # id of the padding token
     ):
         super().__init__()
-        self.encoder, self.decoder, self.embedding, self.position = encoder, decoder, embedding, position
+        self.encoder, self.decoder, self.embedding, self.position = (
+            encoder,
+            decoder,
+            embedding,
+            position,
+        )
         self.dropout, self.pad_id = Dropout(dropout), pad_id
 
     def embed(
         self,
-        ids: Tensor,     # (b, n)
+        ids: Tensor,  # (b, n)
         start: int = 0,  # position of the first of the n
-    ) -> Tensor:         # (b, n, d_model)
+    ) -> Tensor:  # (b, n, d_model)
         "Word plus position, with dropout on the sum (§3.4, §3.5, §5.4)."
         return self.dropout(self.position(self.embedding(ids), start))
 
     def encode(
         self,
-        src: Tensor,             # (b, s) source ids
+        src: Tensor,  # (b, s) source ids
     ) -> tuple[Tensor, Tensor]:  # memory (b, s, d_model), its mask (b, 1, 1, s) bool
         "The source, read once."
         src_mask = padding_mask(src, self.pad_id)
@@ -79,81 +109,128 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        src: Tensor,     # (b, s) source ids
+        src: Tensor,  # (b, s) source ids
         tgt_in: Tensor,  # (b, t) target ids, shifted right: the first is the start symbol
-    ) -> Tensor:         # (b, t, d_model) hidden states; `embedding.logits` turns them into logits
+    ) -> (
+        Tensor
+    ):  # (b, t, d_model) hidden states; `embedding.logits` turns them into logits
         "All target positions at once, each seeing only those before it and itself: for training."
         if src.shape[:-1] != tgt_in.shape[:-1]:
-            raise ValueError(f"src is {tuple(src.shape)} and tgt_in is {tuple(tgt_in.shape)}: give (b, s) and (b, t), each source its target")
+            raise ValueError(
+                f"src is {tuple(src.shape)} and tgt_in is {tuple(tgt_in.shape)}: give (b, s) and (b, t), each source its target"
+            )
         memory, src_mask = self.encode(src)
-        return self.decoder(self.embed(tgt_in), memory, target_mask(tgt_in, self.pad_id), src_mask)
+        return self.decoder(
+            self.embed(tgt_in), memory, target_mask(tgt_in, self.pad_id), src_mask
+        )
 
     def start(
         self,
         src: Tensor,  # (b, s) source ids
-    ) -> State:       # of one empty hypothesis a sentence
+    ) -> State:  # of one empty hypothesis a sentence
         "Read the source and project the memory for every layer, once."
         memory, src_mask = self.encode(src)
-        looked_at = [kv for layer in self.decoder.layers for kv in layer.cross_attn.keys_values(memory, memory)]
+        looked_at = [
+            kv
+            for layer in self.decoder.layers
+            for kv in layer.cross_attn.keys_values(memory, memory)
+        ]
         slots = torch.empty(len(src), 1, 0, dtype=torch.int64, device=src.device)
-        return State([slots], [*(kv[:, :, :0] for kv in looked_at), *looked_at, src_mask])
+        return State(
+            [slots], [*(kv[:, :, :0] for kv in looked_at), *looked_at, src_mask]
+        )
 
     def step(
         self,
         last_ids: Tensor,  # (b, beam) the newest word of each hypothesis
-        state: State,      # the newest: an earlier one shares its tensors
-    ) -> tuple[Tensor, State]:  # log-probabilities of the next word (b, beam, n_vocab) float32, and the state after this one
+        state: State,  # the newest: an earlier one shares its tensors
+    ) -> tuple[
+        Tensor, State
+    ]:  # log-probabilities of the next word (b, beam, n_vocab) float32, and the state after this one
         "One more word for every hypothesis (§3: auto-regressive)."
         (slots,), (*kept, src_mask) = state
         b, beam, t = slots.shape
         if last_ids.shape != (b, beam):
-            raise ValueError(f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are (b, beam) = {(b, beam)}: give one id to each")
+            raise ValueError(
+                f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are (b, beam) = {(b, beam)}: give one id to each"
+            )
         n_past = int(slots.max()) + 1 if t else 0
-        new_slots = torch.arange(n_past, n_past + beam, device=slots.device).expand(b, beam)
+        new_slots = torch.arange(n_past, n_past + beam, device=slots.device).expand(
+            b, beam
+        )
         slots = torch.cat([slots, new_slots[..., None]], dim=-1)
         x = self.embed(last_ids.reshape(-1, 1), start=t).view(b, beam, -1)
-        pasts, memory = pairs(kept[:len(kept) // 2]), pairs(kept[len(kept) // 2:])
-        hidden, pasts = self.decoder.step(x, pasts, n_past, seen_slots(slots, n_past + beam), memory, src_mask)
+        pasts, memory = pairs(kept[: len(kept) // 2]), pairs(kept[len(kept) // 2 :])
+        hidden, pasts = self.decoder.step(
+            x, pasts, n_past, seen_slots(slots, n_past + beam), memory, src_mask
+        )
         log_probs = self.embedding.logits(hidden).float().log_softmax(dim=-1)
-        return log_probs, State([slots], [*(kv for past in pasts for kv in past), *kept[len(kept) // 2:], src_mask])
+        return log_probs, State(
+            [slots],
+            [*(kv for past in pasts for kv in past), *kept[len(kept) // 2 :], src_mask],
+        )
 
 # %% ../nbs/36_transformer.ipynb #c38253a4
 def init_weights(
     model: nn.Module,  # changed in place
-) -> nn.Module:        # the same
+) -> nn.Module:  # the same
     "Xavier for every projection, 0 for its bias; the embedding keeps its N(0, 1/d_model)."
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None: nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     return model
 
 # %% ../nbs/36_transformer.ipynb #71a70d35
 @contextmanager
 def room_for_weights() -> Iterator[None]:
     "Sizes that do not fit into memory become a ValueError."
-    try: yield
-    except (RuntimeError, MemoryError) as e: raise UserError(f"a model of these sizes cannot be built: {str(e).splitlines()[0]}") from None
+    try:
+        yield
+    except (RuntimeError, MemoryError) as e:
+        raise UserError(
+            f"a model of these sizes cannot be built: {str(e).splitlines()[0]}"
+        ) from None
 
 # %% ../nbs/36_transformer.ipynb #96bc097c
 @room_for_weights()
 def build_transformer(
     config: ModelConfig,
-    n_vocab: int,                    # pieces in the shared vocabulary
-    pad_id: int,                     # id of the padding token
-    dropout: float = 0.0,            # P_drop (§5.4)
+    n_vocab: int,  # pieces in the shared vocabulary
+    pad_id: int,  # id of the padding token
+    dropout: float = 0.0,  # P_drop (§5.4)
     attention_dropout: float = 0.0,  # on attention weights: not in the paper
 ) -> Transformer:
     "The paper's model in the given sizes, initialised and ready to train."
-    if not 0 <= pad_id < n_vocab: raise ValueError(f"pad_id={pad_id} is no id of n_vocab={n_vocab} pieces: take one from 0 to {n_vocab - 1}")
+    if not 0 <= pad_id < n_vocab:
+        raise ValueError(
+            f"pad_id={pad_id} is no id of n_vocab={n_vocab} pieces: take one from 0 to {n_vocab - 1}"
+        )
     d, layers = config.d_model, range(config.n_layers)
+
     def attn():
-        attend_with = AttentionDropout(attention_dropout) if attention_dropout else fast_attention
-        return MultiHeadAttention(d, config.n_heads, config.d_k, config.d_v, attend_with)
+        attend_with = (
+            AttentionDropout(attention_dropout) if attention_dropout else fast_attention
+        )
+        return MultiHeadAttention(
+            d, config.n_heads, config.d_k, config.d_v, attend_with
+        )
+
     ff = partial(FeedForward, d, config.d_ff)
     residual = partial({"post": PostNorm, "pre": PreNorm}[config.norm], d, dropout)
     final_norm = {"post": nn.Identity, "pre": partial(LayerNorm, d)}[config.norm]
-    encoder = Encoder([EncoderLayer(attn(), ff(), residual) for _ in layers], final_norm())
-    decoder = Decoder([DecoderLayer(attn(), attn(), ff(), residual) for _ in layers], final_norm())
-    position = SinusoidalPosition(d) if config.position == "sinusoidal" else LearnedPosition(d, config.n_positions)
-    return init_weights(Transformer(encoder, decoder, Embedding(n_vocab, d), position, dropout, pad_id))
+    encoder = Encoder(
+        [EncoderLayer(attn(), ff(), residual) for _ in layers], final_norm()
+    )
+    decoder = Decoder(
+        [DecoderLayer(attn(), attn(), ff(), residual) for _ in layers], final_norm()
+    )
+    position = (
+        SinusoidalPosition(d)
+        if config.position == "sinusoidal"
+        else LearnedPosition(d, config.n_positions)
+    )
+    return init_weights(
+        Transformer(encoder, decoder, Embedding(n_vocab, d), position, dropout, pad_id)
+    )

@@ -16,20 +16,40 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import UserError
-from .checkpoint import (FORMAT, check_format, read_config,
-                                              read_metrics, remove_run_files)
-from .config import (ModelConfig, Recipe, TrainConfig,
-                                           check_minutes, override, recipe_to_dict)
-from .files import (FolderLock, check_no_links, kind_of, new_folder, read_json,
-                                         write_json)
+from annotated_transformer.checkpoint import (
+    FORMAT,
+    check_format,
+    read_config,
+    read_metrics,
+    remove_run_files,
+)
+from annotated_transformer.config import (
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    check_minutes,
+    override,
+    recipe_to_dict,
+)
+from annotated_transformer.files import (
+    FolderLock,
+    check_no_links,
+    kind_of,
+    new_folder,
+    read_json,
+    write_json,
+)
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
 class Row(NamedTuple):
     "One model of Table 3, as what it changes."
-    name: str                 # its letter and its change, in the paper's symbols and at our scale: "B d_k=4"
+
+    name: str  # its letter and its change, in the paper's symbols and at our scale: "B d_k=4"
     changes: tuple[str, ...]  # settings that differ from the base's, each "key=value"
-    paper: str | None         # the row of the paper that it scales down: "B d_k=16"; None = a row of our own
-    times: int = 1            # how many times the base's steps it trains
+    paper: (
+        str | None
+    )  # the row of the paper that it scales down: "B d_k=16"; None = a row of our own
+    times: int = 1  # how many times the base's steps it trains
 
 # %% ../nbs/62_variations.ipynb #23ee235d
 ROWS = (
@@ -52,22 +72,55 @@ ROWS = (
     Row("D eps=0.0", ("label_smoothing=0.0",), "D eps_ls=0.0"),
     Row("D eps=0.2", ("label_smoothing=0.2",), "D eps_ls=0.2"),
     Row("E", ("position=learned",), "E"),
-    Row("big", ("d_model=256", "d_ff=1024", "n_heads=16", "dropout=0.3"), "big", times=3),
+    Row(
+        "big", ("d_model=256", "d_ff=1024", "n_heads=16", "dropout=0.3"), "big", times=3
+    ),
     Row("pre-norm", ("norm=pre",), None),
     Row("attention dropout", ("attention_dropout=0.1",), None),
 )
-KEY_ROWS = ("base", "A h=1", "B d_k=4", "C N=1", "C d_model=256",
-            "D dropout=0.0", "D eps=0.0", "E")  # where real text is dear
+KEY_ROWS = (
+    "base",
+    "A h=1",
+    "B d_k=4",
+    "C N=1",
+    "C d_model=256",
+    "D dropout=0.0",
+    "D eps=0.0",
+    "E",
+)  # where real text is dear
 
 # %% ../nbs/62_variations.ipynb #fc0cd69b
 SIZES = ModelConfig(n_layers=3, d_model=128, d_ff=512, n_heads=8)
 BASES = {
-    "builtin": Recipe(SIZES, TrainConfig(
-        n_pieces=2000, batch_tokens=250, max_steps=1600, schedule="linear", peak_lr=1e-3, warmup_steps=200,
-        precision="fp32", save_every=400, keep_last=1, average_last=1)),
-    "multi30k": Recipe(SIZES, TrainConfig(
-        n_pieces=4000, batch_tokens=1000, max_steps=3000, schedule="linear", peak_lr=2e-3, warmup_steps=400,
-        save_every=250, keep_last=1, average_last=1)),
+    "builtin": Recipe(
+        SIZES,
+        TrainConfig(
+            n_pieces=2000,
+            batch_tokens=250,
+            max_steps=1600,
+            schedule="linear",
+            peak_lr=1e-3,
+            warmup_steps=200,
+            precision="fp32",
+            save_every=400,
+            keep_last=1,
+            average_last=1,
+        ),
+    ),
+    "multi30k": Recipe(
+        SIZES,
+        TrainConfig(
+            n_pieces=4000,
+            batch_tokens=1000,
+            max_steps=3000,
+            schedule="linear",
+            peak_lr=2e-3,
+            warmup_steps=400,
+            save_every=250,
+            keep_last=1,
+            average_last=1,
+        ),
+    ),
 }
 
 # %% ../nbs/62_variations.ipynb #8037ffa8
@@ -78,33 +131,44 @@ def recipe_of(
 ) -> Recipe:
     "The settings that a row trains with; the validation set is looked at once, at the end."
     steps = base.train.max_steps * row.times
-    return override(base, [*row.changes, f"max_steps={steps}", f"valid_every={steps}", f"seed={seed}"])
+    return override(
+        base,
+        [*row.changes, f"max_steps={steps}", f"valid_every={steps}", f"seed={seed}"],
+    )
 
 # %% ../nbs/62_variations.ipynb #de283cee
 def paper_rows(
-    table3: dict,      # "base", and "rows" with the letter and the cells of each: reference/paper_tables.json
+    table3: dict,  # "base", and "rows" with the letter and the cells of each: reference/paper_tables.json
 ) -> dict[str, dict]:  # by the names that `Row.paper` has
     "The rows of the paper's Table 3."
+
     def name(row: dict) -> str:
         key, value = next(iter(row["changes"].items()))
-        return row["row"] if row["row"] in ("E", "big") else f"{row['row']} {key}={value}"
+        return (
+            row["row"] if row["row"] in ("E", "big") else f"{row['row']} {key}={value}"
+        )
+
     return {"base": table3["base"]} | {name(row): row for row in table3["rows"]}
 
 # %% ../nbs/62_variations.ipynb #ebbd4bae
 class Measured(NamedTuple):
     "What Table 3 says of a row."
+
     valid_loss: float  # nats per piece of held-out text, without smoothing; its exponential is the perplexity
-    bleu: float        # of held-out text, in [0, 100]
+    bleu: float  # of held-out text, in [0, 100]
     n_parameters: int
-    seconds: float     # of training, by the clock: it depends on what else the machine did
+    seconds: float  # of training, by the clock: it depends on what else the machine did
 
 # %% ../nbs/62_variations.ipynb #d3641612
 class Plan(NamedTuple):
     "Which rows to measure, and what they share."
+
     rows: tuple[Row, ...]
     n_seeds: int  # trainings of each row, with seeds 0, 1, …
     base: Recipe  # what every row starts from
-    about: dict   # plain values, the text and the search: they tell this table from others
+    about: (
+        dict  # plain values, the text and the search: they tell this table from others
+    )
 
 # %% ../nbs/62_variations.ipynb #2f2a3870
 def begin_table(
@@ -112,25 +176,40 @@ def begin_table(
     plan: Plan,
 ) -> None:
     "Note what the rows of a table share; ValueError for a folder that was begun with something else."
+
     def flat(values):
-        return {k: v for name, value in values.items()
-                for k, v in (value.items() if isinstance(value, dict) else [(name, value)])}
-    file, shared = folder / "settings.json", {"format": FORMAT, **plan.about, **recipe_to_dict(plan.base)}
+        return {
+            k: v
+            for name, value in values.items()
+            for k, v in (value.items() if isinstance(value, dict) else [(name, value)])
+        }
+
+    file, shared = (
+        folder / "settings.json",
+        {"format": FORMAT, **plan.about, **recipe_to_dict(plan.base)},
+    )
     if not file.exists():
         with new_folder(folder) as new:
             (new / "rows").mkdir()
             write_json(new / "settings.json", shared)
     check_no_links(folder, {"settings.json", "table.json", "rows"})
     was, now = flat(check_format(file, read_json(file))), flat(shared)
-    differ = [f"{name}={was.get(name)!r}, not {value!r}" for name, value in now.items() if was.get(name) != value]
-    if differ: raise UserError(f"{folder} was begun with {'; '.join(differ)}: choose another --out")
+    differ = [
+        f"{name}={was.get(name)!r}, not {value!r}"
+        for name, value in now.items()
+        if was.get(name) != value
+    ]
+    if differ:
+        raise UserError(
+            f"{folder} was begun with {'; '.join(differ)}: choose another --out"
+        )
 
 # %% ../nbs/62_variations.ipynb #dec57d8a
 def place_of(
     folder: Path,  # of the table
     row: Row,
     seed: int,
-) -> Path:         # the run folder; what was measured stands beside it, with .json at the end
+) -> Path:  # the run folder; what was measured stands beside it, with .json at the end
     "Where a row is trained."
     return folder / "rows" / f"{row.name.replace(' ', '-')}-seed{seed}"
 
@@ -140,18 +219,23 @@ def thin(run: Path, recipe: Recipe) -> None:
     if kind_of(run) != "folder" or read_config(run)[0] != recipe:
         return  # nothing of this row
     with FolderLock(run):
-        remove_run_files(run, {"config.json", "metrics.jsonl", "curve.svg"},
-                         keep_folder=True)
+        remove_run_files(
+            run, {"config.json", "metrics.jsonl", "curve.svg"}, keep_folder=True
+        )
 
 # %% ../nbs/62_variations.ipynb #22065e16
 def curve_of(
-    run: Path,         # a run folder that has been measured
+    run: Path,  # a run folder that has been measured
     n_parts: int = 20,
-) -> list[float]:      # empty if the run has no curve, or fewer steps
+) -> list[float]:  # empty if the run has no curve, or fewer steps
     "The mean loss of each twentieth of a training, in nats per piece, with dropout and smoothing as it was trained."
     losses = [record["loss"] for record in read_metrics(run) if "loss" in record]
     cuts = [i * len(losses) // n_parts for i in range(n_parts + 1)]
-    return [sum(losses[a:b]) / (b - a) for a, b in pairwise(cuts)] if len(losses) >= n_parts else []
+    return (
+        [sum(losses[a:b]) / (b - a) for a, b in pairwise(cuts)]
+        if len(losses) >= n_parts
+        else []
+    )
 
 # %% ../nbs/62_variations.ipynb #62ab0001
 def read_row(file: Path) -> dict:
@@ -168,43 +252,72 @@ def read_table(
 ) -> dict:  # what was shared, and "rows": each with "found", a list of what each seed gave, and its "curve"
     "The table so far."
     order = {row.name: i for i, row in enumerate(ROWS)}
-    files = [read_row(file) | {"curve": curve_of(file.with_suffix(""))}
-             for file in (folder / "rows").glob("*.json")]
-    files.sort(key=lambda one: (order.get(one["row"], len(order)), one["row"], one["seed"]))
+    files = [
+        read_row(file) | {"curve": curve_of(file.with_suffix(""))}
+        for file in (folder / "rows").glob("*.json")
+    ]
+    files.sort(
+        key=lambda one: (order.get(one["row"], len(order)), one["row"], one["seed"])
+    )
     rows = []
     for _, group in groupby(files, key=lambda one: one["row"]):
         first, *_ = found = list(group)
-        measures = [{key: one[key] for key in ("seed", *Measured._fields, "curve")} for one in found]
-        rows.append({key: first[key] for key in ("row", "paper", "changes", "steps")} | {"found": measures})
-    settings = check_format(folder / "settings.json", read_json(folder / "settings.json"))
+        measures = [
+            {key: one[key] for key in ("seed", *Measured._fields, "curve")}
+            for one in found
+        ]
+        rows.append(
+            {key: first[key] for key in ("row", "paper", "changes", "steps")}
+            | {"found": measures}
+        )
+    settings = check_format(
+        folder / "settings.json", read_json(folder / "settings.json")
+    )
     return settings | {"rows": rows}
 
 # %% ../nbs/62_variations.ipynb #ccf2f814
 def fill_table(
     folder: Path,  # made if need be; one that was begun goes on
     plan: Plan,
-    train_row: Callable[[Recipe, Path, float | None],  # settings, run folder, minutes left
-                        Measured | None],              # None = time was up
-    minutes: float | None = None,        # of this sitting; None = until all is done
+    train_row: Callable[
+        [Recipe, Path, float | None],  # settings, run folder, minutes left
+        Measured | None,
+    ],  # None = time was up
+    minutes: float | None = None,  # of this sitting; None = until all is done
     say: Callable[[str], None] = print,  # told of each row when it is done
-) -> bool:                               # is all done?
+) -> bool:  # is all done?
     "Train and measure the rows that are missing, one after the other; what is done already is left alone."
     folder, began = Path(folder), time.monotonic()
     check_minutes(minutes)
-    todo = [(row, seed, recipe_of(row, plan.base, seed)) for seed in range(plan.n_seeds) for row in plan.rows]
+    todo = [
+        (row, seed, recipe_of(row, plan.base, seed))
+        for seed in range(plan.n_seeds)
+        for row in plan.rows
+    ]
     begin_table(folder, plan)
     for i, (row, seed, recipe) in enumerate(todo, start=1):
         run = place_of(folder, row, seed)
         file = run.with_name(run.name + ".json")
         if not file.exists():
-            left = None if minutes is None else minutes - (time.monotonic() - began) / 60
+            left = (
+                None if minutes is None else minutes - (time.monotonic() - began) / 60
+            )
             found = train_row(recipe, run, left) if left is None or left > 0 else None
-            if found is None: return False
-            values = {"row": row.name, "paper": row.paper, "changes": row.changes,
-                      "steps": recipe.train.max_steps, "seed": seed, **found._asdict()}
+            if found is None:
+                return False
+            values = {
+                "row": row.name,
+                "paper": row.paper,
+                "changes": row.changes,
+                "steps": recipe.train.max_steps,
+                "seed": seed,
+                **found._asdict(),
+            }
             write_json(file, {"format": FORMAT, **values})
-            say(f"{i} of {len(todo)}: {row.name}, seed {seed}: "
-                f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}")
+            say(
+                f"{i} of {len(todo)}: {row.name}, seed {seed}: "
+                f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}"
+            )
         thin(run, recipe)
         write_json(folder / "table.json", read_table(folder))
     return True
@@ -215,10 +328,14 @@ def choose_rows(
 ) -> tuple[Row, ...]:
     "Rows by their names, in the order of the table."
     known = {row.name: row for row in ROWS}
-    wanted = {"all": tuple(known), "key": KEY_ROWS}.get(names) or [name.strip() for name in names.split(",")]
+    wanted = {"all": tuple(known), "key": KEY_ROWS}.get(names) or [
+        name.strip() for name in names.split(",")
+    ]
     for name in wanted:
         if name not in known:
-            raise UserError(f"no row is called {name!r}: take all, key, or some of {', '.join(known)}")
+            raise UserError(
+                f"no row is called {name!r}: take all, key, or some of {', '.join(known)}"
+            )
     return tuple(row for row in ROWS if row.name in wanted)
 
 # %% ../nbs/62_variations.ipynb #5f46c2d3
@@ -226,65 +343,96 @@ def table_lines(
     table: dict,  # as `read_table` gives it
 ) -> list[str]:
     "The table for a terminal: the mean loss as a perplexity, the mean BLEU, and half of what lies between the seeds."
-    out = [f"{'':18}{'steps':>6}{'parameters':>13}{'perplexity':>18}{'BLEU':>16}   seeds"]
+    out = [
+        f"{'':18}{'steps':>6}{'parameters':>13}{'perplexity':>18}{'BLEU':>16}   seeds"
+    ]
+
     def shown(values, digits, of=float):
-        low, mean, high = (of(x) for x in (min(values), sum(values) / len(values), max(values)))
-        return f"{mean:.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else "")
+        low, mean, high = (
+            of(x) for x in (min(values), sum(values) / len(values), max(values))
+        )
+        return f"{mean:.{digits}f}" + (
+            f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else ""
+        )
+
     for row in table["rows"]:
-        losses, bleu = ([one[measure] for one in row["found"]] for measure in ("valid_loss", "bleu"))
-        out.append(f"{row['row']:18}{row['steps']:6}{row['found'][0]['n_parameters']:13,}"
-                   f"{shown(losses, 3, math.exp):>18}{shown(bleu, 2):>16}   {len(bleu)}")
+        losses, bleu = (
+            [one[measure] for one in row["found"]] for measure in ("valid_loss", "bleu")
+        )
+        out.append(
+            f"{row['row']:18}{row['steps']:6}{row['found'][0]['n_parameters']:13,}"
+            f"{shown(losses, 3, math.exp):>18}{shown(bleu, 2):>16}   {len(bleu)}"
+        )
     return out
 
 # %% ../nbs/62_variations.ipynb #955b1d2b
 def seed_spread(
-    table: dict,   # as `read_table` gives it
+    table: dict,  # as `read_table` gives it
     measure: str,  # "valid_loss" or "bleu"
-) -> float:        # standard deviation
+) -> float:  # standard deviation
     "How far trainings of the same row lie apart, pooled over all rows (not in the paper)."
     values = [[one[measure] for one in row["found"]] for row in table["rows"]]
     n_free = sum(len(row) - 1 for row in values)
     if not n_free:
-        raise UserError("no row was trained with two seeds: train with --seeds 2, "
-                        "or take the spread of another table")
-    return math.sqrt(sum((x - sum(row) / len(row)) ** 2 for row in values for x in row) / n_free)
+        raise UserError(
+            "no row was trained with two seeds: train with --seeds 2, "
+            "or take the spread of another table"
+        )
+    return math.sqrt(
+        sum((x - sum(row) / len(row)) ** 2 for row in values for x in row) / n_free
+    )
 
 # %% ../nbs/62_variations.ipynb #ef86806f
 class Effect(NamedTuple):
     "What a row changed, beside what it changed in the paper."
+
     row: str
-    ours: float          # the row's mean less the base's
-    noise: float         # two standard deviations of what luck alone does
+    ours: float  # the row's mean less the base's
+    noise: float  # two standard deviations of what luck alone does
     paper: float | None  # the paper's difference; None for a row of our own
-    verdict: str         # "agrees", "disagrees", "cannot tell"; of our own rows "higher", "lower", "cannot tell"
+    verdict: str  # "agrees", "disagrees", "cannot tell"; of our own rows "higher", "lower", "cannot tell"
 
 # %% ../nbs/62_variations.ipynb #46198098
 def verdict(
-    ours: float,          # a difference from base
-    noise: float,         # differences up to this are not counted, at least 0
+    ours: float,  # a difference from base
+    noise: float,  # differences up to this are not counted, at least 0
     paper: float | None,  # the paper's difference; None = it has no such row
 ) -> str:
     "Do two differences point the same way?"
-    if abs(ours) <= noise: return "cannot tell"
-    if paper is None: return "higher" if ours > 0 else "lower"
+    if abs(ours) <= noise:
+        return "cannot tell"
+    if paper is None:
+        return "higher" if ours > 0 else "lower"
     return "agrees" if ours * paper > 0 else "disagrees"
 
 # %% ../nbs/62_variations.ipynb #568e635a
 def effects(
-    table: dict,                         # as `read_table` gives it
-    measure: str,                        # "valid_loss" or "bleu"
-    paper: dict[str, dict[str, float]],  # that measure of the paper's rows: {"base": {"bleu": 25.8}, …}
-    spread: float,                       # as `seed_spread` gives it
-) -> list[Effect]:                       # of all rows but the base
+    table: dict,  # as `read_table` gives it
+    measure: str,  # "valid_loss" or "bleu"
+    paper: dict[
+        str, dict[str, float]
+    ],  # that measure of the paper's rows: {"base": {"bleu": 25.8}, …}
+    spread: float,  # as `seed_spread` gives it
+) -> list[Effect]:  # of all rows but the base
     "Each row's difference from the base, beside the paper's (§6.2, Table 3)."
-    found = {row["row"]: [one[measure] for one in row["found"]] for row in table["rows"]}
-    if "base" not in found: raise UserError("the table has no row base: there is nothing to compare with")
+    found = {
+        row["row"]: [one[measure] for one in row["found"]] for row in table["rows"]
+    }
+    if "base" not in found:
+        raise UserError("the table has no row base: there is nothing to compare with")
     base, out = found["base"], []
     for row in table["rows"]:
-        if row["row"] == "base": continue
+        if row["row"] == "base":
+            continue
         mine = found[row["row"]]
         ours = sum(mine) / len(mine) - sum(base) / len(base)
         noise = 2 * spread * math.sqrt(1 / len(mine) + 1 / len(base))
-        theirs = None if row["paper"] is None else paper[row["paper"]][measure] - paper["base"][measure]
-        out.append(Effect(row["row"], ours, noise, theirs, verdict(ours, noise, theirs)))
+        theirs = (
+            None
+            if row["paper"] is None
+            else paper[row["paper"]][measure] - paper["base"][measure]
+        )
+        out.append(
+            Effect(row["row"], ours, noise, theirs, verdict(ours, noise, theirs))
+        )
     return out

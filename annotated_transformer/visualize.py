@@ -21,30 +21,58 @@ from .attention import attention_weights
 
 # %% ../nbs/80_visualize.ipynb #5c601f41
 INK = "#22262b"  # text and axes
-SHADES = ["#ffffff", "#dce6f0", "#a9c3dc", "#6a97bf", "#33689a", "#16345a"]  # from least to most, ever darker
-COLOURS = ["#16345a", "#d1672b", "#5fa0cf", "#8c5a86", "#c9a227", "#6f7680"]  # of curves
-DASHES = ["-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)),
-          (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2))]  # the same by line
+SHADES = [
+    "#ffffff",
+    "#dce6f0",
+    "#a9c3dc",
+    "#6a97bf",
+    "#33689a",
+    "#16345a",
+]  # from least to most, ever darker
+COLOURS = [
+    "#16345a",
+    "#d1672b",
+    "#5fa0cf",
+    "#8c5a86",
+    "#c9a227",
+    "#6f7680",
+]  # of curves
+DASHES = [
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1.2)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (8, 2)),
+]  # the same by line
 
 # %% ../nbs/80_visualize.ipynb #569cfc87
 def panels(
     n_rows: int = 1,
     n_columns: int = 1,
     *,
-    width: float = 7.0,   # of the whole figure, in inches
+    width: float = 7.0,  # of the whole figure, in inches
     height: float = 2.6,  # of one row, in inches
-):                        # matplotlib figure, and its axes as one flat array
+):  # matplotlib figure, and its axes as one flat array
     "A white figure in the house style, with room for `n_rows` × `n_columns` pictures."
     import matplotlib.pyplot as plt
-    fig, axes = plt.subplots(n_rows, n_columns, figsize=(width, height * n_rows),
-                             dpi=110, squeeze=False,
-                             facecolor="white", layout="constrained")
-    for ax in axes.flat: plain_axes(ax)
+
+    fig, axes = plt.subplots(
+        n_rows,
+        n_columns,
+        figsize=(width, height * n_rows),
+        dpi=110,
+        squeeze=False,
+        facecolor="white",
+        layout="constrained",
+    )
+    for ax in axes.flat:
+        plain_axes(ax)
     return fig, axes.flatten()
 
 # %% ../nbs/80_visualize.ipynb #08eb2c97
 def plain_axes(
-    ax,           # matplotlib axes
+    ax,  # matplotlib axes
     x: str = "",  # name of the horizontal axis, with its unit
     y: str = "",  # name of the vertical axis, with its unit
     title: str = "",
@@ -61,15 +89,18 @@ def plain_axes(
 # %% ../nbs/80_visualize.ipynb #c0a71002
 def show_captions() -> None:
     "From now on, show the `#| fig-cap` of each cell below its figure. Without IPython nothing happens."
-    if "IPython" not in sys.modules: return
+    if "IPython" not in sys.modules:
+        return
     shell = sys.modules["IPython"].get_ipython()
-    if shell: shell.events.register("post_run_cell", _show_caption)
+    if shell:
+        shell.events.register("post_run_cell", _show_caption)
 
 # %% ../nbs/80_visualize.ipynb #c0a71003
 def _show_caption(result) -> None:
     "IPython calls this after each cell, when its figures have been displayed."
     found = re.search(r"^#\| *fig-cap: *(.+?) *$", result.info.raw_cell or "", re.M)
-    if not found or not result.success: return
+    if not found or not result.success:
+        return
     caption = json.loads(found[1]) if found[1].startswith('"') else found[1]
     shown = f"**Figure.** {caption}"
     publisher = sys.modules["IPython"].get_ipython().display_pub
@@ -79,70 +110,95 @@ def _show_caption(result) -> None:
 def lines(
     curves: dict[str, tuple],  # name of each curve, to its xs and ys
     *,
-    x: str,                    # name of the horizontal axis, with its unit
-    y: str,                    # name of the vertical axis, with its unit
+    x: str,  # name of the horizontal axis, with its unit
+    y: str,  # name of the vertical axis, with its unit
     title: str = "",
     log_x: bool = False,
     log_y: bool = False,
-    ax=None,                   # matplotlib axes; None = a new figure
-):                             # the axes
+    ax=None,  # matplotlib axes; None = a new figure
+):  # the axes
     "Curves that can be told apart without colour."
-    if ax is None: ax = panels(width=5.0, height=2.8)[1][0]
-    if log_x: ax.set_xscale("log")
-    if log_y: ax.set_yscale("log")
+    if ax is None:
+        ax = panels(width=5.0, height=2.8)[1][0]
+    if log_x:
+        ax.set_xscale("log")
+    if log_y:
+        ax.set_yscale("log")
     plain_axes(ax, x, y, title)
     for i, (name, points) in enumerate(curves.items()):
         xs, ys = (torch.as_tensor(p).detach().cpu().double().numpy() for p in points)
-        ax.plot(xs, ys, label=name, color=COLOURS[i % len(COLOURS)],
-                linestyle=DASHES[i % len(DASHES)], linewidth=1.4)
+        ax.plot(
+            xs,
+            ys,
+            label=name,
+            color=COLOURS[i % len(COLOURS)],
+            linestyle=DASHES[i % len(DASHES)],
+            linewidth=1.4,
+        )
     if len(curves) > 1:
         ax.legend(frameon=False, fontsize=8, labelcolor=INK, handlelength=3)
     return ax
 
 # %% ../nbs/80_visualize.ipynb #7dcb2f29
 def heatmap(
-    matrix,                                     # (n_rows, n_columns) tensor, array or nested lists
-    rows: Sequence[str] | None = None,          # a name for each row; None = their numbers, from 0
-    columns: Sequence[str] | None = None,       # a name for each column; None = their numbers, from 0
+    matrix,  # (n_rows, n_columns) tensor, array or nested lists
+    rows: Sequence[str]
+    | None = None,  # a name for each row; None = their numbers, from 0
+    columns: Sequence[str]
+    | None = None,  # a name for each column; None = their numbers, from 0
     *,
     x: str = "",
     y: str = "",
     title: str = "",
-    numbers: bool = False,                      # print each value in its cell
-    limits: tuple[float, float] | None = None,  # values drawn lightest and darkest; None = those of the matrix, widened to hold 0 and 1
-    ax=None,                                    # matplotlib axes; None = a new figure
-):                                              # the axes
+    numbers: bool = False,  # print each value in its cell
+    limits: tuple[float, float]
+    | None = None,  # values drawn lightest and darkest; None = those of the matrix, widened to hold 0 and 1
+    ax=None,  # matplotlib axes; None = a new figure
+):  # the axes
     "A matrix as shades of one colour: the greater, the darker."
     from matplotlib.colors import LinearSegmentedColormap
+
     values = torch.as_tensor(matrix).detach().cpu().double().numpy()
     if values.ndim != 2:
-        raise ValueError(f"a matrix of shape {values.shape} is no matrix: it must be (n_rows, n_columns)")
+        raise ValueError(
+            f"a matrix of shape {values.shape} is no matrix: it must be (n_rows, n_columns)"
+        )
     check_names("rows", rows, values.shape[0])
     check_names("columns", columns, values.shape[1])
-    if ax is None: ax = panels(width=4.0, height=3.2)[1][0]
+    if ax is None:
+        ax = panels(width=4.0, height=3.2)[1][0]
     plain_axes(ax, x, y, title)
     ax.spines[:].set_visible(True)
     low, high = limits or (min(0.0, values.min()), max(1.0, values.max()))
-    ax.imshow(values, cmap=LinearSegmentedColormap.from_list("shades", SHADES),
-              vmin=low, vmax=high, interpolation="nearest",
-              aspect="equal" if 0.25 <= values.shape[0] / values.shape[1] <= 4 else "auto")
+    ax.imshow(
+        values,
+        cmap=LinearSegmentedColormap.from_list("shades", SHADES),
+        vmin=low,
+        vmax=high,
+        interpolation="nearest",
+        aspect="equal" if 0.25 <= values.shape[0] / values.shape[1] <= 4 else "auto",
+    )
     for axis, names in ((ax.xaxis, columns), (ax.yaxis, rows)):
-        if names is None: axis.get_major_locator().set_params(integer=True)
-        else: axis.set_ticks(range(len(names)), list(names))
+        if names is None:
+            axis.get_major_locator().set_params(integer=True)
+        else:
+            axis.set_ticks(range(len(names)), list(names))
     if columns is not None and max(map(len, columns)) * len(columns) > 24:
         ax.tick_params(axis="x", labelrotation=90)
     form = ".0f" if (values == values.round()).all() else ".2f"
     for i, row in enumerate(values.tolist() if numbers else []):
         for j, value in enumerate(row):
             ink = "white" if value > low + 0.55 * (high - low) else INK
-            ax.text(j, i, f"{value:{form}}", ha="center", va="center", fontsize=8, color=ink)
+            ax.text(
+                j, i, f"{value:{form}}", ha="center", va="center", fontsize=8, color=ink
+            )
     return ax
 
 # %% ../nbs/80_visualize.ipynb #5e4b5fec
 def check_names(
-    what: str,                     # what is named: "rows", say
-    names: Sequence[str] | None,   # None = not named
-    n: int,                        # how many there are
+    what: str,  # what is named: "rows", say
+    names: Sequence[str] | None,  # None = not named
+    n: int,  # how many there are
 ) -> None:
     "Refuse names that do not fit what they name."
     if names is not None and len(names) != n:
@@ -150,110 +206,174 @@ def check_names(
 
 # %% ../nbs/80_visualize.ipynb #4e48d6b1
 def attention_parts(
-    model: nn.Module,           # a `Transformer`, or another with the same parts
-) -> dict[str, list[nn.Module]]:  # "encoder", "decoder", "cross" to the attention of each layer, the first layer first
+    model: nn.Module,  # a `Transformer`, or another with the same parts
+) -> dict[
+    str, list[nn.Module]
+]:  # "encoder", "decoder", "cross" to the attention of each layer, the first layer first
     "The three attentions of Figure 1: of the source in itself, of the translation in itself, of the translation in the source (§3.2.3)."
-    return {"encoder": [layer.self_attn for layer in model.encoder.layers],
-            "decoder": [layer.self_attn for layer in model.decoder.layers],
-            "cross": [layer.cross_attn for layer in model.decoder.layers]}
+    return {
+        "encoder": [layer.self_attn for layer in model.encoder.layers],
+        "decoder": [layer.self_attn for layer in model.decoder.layers],
+        "cross": [layer.cross_attn for layer in model.decoder.layers],
+    }
 
 # %% ../nbs/80_visualize.ipynb #5393aa40
 @torch.no_grad()
 def attention_maps(
-    model: nn.Module,    # a `Transformer`, or another with the same parts
-    src: Tensor,         # (b, s) source ids
-    tgt_in: Tensor,      # (b, t) what the decoder reads, start symbol first
-) -> dict[str, Tensor]:  # "encoder" (n_layers, b, h, s, s), "decoder" (…, t, t), "cross" (…, t, s); rows sum to 1
+    model: nn.Module,  # a `Transformer`, or another with the same parts
+    src: Tensor,  # (b, s) source ids
+    tgt_in: Tensor,  # (b, t) what the decoder reads, start symbol first
+) -> dict[
+    str, Tensor
+]:  # "encoder" (n_layers, b, h, s, s), "decoder" (…, t, t), "cross" (…, t, s); rows sum to 1
     "Where every head looks, recomputed from queries and keys while the model runs once, dropout off."
     groups = attention_parts(model)
     seen, modes = {}, [(module, module.training) for module in model.modules()]
+
     def look(module: nn.Module, args: tuple, output: Tensor) -> None:
         query, key, value, mask = args
-        seen[module] = attention_weights(module.queries(query),
-                                         module.keys_values(key, value)[0], mask)
-    hooks = [module.register_forward_hook(look) for group in groups.values()
-             for module in group]
-    try: model.eval()(src, tgt_in)
+        seen[module] = attention_weights(
+            module.queries(query), module.keys_values(key, value)[0], mask
+        )
+
+    hooks = [
+        module.register_forward_hook(look)
+        for group in groups.values()
+        for module in group
+    ]
+    try:
+        model.eval()(src, tgt_in)
     finally:
-        for hook in hooks: hook.remove()
-        for module, mode in modes: module.training = mode
-    return {kind: torch.stack([seen[module] for module in group])
-            for kind, group in groups.items()}
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes:
+            module.training = mode
+    return {
+        kind: torch.stack([seen[module] for module in group])
+        for kind, group in groups.items()
+    }
 
 # %% ../nbs/80_visualize.ipynb #39fb10ba
 def attention_lines(
     words_q: Sequence[str],  # n_q words that look
     words_k: Sequence[str],  # n_k words looked at
-    weights,                 # (n_q, n_k) of a head, or (h, n_q, n_k) of several, each in its colour; tensor, array or nested lists
+    weights,  # (n_q, n_k) of a head, or (h, n_q, n_k) of several, each in its colour; tensor, array or nested lists
     *,
-    of: int | None = None,   # the word that looks whose lines are drawn; None = all
-    ax=None,                 # matplotlib axes; None = a new figure
-):                           # the axes
+    of: int | None = None,  # the word that looks whose lines are drawn; None = all
+    ax=None,  # matplotlib axes; None = a new figure
+):  # the axes
     "Two columns of words joined by lines whose opacity is the weight (the paper's Figures 3 to 5)."
     weights = torch.as_tensor(weights).detach().cpu().double()
     heads = weights if weights.dim() == 3 else weights[None]
     check_names("rows of weights", words_q, heads.size(1))
     check_names("columns of weights", words_k, heads.size(2))
     n_rows = max(heads.shape[1:])
-    if ax is None: ax = panels(width=3.2, height=0.5 + 0.2 * n_rows)[1][0]
-    ax.set(xlim=(-0.5, 1.5), ylim=(n_rows - 0.4, -0.6)); ax.axis("off")
+    if ax is None:
+        ax = panels(width=3.2, height=0.5 + 0.2 * n_rows)[1][0]
+    ax.set(xlim=(-0.5, 1.5), ylim=(n_rows - 0.4, -0.6))
+    ax.axis("off")
     for x, words, side in ((-0.03, words_q, "right"), (1.03, words_k, "left")):
         for i, word in enumerate(words):
             weight = "bold" if side == "right" and i == of else "normal"
-            ax.text(x, i, word, ha=side, va="center", fontsize=9, color=INK,
-                    parse_math=False, fontweight=weight)
+            ax.text(
+                x,
+                i,
+                word,
+                ha=side,
+                va="center",
+                fontsize=9,
+                color=INK,
+                parse_math=False,
+                fontweight=weight,
+            )
     for head, i, j in (heads >= 0.01).nonzero().tolist():
         if of in (None, i):
-            ax.plot([0, 1], [i, j], color=COLOURS[head % len(COLOURS)],
-                    linestyle=DASHES[head % len(DASHES)],
-                    alpha=min(1.0, heads[head, i, j].item()), linewidth=1.6)
+            ax.plot(
+                [0, 1],
+                [i, j],
+                color=COLOURS[head % len(COLOURS)],
+                linestyle=DASHES[head % len(DASHES)],
+                alpha=min(1.0, heads[head, i, j].item()),
+                linewidth=1.6,
+            )
     return ax
 
 # %% ../nbs/80_visualize.ipynb #12ece881
 def attention_chart(
     words_q: Sequence[str],  # n_q words that look
     words_k: Sequence[str],  # n_k words looked at
-    weights,                 # (n_q, n_k) tensor, array or nested lists
-):                           # an `altair.Chart`
+    weights,  # (n_q, n_k) tensor, array or nested lists
+):  # an `altair.Chart`
     "A heat map that tells its numbers when pointed at."
     import altair as alt
+
     weights = torch.as_tensor(weights).detach().cpu().double()
     check_names("rows of weights", words_q, weights.size(0))
     check_names("columns of weights", words_k, weights.size(1))
-    cells = [{"row": i, "column": j, "looks": words_q[i], "looked at": words_k[j],
-              "weight": round(weight, 3)}
-             for i, row in enumerate(weights.tolist()) for j, weight in enumerate(row)]
-    axis = lambda words, **more: alt.Axis(labelExpr=f"{json.dumps(list(words))}[datum.value]", ticks=False, domain=False, **more)
-    shades = alt.Scale(domain=[i / (len(SHADES) - 1) for i in range(len(SHADES))],
-                       range=SHADES, interpolate="rgb")
+    cells = [
+        {
+            "row": i,
+            "column": j,
+            "looks": words_q[i],
+            "looked at": words_k[j],
+            "weight": round(weight, 3),
+        }
+        for i, row in enumerate(weights.tolist())
+        for j, weight in enumerate(row)
+    ]
+    axis = lambda words, **more: alt.Axis(
+        labelExpr=f"{json.dumps(list(words))}[datum.value]",
+        ticks=False,
+        domain=False,
+        **more,
+    )
+    shades = alt.Scale(
+        domain=[i / (len(SHADES) - 1) for i in range(len(SHADES))],
+        range=SHADES,
+        interpolate="rgb",
+    )
     plain = {"titleFontWeight": "normal", "titleColor": INK, "labelColor": INK}
-    return alt.Chart(alt.Data(values=cells), width=alt.Step(22), height=alt.Step(22)).mark_rect().encode(
-        x=alt.X("column:O", title="looked at", axis=axis(words_k, labelAngle=-90)),
-        y=alt.Y("row:O", title="looks", axis=axis(words_q)),
-        color=alt.Color("weight:Q", scale=shades, legend=alt.Legend(gradientLength=100)),
-        tooltip=["looks:N", "looked at:N", "weight:Q"]).configure(
-            font="DejaVu Sans", background="white", axis=plain, legend=plain)
+    return (
+        alt.Chart(alt.Data(values=cells), width=alt.Step(22), height=alt.Step(22))
+        .mark_rect()
+        .encode(
+            x=alt.X("column:O", title="looked at", axis=axis(words_k, labelAngle=-90)),
+            y=alt.Y("row:O", title="looks", axis=axis(words_q)),
+            color=alt.Color(
+                "weight:Q", scale=shades, legend=alt.Legend(gradientLength=100)
+            ),
+            tooltip=["looks:N", "looked at:N", "weight:Q"],
+        )
+        .configure(font="DejaVu Sans", background="white", axis=plain, legend=plain)
+    )
 
 # %% ../nbs/80_visualize.ipynb #e880f919
 class ShownChart(NamedTuple):
     "What a notebook keeps of a chart: its Vega-Lite description for JupyterLab, and a drawing for every other reader."
+
     spec: dict
     svg: str
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        return {"application/vnd.vegalite.v5+json": self.spec,
-                "image/svg+xml": self.svg, "text/plain": "a chart"}
+        return {
+            "application/vnd.vegalite.v5+json": self.spec,
+            "image/svg+xml": self.svg,
+            "text/plain": "a chart",
+        }
 
 # %% ../nbs/80_visualize.ipynb #779427c7
 def show_chart(
-    chart,         # any `altair.Chart`
-) -> ShownChart:   # put it last in a cell
+    chart,  # any `altair.Chart`
+) -> ShownChart:  # put it last in a cell
     "The chart as description and drawing, both the same on every run."
     import vl_convert
+
     spec = chart.to_dict()
     svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
     # the library numbers ids on from drawing to drawing
     mark = hashlib.sha256(json.dumps(spec).encode()).hexdigest()[:8]
     for i, old in enumerate(re.findall(r' id="([^"]+)"', svg)):
-        svg = re.sub(rf'(id="|url\(#){re.escape(old)}(?=["\)])', rf"\g<1>c{mark}-{i}", svg)
+        svg = re.sub(
+            rf'(id="|url\(#){re.escape(old)}(?=["\)])', rf"\g<1>c{mark}-{i}", svg
+        )
     return ShownChart(spec, svg)

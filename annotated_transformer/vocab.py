@@ -25,45 +25,63 @@ PROBE = f"\ufb01  \t{SPACE} "
 # %% ../nbs/51b_vocab.ipynb #f3c8236b
 class Vocab:
     "A shared BPE vocabulary: text to piece ids and back, without loss (§5.1)."
+
     def __init__(
         self,
         model: bytes,  # a SentencePiece model, as `learn_bpe` made it; ValueError for others
     ):
         self.model = model
-        try: self.pieces = spm.SentencePieceProcessor(model_proto=model)
-        except RuntimeError: raise UserError("not a SentencePiece model") from None
-        self.pad_id, self.bos_id, self.eos_id = self.pieces.pad_id(), self.pieces.bos_id(), self.pieces.eos_id()
+        try:
+            self.pieces = spm.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise UserError("not a SentencePiece model") from None
+        self.pad_id, self.bos_id, self.eos_id = (
+            self.pieces.pad_id(),
+            self.pieces.bos_id(),
+            self.pieces.eos_id(),
+        )
         if min(self.pad_id, self.bos_id, self.eos_id) < 0:
-            raise UserError("this model lacks <pad>, <s> or "
-                            "</s>: learn one with learn_bpe")
-        self.space_bytes = [self.pieces.piece_to_id(f"<0x{byte:02X}>")
-                            for byte in SPACE.encode()]
+            raise UserError(
+                "this model lacks <pad>, <s> or </s>: learn one with learn_bpe"
+            )
+        self.space_bytes = [
+            self.pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()
+        ]
         if self.decode(self.encode(PROBE)) != PROBE:
-            raise UserError("this model does not give text back as it "
-                            "was: learn one with learn_bpe")
+            raise UserError(
+                "this model does not give text back as it was: learn one with learn_bpe"
+            )
 
-    def __len__(self) -> int: return self.pieces.get_piece_size()
+    def __len__(self) -> int:
+        return self.pieces.get_piece_size()
 
     def encode(
         self,
-        text: str,    # one sentence, any Unicode
-    ) -> list[int]:   # without start and end symbol; never empty
+        text: str,  # one sentence, any Unicode
+    ) -> list[int]:  # without start and end symbol; never empty
         "Piece ids of a sentence."
-        try: first, *rest = map(self.pieces.encode, (" " + text).split(SPACE))
+        try:
+            first, *rest = map(self.pieces.encode, (" " + text).split(SPACE))
         except RuntimeError:
-            raise UserError(f"text={text!r} holds half of a surrogate pair, no "
-                            "character: read it as UTF-8") from None
+            raise UserError(
+                f"text={text!r} holds half of a surrogate pair, no "
+                "character: read it as UTF-8"
+            ) from None
         return first + [i for part in rest for i in self.space_bytes + part]
 
     def encode_many(
         self,
         texts: list[str],
         n_threads: int = -1,  # −1: one per core
-    ) -> list[list[int]]:     # of each text what `encode` gives
+    ) -> list[list[int]]:  # of each text what `encode` gives
         "Piece ids of many sentences, several at a time."
         try:
-            ids = iter(self.pieces.encode([" " + text for text in texts if SPACE not in text],
-                                          num_threads=n_threads))
+            ids = iter(
+                self.pieces.encode(
+                    [" " + text for text in texts if SPACE not in text],
+                    num_threads=n_threads,
+                )
+            )
         except (RuntimeError, TypeError):
             # it does not say which text; `encode` does
             return [self.encode(text) for text in texts]
@@ -75,7 +93,9 @@ class Vocab:
     ) -> str:
         "The sentence whose pieces these are: `decode(encode(x)) == x`."
         special = (self.pad_id, self.bos_id, self.eos_id, self.pieces.unk_id())
-        return self.pieces.decode([i for i in map(int, ids) if i not in special]).removeprefix(" ")
+        return self.pieces.decode(
+            [i for i in map(int, ids) if i not in special]
+        ).removeprefix(" ")
 
     def words(self, ids: Iterable[int]) -> list[str]:
         "The pieces themselves, as text."
@@ -88,42 +108,60 @@ class Vocab:
 # %% ../nbs/51b_vocab.ipynb #0618c3d9
 def sample_lines(
     lines: Iterable[str],
-    n: int,                # at most so many
+    n: int,  # at most so many
     seed: int = 0,
 ) -> list[str]:
     "All lines if they are few, else `n` of them drawn at random, in one pass (Vitter 1985, algorithm R)."
     kept, rng = [], random.Random(seed)
     for i, line in enumerate(lines):
-        if i < n: kept.append(line)
-        elif (place := int(rng.random() * (i + 1))) < n: kept[place] = line
+        if i < n:
+            kept.append(line)
+        elif (place := int(rng.random() * (i + 1))) < n:
+            kept[place] = line
     return kept
 
 # %% ../nbs/51b_vocab.ipynb #420876e1
 def learn_bpe(
-    lines: Iterable[str],       # sentences of both languages
-    n_pieces: int,              # wanted, 300 or more; small text gives fewer
+    lines: Iterable[str],  # sentences of both languages
+    n_pieces: int,  # wanted, 300 or more; small text gives fewer
     n_sample: int = 1_000_000,  # lines learned from, drawn by `sample_lines` when there are more; they lie in memory
     n_threads: int = 2,
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary in which nothing is unknown: rare characters fall back to bytes (§5.1)."
     if n_pieces < 300:
-        raise UserError(f"n_pieces={n_pieces} is too few: 256 bytes, 4 special pieces "
-                        "and some letters need at least 300")
+        raise UserError(
+            f"n_pieces={n_pieces} is too few: 256 bytes, 4 special pieces "
+            "and some letters need at least 300"
+        )
     if n_sample < 1:
         raise UserError(f"n_sample={n_sample} is too few: take one line at least")
     out, sample = io.BytesIO(), sample_lines(lines, n_sample)
-    try: spm.SentencePieceTrainer.train(
-        sentence_iterator=(" " + line for line in sample), model_writer=out,
-        vocab_size=n_pieces, model_type="bpe",
-        character_coverage=0.9999, byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=False,
-        add_dummy_prefix=False, hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2,
-        eos_id=3,
-        max_sentence_length=100_000, num_threads=n_threads, minloglevel=2)
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=(" " + line for line in sample),
+            model_writer=out,
+            vocab_size=n_pieces,
+            model_type="bpe",
+            character_coverage=0.9999,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            hard_vocab_limit=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            max_sentence_length=100_000,
+            num_threads=n_threads,
+            minloglevel=2,
+        )
     except RuntimeError:
-        raise UserError(f"no vocabulary of n_pieces={n_pieces} can be learned: the "
-                        "text is empty, or has too many different "
-                        "characters for so few pieces") from None
+        raise UserError(
+            f"no vocabulary of n_pieces={n_pieces} can be learned: the "
+            "text is empty, or has too many different "
+            "characters for so few pieces"
+        ) from None
     return Vocab(out.getvalue())
 
 # %% ../nbs/51b_vocab.ipynb #c314c384
@@ -131,6 +169,9 @@ def load_vocab(path: Path) -> Vocab:
     "A vocabulary from its file; UserError if there is none."
     if not Path(path).is_file():  # a pipe would block
         raise UserError(f"{path}: no vocabulary file there")
-    try: return Vocab(Path(path).read_bytes())
-    except OSError: raise UserError(f"{path}: no vocabulary file there") from None
-    except ValueError as e: raise UserError(f"{path}: {e}") from None
+    try:
+        return Vocab(Path(path).read_bytes())
+    except OSError:
+        raise UserError(f"{path}: no vocabulary file there") from None
+    except ValueError as e:
+        raise UserError(f"{path}: {e}") from None

@@ -6,6 +6,7 @@
 About 4,096 tokens at each length, heads of 64. A round times both, one after the other; ratios are taken within a round, and the
 median over rounds is printed: above 1 the written-out one is faster. `fast_attention` of notebook 322 chooses by this table.
 """
+
 import argparse
 import json
 import statistics
@@ -23,23 +24,29 @@ def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def seconds(attend: Callable[..., Tensor], inputs: list[Tensor], mask: Tensor, backward: bool) -> float:
+def seconds(
+    attend: Callable[..., Tensor], inputs: list[Tensor], mask: Tensor, backward: bool
+) -> float:
     "One forward pass, with its backward pass if wanted."
     began = time.perf_counter()
     with torch.set_grad_enabled(backward):
         out = attend(*inputs, mask)
-        if backward: torch.autograd.grad(out, inputs, torch.ones_like(out))
+        if backward:
+            torch.autograd.grad(out, inputs, torch.ones_like(out))
     return time.perf_counter() - began
 
 
-def compare(dtype: torch.dtype, n: int, backward: bool, args: argparse.Namespace) -> float:
+def compare(
+    dtype: torch.dtype, n: int, backward: bool, args: argparse.Namespace
+) -> float:
     "How much faster the written-out one is."
     torch.manual_seed(0)
     shape = (max(1, args.tokens // n), args.heads, n, 64)
     inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
     mask = torch.ones(shape[0], 1, 1, n, dtype=torch.bool)
     mask[:, :, :, -1] = n == 1  # the last position is padding
-    for attend in (attention, fused): seconds(attend, inputs, mask, backward)  # warm
+    for attend in (attention, fused):
+        seconds(attend, inputs, mask, backward)  # warm
     ratios = []
     for _ in range(args.rounds):
         plain = seconds(attention, inputs, mask, backward)
@@ -48,8 +55,12 @@ def compare(dtype: torch.dtype, n: int, backward: bool, args: argparse.Namespace
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512]
+    )
     parser.add_argument("--tokens", type=int, default=4096, help="of a batch, about")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
@@ -57,15 +68,38 @@ def main() -> None:
     parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    kinds = [(str(dtype).removeprefix("torch."), backward) for dtype in (torch.float32, torch.bfloat16) for backward in (False, True)]
-    names = [f"{dtype}, {'forward and backward' if backward else 'forward'}" for dtype, backward in kinds]
+    kinds = [
+        (str(dtype).removeprefix("torch."), backward)
+        for dtype in (torch.float32, torch.bfloat16)
+        for backward in (False, True)
+    ]
+    names = [
+        f"{dtype}, {'forward and backward' if backward else 'forward'}"
+        for dtype, backward in kinds
+    ]
     print(f"{'length':>8}" + "".join(f"{name:>32}" for name in names))
     result = {}
     for n in args.lengths:
-        result[n] = {name: compare(getattr(torch, dtype), n, backward, args) for name, (dtype, backward) in zip(names, kinds)}
-        print(f"{n:>8}" + "".join(f"{ratio:>32.2f}" for ratio in result[n].values()), flush=True)
+        result[n] = {
+            name: compare(getattr(torch, dtype), n, backward, args)
+            for name, (dtype, backward) in zip(names, kinds)
+        }
+        print(
+            f"{n:>8}" + "".join(f"{ratio:>32.2f}" for ratio in result[n].values()),
+            flush=True,
+        )
     if args.out:
-        with open(args.out, "w") as f: json.dump({"threads": args.threads, "tokens": args.tokens, "written_out_is_faster_by": result}, f, indent=1)
+        with open(args.out, "w") as f:
+            json.dump(
+                {
+                    "threads": args.threads,
+                    "tokens": args.tokens,
+                    "written_out_is_faster_by": result,
+                },
+                f,
+                indent=1,
+            )
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

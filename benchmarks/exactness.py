@@ -11,6 +11,7 @@ tensor, at the sizes of `tiny`, after some steps of training, without dropout.
 disk: no space is left during a save: one line is said, the checkpoints of before stay, and the run goes on when there is space (Linux, root).
 The text is that of the built-in grammar, and all folders are temporary ones. The exit status is 1 if anything does not hold.
 """
+
 import argparse
 import json
 import os
@@ -30,9 +31,24 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.batch import Position, open_prepared, training_steps
-from annotated_transformer.checkpoint import (checkpoints, latest, load_checkpoint, load_run, load_weights, read_config, read_metrics,
-                                              read_part, read_state)
-from annotated_transformer.distributed import data_parallel, n_ranks, process_group, rank, reduce_now
+from annotated_transformer.checkpoint import (
+    checkpoints,
+    latest,
+    load_checkpoint,
+    load_run,
+    load_weights,
+    read_config,
+    read_metrics,
+    read_part,
+    read_state,
+)
+from annotated_transformer.distributed import (
+    data_parallel,
+    n_ranks,
+    process_group,
+    rank,
+    reduce_now,
+)
 from annotated_transformer.grammar import builtin
 from annotated_transformer.recipe import BatchLoss, build_training
 from annotated_transformer.transformer import build_transformer
@@ -41,7 +57,10 @@ from annotated_transformer.vocab import load_vocab
 CPU = torch.device("cpu")
 SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"]
 SETTINGS = ["n_pieces=500", "dropout=0.1", "precision=fp32", "average_last=2"]
-DTYPES = {"float32": (torch.float32, 1e-6), "float64": (torch.float64, 1e-13)}  # and the most that rounding may make of it
+DTYPES = {
+    "float32": (torch.float32, 1e-6),
+    "float64": (torch.float64, 1e-13),
+}  # and the most that rounding may make of it
 
 
 class Fact(NamedTuple):
@@ -52,36 +71,73 @@ class Fact(NamedTuple):
 
 # ---- the command line, in processes of its own
 
+
 class Runs:
     "A folder of runs, all on the same text."
+
     def __init__(self, folder: Path):
         self.folder = folder
-        for side in ("en", "de"): (folder / side).write_text("".join(getattr(s, side) + "\n" for s in builtin(1000, seed=3)), encoding="utf-8")
+        for side in ("en", "de"):
+            (folder / side).write_text(
+                "".join(getattr(s, side) + "\n" for s in builtin(1000, seed=3)),
+                encoding="utf-8",
+            )
 
     def start(self, *args: str | Path) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, "-m", "annotated_transformer", "train", "--device", "cpu", "--quiet", *map(str, args)],
-                                stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "annotated_transformer",
+                "train",
+                "--device",
+                "cpu",
+                "--quiet",
+                *map(str, args),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
 
     def begin(self, run: Path, settings: list[str]) -> subprocess.Popen:
-        return self.start("--src", self.folder / "en", "--tgt", self.folder / "de", "--prepared", self.folder / "data", "--config", "tiny",
-                          "--out", run, *SETTINGS, *settings)
+        return self.start(
+            "--src",
+            self.folder / "en",
+            "--tgt",
+            self.folder / "de",
+            "--prepared",
+            self.folder / "data",
+            "--config",
+            "tiny",
+            "--out",
+            run,
+            *SETTINGS,
+            *settings,
+        )
 
-    def go_on(self, run: Path) -> subprocess.Popen: return self.start("--resume", run, "--prepared", self.folder / "data")
+    def go_on(self, run: Path) -> subprocess.Popen:
+        return self.start("--resume", run, "--prepared", self.folder / "data")
 
     def straight(self, name: str, settings: list[str]) -> Path:
         "A run that is left alone."
-        if not (self.folder / name).exists(): finish(self.begin(self.folder / name, settings))
+        if not (self.folder / name).exists():
+            finish(self.begin(self.folder / name, settings))
         return self.folder / name
 
 
 def finish(process: subprocess.Popen) -> None:
     said = process.communicate()[1]
-    if process.returncode: raise RuntimeError(f"exit status {process.returncode}: {said}")
+    if process.returncode:
+        raise RuntimeError(f"exit status {process.returncode}: {said}")
 
 
 def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
     while not done():
-        if process.poll() is not None: raise RuntimeError(f"ended too early, with status {process.returncode}: {process.stderr.read()}")
+        if process.poll() is not None:
+            raise RuntimeError(
+                f"ended too early, with status {process.returncode}: {process.stderr.read()}"
+            )
         time.sleep(0.002)
 
 
@@ -91,41 +147,67 @@ def kill(process: subprocess.Popen) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def last_step(run: Path) -> int: return max((record["step"] for record in read_metrics(run)), default=0)
+def last_step(run: Path) -> int:
+    return max((record["step"] for record in read_metrics(run)), default=0)
 
 
 def same(run: Path, straight: Path) -> Iterator[Fact]:
     "Two runs at their ends, file by file and loss by loss."
     ends = [(latest(folder / "checkpoints"), folder) for folder in (run, straight)]
-    for name, (a, b) in {"newest checkpoint's model.safetensors": [last / "model.safetensors" for last, _ in ends],
-                         "newest checkpoint's optimizer.safetensors": [last / "optimizer.safetensors" for last, _ in ends],
-                         "the run's model.safetensors": [folder / "model.safetensors" for _, folder in ends]}.items():
+    for name, (a, b) in {
+        "newest checkpoint's model.safetensors": [
+            last / "model.safetensors" for last, _ in ends
+        ],
+        "newest checkpoint's optimizer.safetensors": [
+            last / "optimizer.safetensors" for last, _ in ends
+        ],
+        "the run's model.safetensors": [
+            folder / "model.safetensors" for _, folder in ends
+        ],
+    }.items():
         equal = a.read_bytes() == b.read_bytes()
         yield Fact(name, "the same bits" if equal else "other bits", equal)
-    a, b = ([[r.get(name) for name in ("step", "loss", "valid_loss")] for r in read_metrics(folder)] for folder in (run, straight))
+    a, b = (
+        [
+            [r.get(name) for name in ("step", "loss", "valid_loss")]
+            for r in read_metrics(folder)
+        ]
+        for folder in (run, straight)
+    )
     yield Fact("losses in metrics.jsonl", "the same" if a == b else "others", a == b)
 
 
 def load_all(run: Path) -> int:
     "Load whatever can be loaded, or raise ValueError; how many checkpoints there are."
     recipe, _ = read_config(run)
-    _, objective, optimizer = build_training(recipe, load_vocab(run / "vocab.model"), CPU)
+    _, objective, optimizer = build_training(
+        recipe, load_vocab(run / "vocab.model"), CPU
+    )
     found = checkpoints(run / "checkpoints")
     for path in found:
-        if (path / "optimizer.safetensors").exists(): load_checkpoint(path, objective.model, optimizer)
-        else: read_part(path / "model.safetensors", read_state(path)[1])
+        if (path / "optimizer.safetensors").exists():
+            load_checkpoint(path, objective.model, optimizer)
+        else:
+            read_part(path / "model.safetensors", read_state(path)[1])
     best = run / "checkpoints" / "best.safetensors"
-    if best.exists(): load_weights(objective.model, best)
-    if (run / "model.safetensors").exists(): load_run(run)
+    if best.exists():
+        load_weights(objective.model, best)
+    if (run / "model.safetensors").exists():
+        load_run(run)
     return len(found)
 
 
 def half_written(run: Path) -> list[str]:
     "What a reader never takes for whole: its names begin with a dot."
-    return sorted(str(path.relative_to(run)) for pattern in (".annotated*", "checkpoints/.annotated*") for path in run.glob(pattern))
+    return sorted(
+        str(path.relative_to(run))
+        for pattern in (".annotated*", "checkpoints/.annotated*")
+        for path in run.glob(pattern)
+    )
 
 
 # ---- what is tried
+
 
 def resume(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     settings = [*SMALL, "max_steps=200", "save_every=20", "valid_every=50"]
@@ -143,53 +225,99 @@ def kills(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     settings = [*SMALL, f"max_steps={8 * args.kills}", "save_every=1", "valid_every=2"]
     rng, run, in_a_save, loaded = random.Random(args.seed), runs.folder / "killed", 0, 0
     for i in range(args.kills):
-        last, left, process = latest(run / "checkpoints"), set(half_written(run)), runs.go_on(run) if i else runs.begin(run, settings)
+        last, left, process = (
+            latest(run / "checkpoints"),
+            set(half_written(run)),
+            runs.go_on(run) if i else runs.begin(run, settings),
+        )
         wait_until(lambda last=last: latest(run / "checkpoints") != last, process)
-        if i % 2: wait_until(lambda left=left: not left.issuperset(half_written(run)), process)  # it has begun to write
-        time.sleep(rng.uniform(0, 0.015 if i % 2 else 0.2))  # a save takes some 0.03 seconds, a step and its save 0.07
+        if i % 2:
+            wait_until(
+                lambda left=left: not left.issuperset(half_written(run)), process
+            )  # it has begun to write
+        time.sleep(
+            rng.uniform(0, 0.015 if i % 2 else 0.2)
+        )  # a save takes some 0.03 seconds, a step and its save 0.07
         kill(process)
         in_a_save += not left.issuperset(half_written(run))
         loaded += load_all(run)
     yield Fact("kills", args.kills)
-    yield Fact("of them in a save, with something half-written left", in_a_save, in_a_save > 0)
+    yield Fact(
+        "of them in a save, with something half-written left", in_a_save, in_a_save > 0
+    )
     yield Fact("checkpoints loaded after kills", loaded, loaded > 0)
     yield Fact("steps done when the last kill came", last_step(run))
     finish(runs.go_on(run))
     yield from same(run, runs.straight("undisturbed", settings))
-    yield Fact("half-written files left at the end", ", ".join(half_written(run)) or 0, not half_written(run))
+    yield Fact(
+        "half-written files left at the end",
+        ", ".join(half_written(run)) or 0,
+        not half_written(run),
+    )
 
 
 def each(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     "As many runs as kills, each killed once, at any moment from the start of its process on, and then gone on with to its end."
     settings = [*SMALL, "n_layers=1", "max_steps=12", "save_every=1", "valid_every=2"]
-    straight, rng, equal, begun = runs.straight("short", settings), random.Random(args.seed), 0, 0
+    straight, rng, equal, begun = (
+        runs.straight("short", settings),
+        random.Random(args.seed),
+        0,
+        0,
+    )
     for i in range(args.kills):
         run = runs.folder / f"each-{i}"
         process = runs.begin(run, settings)
-        if i % 5: wait_until(lambda run=run: (run / "config.json").exists(), process)
+        if i % 5:
+            wait_until(lambda run=run: (run / "config.json").exists(), process)
         time.sleep(rng.uniform(0, 3))
         kill(process) if process.poll() is None else process.communicate()
         begun += (run / "config.json").exists()
-        finish(runs.go_on(run) if (run / "config.json").exists() else runs.begin(run, settings))
-        equal += all(fact.holds for fact in same(run, straight)) and not half_written(run)
+        finish(
+            runs.go_on(run)
+            if (run / "config.json").exists()
+            else runs.begin(run, settings)
+        )
+        equal += all(fact.holds for fact in same(run, straight)) and not half_written(
+            run
+        )
         shutil.rmtree(run)
     yield Fact("runs killed once and gone on with", args.kills)
     yield Fact("of them with a run folder when the kill came", begun)
-    yield Fact("of them equal at the end to one that was left alone, byte for byte", equal, equal == args.kills)
+    yield Fact(
+        "of them equal at the end to one that was left alone, byte for byte",
+        equal,
+        equal == args.kills,
+    )
 
 
 def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Tensor]:
     "Of the step that a run would do next, without dropout: this process does its rank's share."
     (recipe, about), last = read_config(run), latest(run / "checkpoints")
-    data, (done, _), settings = open_prepared(about["prepared"]), read_state(last), recipe.train
+    data, (done, _), settings = (
+        open_prepared(about["prepared"]),
+        read_state(last),
+        recipe.train,
+    )
     model = build_transformer(recipe.model, len(data.vocab), data.vocab.pad_id)
     load_weights(model, last / "model.safetensors")
     objective = BatchLoss(model.to(dtype), settings.label_smoothing)
     parallel = data_parallel(objective, CPU)
-    step = next(training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed, start=Position(done.step, done.epoch, done.i_batch),
-                               rank=rank(), n_ranks=n_ranks(), accumulate=accumulate))
+    step = next(
+        training_steps(
+            data.train,
+            data.vocab,
+            settings.batch_tokens,
+            settings.seed,
+            start=Position(done.step, done.epoch, done.i_batch),
+            rank=rank(),
+            n_ranks=n_ranks(),
+            accumulate=accumulate,
+        )
+    )
     for i, batch in enumerate(step.micro, start=1):
-        with reduce_now(parallel, last=i == len(step.micro)): (parallel(batch) / step.n_tokens).backward()
+        with reduce_now(parallel, last=i == len(step.micro)):
+            (parallel(batch) / step.n_tokens).backward()
     return {name: weight.grad for name, weight in model.named_parameters()}
 
 
@@ -197,70 +325,136 @@ def one_of_two(run: Path) -> None:
     "What each of two processes computes; the first writes it down."
     with process_group(CPU):
         found = {name: gradient(run, dtype) for name, (dtype, _) in DTYPES.items()}
-        if rank() == 0: torch.save(found, run / "two.pt")
+        if rank() == 0:
+            torch.save(found, run / "two.pt")
 
 
 def gradients(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     run = runs.straight("tiny", ["max_steps=50", "save_every=50"])
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, "--rank-of", str(run)],
-                   check=True, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            __file__,
+            "--rank-of",
+            str(run),
+        ],
+        check=True,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     two = torch.load(run / "two.pt")
     for kind, (dtype, most) in DTYPES.items():
         one = gradient(run, dtype)
-        for name, other in {"two processes": two[kind], "two halves": gradient(run, dtype, accumulate=2)}.items():
-            off, worst = max((((other[w] - one[w]).norm() / one[w].norm()).item(), w) for w in one)
+        for name, other in {
+            "two processes": two[kind],
+            "two halves": gradient(run, dtype, accumulate=2),
+        }.items():
+            off, worst = max(
+                (((other[w] - one[w]).norm() / one[w].norm()).item(), w) for w in one
+            )
             yield Fact(f"{name}, {kind}: worst is {worst}", off, off < most)
 
 
 @contextmanager
 def small_disk(folder: Path, n_bytes: int) -> Iterator[Path]:
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", folder], check=True, stderr=subprocess.PIPE, text=True)
-    try: yield folder
-    finally: subprocess.run(["umount", folder], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", folder],
+        check=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def disk(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     settings = [*SMALL, "max_steps=200", "save_every=20", "valid_every=50"]
     straight = runs.straight("straight", settings)
-    size = sum(file.stat().st_size for file in latest(straight / "checkpoints").iterdir())
+    size = sum(
+        file.stat().st_size for file in latest(straight / "checkpoints").iterdir()
+    )
     for room, left in {"half a checkpoint": size // 2, "nothing": 0}.items():
-        try: yield from full_disk(runs, straight, settings, 20 * size, room, left)
-        except subprocess.CalledProcessError as e: yield Fact("skipped: no small disk could be mounted", e.stderr.strip())
-        except FileNotFoundError as e: yield Fact("skipped: no small disk could be mounted", str(e))
+        try:
+            yield from full_disk(runs, straight, settings, 20 * size, room, left)
+        except subprocess.CalledProcessError as e:
+            yield Fact("skipped: no small disk could be mounted", e.stderr.strip())
+        except FileNotFoundError as e:
+            yield Fact("skipped: no small disk could be mounted", str(e))
 
 
-def full_disk(runs: Runs, straight: Path, settings: list[str], n_bytes: int, room: str, left: int) -> Iterator[Fact]:
+def full_disk(
+    runs: Runs, straight: Path, settings: list[str], n_bytes: int, room: str, left: int
+) -> Iterator[Fact]:
     with small_disk(runs.folder / f"disk with {room}", n_bytes) as folder:
         run, ballast = folder / "run", folder / "ballast"
         process = runs.begin(run, settings)
         wait_until(lambda: latest(run / "checkpoints") is not None, process)
-        with open(ballast, "wb") as file: os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - left)
+        with open(ballast, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - left)
         before, said = checkpoints(run / "checkpoints"), process.communicate()[1]
-        yield Fact(f"{room} left: exit status", process.returncode, process.returncode == 2)
-        yield Fact(f"{room} left: said", said.strip().replace(str(folder), "…"), said.count("\n") == 1 and "No space left" in said)
-        kept = checkpoints(run / "checkpoints") == before and load_all(run) == len(before)
-        yield Fact(f"{room} left: checkpoints of before", "whole" if kept else "damaged", kept)
-        yield Fact(f"{room} left: half-written files", ", ".join(half_written(run)) or 0, not half_written(run))
+        yield Fact(
+            f"{room} left: exit status", process.returncode, process.returncode == 2
+        )
+        yield Fact(
+            f"{room} left: said",
+            said.strip().replace(str(folder), "…"),
+            said.count("\n") == 1 and "No space left" in said,
+        )
+        kept = checkpoints(run / "checkpoints") == before and load_all(run) == len(
+            before
+        )
+        yield Fact(
+            f"{room} left: checkpoints of before", "whole" if kept else "damaged", kept
+        )
+        yield Fact(
+            f"{room} left: half-written files",
+            ", ".join(half_written(run)) or 0,
+            not half_written(run),
+        )
         ballast.unlink()
         finish(runs.go_on(run))
         equal = all(fact.holds for fact in same(run, straight))
-        yield Fact(f"{room} left: gone on with after making space", "the same bits" if equal else "other bits", equal)
+        yield Fact(
+            f"{room} left: gone on with after making space",
+            "the same bits" if equal else "other bits",
+            equal,
+        )
 
 
-TRIED = {"resume": resume, "kills": kills, "each": each, "gradients": gradients, "disk": disk}
+TRIED = {
+    "resume": resume,
+    "kills": kills,
+    "each": each,
+    "gradients": gradients,
+    "disk": disk,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", default=list(TRIED), choices=TRIED)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the moments of the kills"
+    )
     parser.add_argument("--out", help="write the findings as JSON")
-    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)  # what torchrun starts two processes with
+    parser.add_argument(
+        "--rank-of", type=Path, help=argparse.SUPPRESS
+    )  # what torchrun starts two processes with
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.rank_of: return one_of_two(args.rank_of)
+    if args.rank_of:
+        return one_of_two(args.rank_of)
     found = {}
     with tempfile.TemporaryDirectory() as name:
         runs = Runs(Path(name))
@@ -269,12 +463,19 @@ def main() -> None:
             began, found[part] = time.perf_counter(), []
             for fact in TRIED[part](runs, args):
                 found[part].append(fact._asdict())
-                value = f"{fact.found:.1e}" if isinstance(fact.found, float) else fact.found
-                print(f"  {fact.what:72}{value}{'' if fact.holds is not False else '   DOES NOT HOLD'}", flush=True)
+                value = (
+                    f"{fact.found:.1e}" if isinstance(fact.found, float) else fact.found
+                )
+                print(
+                    f"  {fact.what:72}{value}{'' if fact.holds is not False else '   DOES NOT HOLD'}",
+                    flush=True,
+                )
             print(f"  {time.perf_counter() - began:.0f} s")
     if args.out:
-        with open(args.out, "w") as f: json.dump(found, f, indent=1)
+        with open(args.out, "w") as f:
+            json.dump(found, f, indent=1)
     sys.exit(any(fact["holds"] is False for facts in found.values() for fact in facts))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

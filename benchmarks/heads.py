@@ -7,6 +7,7 @@
 RUN is a run on the built-in text, that of `make demo`, say. If there is none at RUN, `tiny` is trained first (some three minutes of one core).
 Measuring takes about half a minute. All maps of the two animal sentences go with it, a line of thousandths for each word that looks.
 """
+
 import argparse
 import json
 import time
@@ -24,59 +25,123 @@ from annotated_transformer.decode import greedy_search
 from annotated_transformer.evaluate import Translator
 from annotated_transformer.explorer import shown_pieces
 from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
-from annotated_transformer.heads import EITHER, Follows, follow, it_sentences, pronouns_said, read_pair, without_each, without_head
+from annotated_transformer.heads import (
+    EITHER,
+    Follows,
+    follow,
+    it_sentences,
+    pronouns_said,
+    read_pair,
+    without_each,
+    without_head,
+)
 from annotated_transformer.recipe import train_run
 from annotated_transformer.visualize import attention_maps
 
 
 def thousandths(maps: Tensor) -> list:
     "Maps (n_layers, h, n_q, n_k), each row of each as one line of text."
-    return [[[" ".join(map(str, row)) for row in head] for head in layer] for layer in (1000 * maps).round().int().tolist()]
+    return [
+        [[" ".join(map(str, row)) for row in head] for head in layer]
+        for layer in (1000 * maps).round().int().tolist()
+    ]
 
 
-def without_two(translator: Translator, sentences: list[Sentence], kind: str, found: Follows) -> dict:
+def without_two(
+    translator: Translator, sentences: list[Sentence], kind: str, found: Follows
+) -> dict:
     "What becomes of the pronouns without the two heads that follow best, and without the two that follow least."
     order = (found.noun - found.other).flatten().argsort(descending=True).tolist()
     measured = {}
     for name, two in {"best": order[:2], "least": order[-2:]}.items():
         where = [divmod(i, found.noun.size(1)) for i in two]
         with ExitStack() as silent:
-            for layer, head in where: silent.enter_context(without_head(translator.model, kind, layer, head))
-            measured[name] = {"heads": where} | pronouns_said(translator, sentences)._asdict()
+            for layer, head in where:
+                silent.enter_context(without_head(translator.model, kind, layer, head))
+            measured[name] = {"heads": where} | pronouns_said(
+                translator, sentences
+            )._asdict()
     return measured
 
 
 def animal(translator: Translator, s: Sentence) -> dict:
     "Where every head looks in one sentence and its reference translation."
     vocab, pair = translator.vocab, read_pair(translator.vocab, s)
-    maps = attention_maps(translator.model, *(pad_ids([ids], vocab.pad_id) for ids in (pair.src, pair.tgt_in)))
-    return {"src": shown_pieces(vocab.words(pair.src)), "tgt": shown_pieces(vocab.words(pair.tgt_in)), "it": pair.it[0], "writes": pair.writes,
-            "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()}}
+    maps = attention_maps(
+        translator.model,
+        *(pad_ids([ids], vocab.pad_id) for ids in (pair.src, pair.tgt_in)),
+    )
+    return {
+        "src": shown_pieces(vocab.words(pair.src)),
+        "tgt": shown_pieces(vocab.words(pair.tgt_in)),
+        "it": pair.it[0],
+        "writes": pair.writes,
+        "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()},
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
-    parser.add_argument("--n", type=int, default=900, help="sentences drawn; those whose nouns share a gender are left out")
+    parser.add_argument(
+        "--n",
+        type=int,
+        default=900,
+        help="sentences drawn; those whose nouns share a gender are left out",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the sentences")
     parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()
-    if not (args.run / "model.safetensors").exists(): train_run(load_corpus("builtin"), get_recipe("tiny"), args.run)
-    run, sentences, began = load_run(args.run), it_sentences(args.n, args.seed), time.process_time()
+    if not (args.run / "model.safetensors").exists():
+        train_run(load_corpus("builtin"), get_recipe("tiny"), args.run)
+    run, sentences, began = (
+        load_run(args.run),
+        it_sentences(args.n, args.seed),
+        time.process_time(),
+    )
     translator = Translator(run.model, run.vocab, search=greedy_search)
-    with torch.inference_mode(): follows = follow(run.model, run.vocab, sentences)
-    whole, without = pronouns_said(translator, sentences), without_each(translator, sentences)
+    with torch.inference_mode():
+        follows = follow(run.model, run.vocab, sentences)
+    whole, without = (
+        pronouns_said(translator, sentences),
+        without_each(translator, sentences),
+    )
     found = {
-        "n_sentences": len(sentences), "patterns": list(EITHER), "sentence_seed": args.seed, "training": run.about["weights"],
-        "follow": {kind: {name: numbers.tolist() for name, numbers in f._asdict().items()} for kind, f in follows.items()},
-        "pronouns": {"whole": whole._asdict(),
-                     "without": {kind: [[p._asdict() for p in layer] for layer in layers] for kind, layers in without.items()},
-                     "two": {kind: without_two(translator, sentences, kind, f) for kind, f in follows.items()}},
+        "n_sentences": len(sentences),
+        "patterns": list(EITHER),
+        "sentence_seed": args.seed,
+        "training": run.about["weights"],
+        "follow": {
+            kind: {name: numbers.tolist() for name, numbers in f._asdict().items()}
+            for kind, f in follows.items()
+        },
+        "pronouns": {
+            "whole": whole._asdict(),
+            "without": {
+                kind: [[p._asdict() for p in layer] for layer in layers]
+                for kind, layers in without.items()
+            },
+            "two": {
+                kind: without_two(translator, sentences, kind, f)
+                for kind, f in follows.items()
+            },
+        },
         "cpu_seconds": round(time.process_time() - began, 1),
         "animals": [animal(translator, s) for s in (ANIMAL_TIRED, ANIMAL_WIDE)],
     }
-    print(json.dumps({name: value for name, value in found.items() if name != "animals"}, indent=1))
-    if args.out: Path(args.out).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(
+        json.dumps(
+            {name: value for name, value in found.items() if name != "animals"},
+            indent=1,
+        )
+    )
+    if args.out:
+        Path(args.out).write_text(
+            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,5 @@
 "What several tests share. See CONTRIBUTING.md for what belongs here and what in a notebook."
+
 import os
 import re
 import shutil
@@ -11,7 +12,9 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))  # notebooks.py, gate.py, pages.py, preview.py, links.py
+sys.path.insert(
+    0, str(ROOT / "tools")
+)  # notebooks.py, gate.py, pages.py, preview.py, links.py
 
 # The same examples on every run, and no time limit on one: machines differ.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
@@ -19,24 +22,39 @@ hypothesis.settings.load_profile("steady")
 
 
 # With pytest-xdist a file's tests stay together, and those that need the pages too; what takes longest begins first.
-SLOW = ("test_resume", "site", "test_streams", "test_distributed", "test_translate_stream", "test_hostile")
+SLOW = (
+    "test_resume",
+    "site",
+    "test_streams",
+    "test_distributed",
+    "test_translate_stream",
+    "test_hostile",
+)
 
 
-def pytest_configure(config): config.addinivalue_line("markers", "xdist_group(name): tests that one process runs")
+def pytest_configure(config):
+    config.addinivalue_line("markers", "xdist_group(name): tests that one process runs")
 
 
 def pytest_collection_modifyitems(items):
-    for item in items: item.add_marker(pytest.mark.xdist_group(group_of(item)))
-    items.sort(key=lambda item: SLOW.index(group_of(item)) if group_of(item) in SLOW else len(SLOW))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(
+        key=lambda item: (
+            SLOW.index(group_of(item)) if group_of(item) in SLOW else len(SLOW)
+        )
+    )
 
 
-def group_of(item: pytest.Item) -> str: return "site" if item.path.stem in ("test_site", "test_preview") else item.path.stem
+def group_of(item: pytest.Item) -> str:
+    return "site" if item.path.stem in ("test_site", "test_preview") else item.path.stem
 
 
 @pytest.fixture(scope="session")
 def cfg() -> dict[str, str]:
     "What settings.ini says."
     from notebooks import settings
+
     return settings()
 
 
@@ -44,7 +62,10 @@ def cfg() -> dict[str, str]:
 def data_dir() -> Path:
     "The folder of real text that ANNOTATED_TRANSFORMER_DATA names; without it the test is skipped."
     folder = os.environ.get("ANNOTATED_TRANSFORMER_DATA")
-    if not folder: pytest.skip("needs real text: set ANNOTATED_TRANSFORMER_DATA to a folder that holds multi30k/")
+    if not folder:
+        pytest.skip(
+            "needs real text: set ANNOTATED_TRANSFORMER_DATA to a folder that holds multi30k/"
+        )
     return Path(folder)
 
 
@@ -52,6 +73,7 @@ def data_dir() -> Path:
 def project(tmp_path_factory) -> Path:
     "A copy of the checkout, to be built in."
     from gate import copy, files_of
+
     to = tmp_path_factory.mktemp("project")
     copy(ROOT, to, files_of(ROOT))
     return to
@@ -61,10 +83,13 @@ def project(tmp_path_factory) -> Path:
 def trial(site):
     "The trial notebook as our processors leave it, for Quarto and the preview alike."
     from execnb.nbio import read_nb
+
     root = site.parent
     code = "from execnb.nbio import write_nb; from preview import *; write_nb(processed(ROOT / 'nbs/trial.ipynb'), ROOT / 'trial.ipynb')"
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "tools")])}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return read_nb(root / "trial.ipynb")
 
@@ -74,10 +99,16 @@ def site(tmp_path_factory) -> Path:
     "The preview of all pages, and of one more that uses all the page dialect: built once, in a copy of the checkout."
     from gate import copy, files_of
     from trial import write_trial
+
     root = tmp_path_factory.mktemp("site")
     copy(ROOT, root, files_of(ROOT))
     write_trial(root)
-    done = subprocess.run([sys.executable, root / "tools/preview.py"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(root)})
+    done = subprocess.run(
+        [sys.executable, root / "tools/preview.py"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
     assert done.returncode == 0, done.stderr
     return root / "_preview"
 
@@ -86,10 +117,20 @@ def layered(files: list[Path]) -> str:
     "Our styles around Bootstrap's, in Quarto's order: the last file's defaults first, Bootstrap, the rules."
     layers = []
     for file in files:
-        parts = re.split(r"^/\*-- scss:(\w+) --\*/$", file.read_text(encoding="utf-8"), flags=re.M)[1:]
+        parts = re.split(
+            r"^/\*-- scss:(\w+) --\*/$", file.read_text(encoding="utf-8"), flags=re.M
+        )[1:]
         layers.append(list(zip(parts[::2], parts[1::2], strict=True)))
-    of = lambda kind, layers: [text for layer in layers for k, text in layer if k == kind]
-    return "\n".join([*of("defaults", reversed(layers)), '@import "bootstrap";', *of("rules", layers)])
+    of = lambda kind, layers: [
+        text for layer in layers for k, text in layer if k == kind
+    ]
+    return "\n".join(
+        [
+            *of("defaults", reversed(layers)),
+            '@import "bootstrap";',
+            *of("rules", layers),
+        ]
+    )
 
 
 @pytest.fixture(scope="session")
@@ -97,11 +138,24 @@ def styles(tmp_path_factory) -> dict[str, str]:
     "The CSS of both themes, compiled with Bootstrap; skipped without them: `npm install -g sass bootstrap`."
     sass = shutil.which("sass")
     bootstrap = Path(sass).resolve().parents[1] / "bootstrap/scss" if sass else None
-    if not bootstrap or not bootstrap.exists(): pytest.skip("needs sass and bootstrap from npm, installed side by side")
+    if not bootstrap or not bootstrap.exists():
+        pytest.skip("needs sass and bootstrap from npm, installed side by side")
     folder, css = tmp_path_factory.mktemp("styles"), {}
-    for theme, names in (("light", ["site.scss"]), ("dark", ["site.scss", "dark.scss"])):
-        (folder / f"{theme}.scss").write_text(layered([ROOT / "nbs" / n for n in names]), encoding="utf-8")
-        command = [sass, "--quiet", "--no-source-map", f"--load-path={bootstrap}", folder / f"{theme}.scss", folder / f"{theme}.css"]
+    for theme, names in (
+        ("light", ["site.scss"]),
+        ("dark", ["site.scss", "dark.scss"]),
+    ):
+        (folder / f"{theme}.scss").write_text(
+            layered([ROOT / "nbs" / n for n in names]), encoding="utf-8"
+        )
+        command = [
+            sass,
+            "--quiet",
+            "--no-source-map",
+            f"--load-path={bootstrap}",
+            folder / f"{theme}.scss",
+            folder / f"{theme}.css",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         css[theme] = (folder / f"{theme}.css").read_text(encoding="utf-8")
@@ -111,15 +165,23 @@ def styles(tmp_path_factory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def docs(tmp_path_factory) -> Path:
     "The pages as they are published: those of the folder that DOCS names, or else built here; skipped without Quarto."
-    if os.environ.get("DOCS"): return (ROOT / os.environ["DOCS"]).resolve()
-    if not shutil.which("quarto"): pytest.skip("needs Quarto, or DOCS with the folder of its pages")
+    if os.environ.get("DOCS"):
+        return (ROOT / os.environ["DOCS"]).resolve()
+    if not shutil.which("quarto"):
+        pytest.skip("needs Quarto, or DOCS with the folder of its pages")
     from gate import copy, files_of
+
     root = tmp_path_factory.mktemp("docs")
     copy(ROOT, root, files_of(ROOT))
     (root / "README.md").touch()  # so that nbdev takes it for made
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "tools")])}
-    for command in ([Path(sys.executable).parent / "nbdev_docs", "--n_workers", "2"], [sys.executable, root / "tools/pages.py", root / "_docs"]):
-        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    for command in (
+        [Path(sys.executable).parent / "nbdev_docs", "--n_workers", "2"],
+        [sys.executable, root / "tools/pages.py", root / "_docs"],
+    ):
+        done = subprocess.run(
+            command, cwd=root, env=env, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     return root / "_docs"
 
@@ -128,13 +190,28 @@ def docs(tmp_path_factory) -> Path:
 def chromium() -> str:
     "A browser. In CI, as root, it is installed; elsewhere the test is skipped without one."
     names = ("chromium", "chromium-browser", "google-chrome")
-    if not any(map(shutil.which, names)) and os.environ.get("CI") and hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
-        for args in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", "-q", *args], capture_output=True, timeout=300, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
+    if (
+        not any(map(shutil.which, names))
+        and os.environ.get("CI")
+        and hasattr(os, "geteuid")
+        and os.geteuid() == 0
+        and shutil.which("apt-get")
+    ):
+        for args in (
+            ["update"],
+            ["install", "-y", "--no-install-recommends", "chromium"],
+        ):
+            subprocess.run(
+                ["apt-get", "-q", *args],
+                capture_output=True,
+                timeout=300,
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            )
     found = next(filter(None, map(shutil.which, names)), None)
     if not found:
         line = "NO BROWSER: chromium is not installed, so no page was opened in one. Install it and run pytest again."
         warnings.warn(line, stacklevel=1)
-        if os.environ.get("CI"): print(f"\n::warning::{line}", file=sys.__stderr__)
+        if os.environ.get("CI"):
+            print(f"\n::warning::{line}", file=sys.__stderr__)
         pytest.skip(line)
     return found

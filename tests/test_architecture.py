@@ -1,4 +1,5 @@
 "The shape of the house: a notebook for each module, arrows that point back in the paper's order, layers."
+
 import ast
 import importlib
 import json
@@ -11,40 +12,75 @@ from fold import each
 from notebooks import code_of, directives, joined
 
 LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
-PROSE = {"index", "glossary", "map", "reference", "conclusion"}  # notebooks that export nothing
+PROSE = {
+    "index",
+    "glossary",
+    "map",
+    "reference",
+    "conclusion",
+}  # notebooks that export nothing
 MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}
 
 # Which siblings a module may import. Parts import none: a layer is given its sub-layers, the loop its optimiser and loss.
 # Only the assemblies (transformer, recipe) and the command line gather many.
 ALLOWED = {
     # layer 0: parts
-    "config": "", "stack": "", "attention": "", "multi_head": "attention", "masking": "", "feed_forward": "", "embedding": "", "position": "",
-    "files": "", "grammar": "", "corpus": "grammar files", "vocab": "", "distributed": "", "optimizer": "", "label_smoothing": "", "decode": "",
+    "config": "",
+    "stack": "",
+    "attention": "",
+    "multi_head": "attention",
+    "masking": "",
+    "feed_forward": "",
+    "embedding": "",
+    "position": "",
+    "files": "",
+    "grammar": "",
+    "corpus": "grammar files",
+    "vocab": "",
+    "distributed": "",
+    "optimizer": "",
+    "label_smoothing": "",
+    "decode": "",
     "inference": "distributed",
     # layer 1: what holds parts together
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
-    "background": "", "complexity": "attention", "explorer": "",
-    "batch": "files vocab", "train": "batch distributed", "visualize": "attention masking position",
+    "background": "",
+    "complexity": "attention",
+    "explorer": "",
+    "batch": "files vocab",
+    "train": "batch distributed",
+    "visualize": "attention masking position",
     # layer 2: the model and its run on disk
     "checkpoint": "config files vocab transformer distributed",
-    "variations": "config files checkpoint", "parsing": "",
+    "variations": "config files checkpoint",
+    "parsing": "",
     # layer 3: a whole job
     "heads": "batch evaluate grammar visualize vocab",
     "evaluate": "corpus vocab batch inference decode distributed transformer checkpoint",
     "marian": "files inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint "
-              "evaluate",
+    "evaluate",
     "recipe": "config files corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
     "ct2": "config files vocab checkpoint",
     # layer 4
     "cli": "config files grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize explorer variations "
-           "transformer marian ct2 heads",
+    "transformer marian ct2 heads",
 }
 
 
-def notebooks() -> list[Path]: return sorted(NBS.glob("[!_.]*.ipynb"))
-def stem_of(path: Path) -> str: return re.sub(r"^\d+[a-z]?_", "", path.stem)
-def modules() -> set[str]: return {p.stem for p in LIB.glob("*.py")} - MADE_OR_BY_HAND
-def cells(path: Path) -> list[dict]: return json.loads(path.read_text(encoding="utf-8"))["cells"]
+def notebooks() -> list[Path]:
+    return sorted(NBS.glob("[!_.]*.ipynb"))
+
+
+def stem_of(path: Path) -> str:
+    return re.sub(r"^\d+[a-z]?_", "", path.stem)
+
+
+def modules() -> set[str]:
+    return {p.stem for p in LIB.glob("*.py")} - MADE_OR_BY_HAND
+
+
+def cells(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
 def siblings(module: str) -> set[str]:
@@ -52,18 +88,29 @@ def siblings(module: str) -> set[str]:
     names = modules() | {module}
     found = set()
     for node in ast.walk(ast.parse((LIB / f"{module}.py").read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import): paths = [a.name for a in node.names]
+        if isinstance(node, ast.Import):
+            paths = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = f"{LIB.name}.{node.module or ''}".rstrip(".") if node.level else node.module
+            base = (
+                f"{LIB.name}.{node.module or ''}".rstrip(".")
+                if node.level
+                else node.module
+            )
             paths = [base, *(f"{base}.{a.name}" for a in node.names)]
-        else: continue
+        else:
+            continue
         found |= {p.split(".")[1] for p in paths if p.startswith(LIB.name + ".")}
     return found & names - {module}
 
 
 @each("path", notebooks(), ids=lambda p: p.stem)
 def test_notebook_exports_its_module(path):
-    targets = [d["default_exp"] for c in cells(path) if c["cell_type"] == "code" and "default_exp" in (d := directives(joined(c["source"])))]
+    targets = [
+        d["default_exp"]
+        for c in cells(path)
+        if c["cell_type"] == "code"
+        and "default_exp" in (d := directives(joined(c["source"])))
+    ]
     assert targets == ([] if stem_of(path) in PROSE else [stem_of(path)])
 
 
@@ -73,27 +120,55 @@ def test_every_module_has_its_notebook():
 
 @each("module", sorted(modules()))
 def test_layers(module):
-    assert module in ALLOWED, f"{module} is new: give it a line in ALLOWED, and a place in CONTRIBUTING.md"
+    assert module in ALLOWED, (
+        f"{module} is new: give it a line in ALLOWED, and a place in CONTRIBUTING.md"
+    )
     assert siblings(module) <= set(ALLOWED[module].split())
 
 
-FORWARD = {("recipe", "visualize")}  # an assembly draws its learning curve, with what the appendix holds
+FORWARD = {
+    ("recipe", "visualize")
+}  # an assembly draws its learning curve, with what the appendix holds
 
 
 def test_no_arrow_points_forward():
     place = {stem_of(p): i for i, p in enumerate(notebooks())}
-    assert FORWARD == {(m, s) for m in modules() for s in siblings(m) if place[s] > place[m]}
+    assert FORWARD == {
+        (m, s) for m in modules() for s in siblings(m) if place[s] > place[m]
+    }
 
 
-CHANGES_NAMES = {"rmtree", "unlink", "rename", "replace", "renames", "remove", "removedirs", "rmdir", "move", "link", "symlink"}
+CHANGES_NAMES = {
+    "rmtree",
+    "unlink",
+    "rename",
+    "replace",
+    "renames",
+    "remove",
+    "removedirs",
+    "rmdir",
+    "move",
+    "link",
+    "symlink",
+}
 
 
 def changes_files(node: ast.AST) -> bool:
     "Is this a call that removes, replaces or renames a file? `replace` and `remove` only of os or shutil: texts and lists have theirs."
-    if not isinstance(node, ast.Call): return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    of = getattr(node.func.value, "id", "") if isinstance(node.func, ast.Attribute) else ""
-    if name in {"replace", "remove", "move", "link", "symlink"}: return of in {"os", "shutil"}
+    if not isinstance(node, ast.Call):
+        return False
+    name = (
+        node.func.attr
+        if isinstance(node.func, ast.Attribute)
+        else getattr(node.func, "id", "")
+    )
+    of = (
+        getattr(node.func.value, "id", "")
+        if isinstance(node.func, ast.Attribute)
+        else ""
+    )
+    if name in {"replace", "remove", "move", "link", "symlink"}:
+        return of in {"os", "shutil"}
     return name in CHANGES_NAMES
 
 
@@ -106,7 +181,10 @@ def test_one_module_removes_and_renames(module):
 
 def test_allowed_has_no_circle():
     done: set[str] = set()
-    while ready := {m for m in ALLOWED.keys() - done if set(ALLOWED[m].split()) <= done}: done |= ready
+    while ready := {
+        m for m in ALLOWED.keys() - done if set(ALLOWED[m].split()) <= done
+    }:
+        done |= ready
     assert done == ALLOWED.keys()
 
 
@@ -129,10 +207,16 @@ def test_import_cells_hold_only_imports(path):
     mixed = []
     for cell in cells(path):
         source = joined(cell["source"])
-        if cell["cell_type"] != "code" or directives(source).get("eval") == "false" or re.search(r"^\s*[%!]", source, re.M): continue
+        if (
+            cell["cell_type"] != "code"
+            or directives(source).get("eval") == "false"
+            or re.search(r"^\s*[%!]", source, re.M)
+        ):
+            continue
         nodes = ast.parse(code_of(source)).body
         top = [isinstance(n, ast.Import | ast.ImportFrom) for n in nodes]
-        if any(top) and not all(top): mixed.append(source)
+        if any(top) and not all(top):
+            mixed.append(source)
     assert mixed == []
 
 
@@ -140,9 +224,17 @@ def test_import_cells_hold_only_imports(path):
 def test_figures_say_what_they_show(path):
     "A drawn picture has a label, a caption and a text for those who cannot see it."
     for cell in cells(path):
-        if any(k.startswith("image/") for o in cell.get("outputs", []) for k in o.get("data", {})):
+        if any(
+            k.startswith("image/")
+            for o in cell.get("outputs", [])
+            for k in o.get("data", {})
+        ):
             found = directives(joined(cell["source"]))
-            assert found.get("label", "").startswith("fig-") and found.get("fig-cap") and found.get("fig-alt"), joined(cell["source"])
+            assert (
+                found.get("label", "").startswith("fig-")
+                and found.get("fig-cap")
+                and found.get("fig-alt")
+            ), joined(cell["source"])
 
 
 @each("path", notebooks(), ids=lambda p: p.stem)
@@ -152,10 +244,18 @@ def test_captions_are_shown_everywhere(path):
         source = joined(cell["source"])
         if cell["cell_type"] == "markdown":
             assert not re.search(r"\{#fig-|^:::|@fig-", source, re.M), source
-            assert not re.search(r"\[\d+[a-z]?\]\((?!http)", source), f"a link says where it leads: {source}"
+            assert not re.search(r"\[\d+[a-z]?\]\((?!http)", source), (
+                f"a link says where it leads: {source}"
+            )
         elif re.search(r"^#\| *fig-cap:", source, re.M):
-            shown = [joined(out["data"].get("text/markdown", "")) for out in cell["outputs"] if "data" in out]
-            caption = yaml.safe_load(re.search(r"^#\| *fig-cap: *(.*)$", source, re.M)[1])
+            shown = [
+                joined(out["data"].get("text/markdown", ""))
+                for out in cell["outputs"]
+                if "data" in out
+            ]
+            caption = yaml.safe_load(
+                re.search(r"^#\| *fig-cap: *(.*)$", source, re.M)[1]
+            )
             assert shown[-1] == f"**Figure.** {caption}", source
 
 
@@ -165,7 +265,9 @@ def test_outputs_name_no_machine(path):
     for cell in cells(path):
         for out in cell.get("outputs", []):
             assert out["output_type"] != "error", joined(cell["source"])
-            assert not re.search(r"site-packages|/home/|/Users/|/root/", json.dumps(out)), joined(cell["source"])
+            assert not re.search(
+                r"site-packages|/home/|/Users/|/root/", json.dumps(out)
+            ), joined(cell["source"])
 
 
 def test_sidebar_lists_every_notebook_in_order():
@@ -173,15 +275,28 @@ def test_sidebar_lists_every_notebook_in_order():
 
     def walk(items):
         for item in items:
-            if isinstance(item, str): listed.append(item)
-            elif "section" in item: walk(item["contents"])
-            else: listed.append(item["href"])
-    walk(yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"])
-    assert listed == ["index.ipynb", *(p.name for p in notebooks() if p.stem != "index")]
+            if isinstance(item, str):
+                listed.append(item)
+            elif "section" in item:
+                walk(item["contents"])
+            else:
+                listed.append(item["href"])
+
+    walk(
+        yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"][
+            "sidebar"
+        ]["contents"]
+    )
+    assert listed == [
+        "index.ipynb",
+        *(p.name for p in notebooks() if p.stem != "index"),
+    ]
 
 
 @each("path", notebooks(), ids=lambda p: p.stem)
 def test_links_between_notebooks(path):
-    text = "\n".join(joined(c["source"]) for c in cells(path) if c["cell_type"] == "markdown")
+    text = "\n".join(
+        joined(c["source"]) for c in cells(path) if c["cell_type"] == "markdown"
+    )
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
     assert [] == [t for t in targets if not (NBS / t).exists()]

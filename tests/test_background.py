@@ -1,4 +1,5 @@
 "Sweeps over the systems of §2: padding, causality, two ways to one answer, search, and what each layer computes, by hand or by PyTorch."
+
 import importlib.util
 import math
 
@@ -11,11 +12,33 @@ from hypothesis import strategies as st
 from torch import nn
 
 from annotated_transformer.attention import AdditiveAttention, attention
-from annotated_transformer.background import (HALF, AttentiveDecoder, DilatedConvolution, DilatedDecoder, DilatedEncoder, EncoderDecoder,
-                                              GatedConvolution, GatedDecoder, GatedEncoder, MemoryHops, NeuralGPU, NoPosition,
-                                              RecurrentDecoder, RecurrentEncoder, TwoWayEncoder, around, behind)
+from annotated_transformer.background import (
+    HALF,
+    AttentiveDecoder,
+    DilatedConvolution,
+    DilatedDecoder,
+    DilatedEncoder,
+    EncoderDecoder,
+    GatedConvolution,
+    GatedDecoder,
+    GatedEncoder,
+    MemoryHops,
+    NeuralGPU,
+    NoPosition,
+    RecurrentDecoder,
+    RecurrentEncoder,
+    TwoWayEncoder,
+    around,
+    behind,
+)
 from annotated_transformer.batch import encode_pairs, training_steps
-from annotated_transformer.decode import beam_search, beam_search_one, greedy_search, keep_rows, reorder
+from annotated_transformer.decode import (
+    beam_search,
+    beam_search_one,
+    greedy_search,
+    keep_rows,
+    reorder,
+)
 from annotated_transformer.embedding import Embedding
 from annotated_transformer.evaluate import Translator
 from annotated_transformer.grammar import builtin
@@ -28,16 +51,34 @@ from annotated_transformer.vocab import learn_bpe
 PAD, BOS, EOS = 0, 1, 2
 PARTS = {
     "lstm": lambda d: (RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), NoPosition()),
-    "lstm with attention": lambda d: (TwoWayEncoder(d, 2), AttentiveDecoder(d, 2, AdditiveAttention(d, d)), NoPosition()),
-    "gated": lambda d: (GatedEncoder(d, 4, 3), GatedDecoder(d, 3, 3, attention), SinusoidalPosition(d)),
-    "gated, learned positions": lambda d: (GatedEncoder(d, 2, 5), GatedDecoder(d, 2, 4, attention), LearnedPosition(d, 256)),
-    "dilated": lambda d: (DilatedEncoder(d, 3, [1, 2, 4] * 2), DilatedDecoder(d, 3, [1, 2, 4] * 2), NoPosition()),
+    "lstm with attention": lambda d: (
+        TwoWayEncoder(d, 2),
+        AttentiveDecoder(d, 2, AdditiveAttention(d, d)),
+        NoPosition(),
+    ),
+    "gated": lambda d: (
+        GatedEncoder(d, 4, 3),
+        GatedDecoder(d, 3, 3, attention),
+        SinusoidalPosition(d),
+    ),
+    "gated, learned positions": lambda d: (
+        GatedEncoder(d, 2, 5),
+        GatedDecoder(d, 2, 4, attention),
+        LearnedPosition(d, 256),
+    ),
+    "dilated": lambda d: (
+        DilatedEncoder(d, 3, [1, 2, 4] * 2),
+        DilatedDecoder(d, 3, [1, 2, 4] * 2),
+        NoPosition(),
+    ),
 }
 
 
 def build(name, d=16, n_vocab=20, pad_id=PAD):
     encoder, decoder, position = PARTS[name](d)
-    return EncoderDecoder(encoder, decoder, Embedding(n_vocab, d), position, 0.0, pad_id)
+    return EncoderDecoder(
+        encoder, decoder, Embedding(n_vocab, d), position, 0.0, pad_id
+    )
 
 
 @pytest.fixture(params=PARTS)
@@ -50,18 +91,35 @@ def model(request):
 def draw(b, s, t, seed=0, n_vocab=20):
     "Sources and targets of unequal lengths; the first row is full."
     rng = torch.Generator().manual_seed(seed)
-    src, tgt = torch.randint(3, n_vocab, (b, s), generator=rng), torch.randint(3, n_vocab, (b, t), generator=rng)
+    src, tgt = (
+        torch.randint(3, n_vocab, (b, s), generator=rng),
+        torch.randint(3, n_vocab, (b, t), generator=rng),
+    )
     for i in range(b):
-        n_src, n_tgt = (int(torch.randint(1, n + 1, (), generator=rng)) if i else n for n in (s, t))
-        src[i, n_src - 1], src[i, n_src:], tgt[i, n_tgt:], tgt[i, 0] = EOS, PAD, PAD, BOS
+        n_src, n_tgt = (
+            int(torch.randint(1, n + 1, (), generator=rng)) if i else n for n in (s, t)
+        )
+        src[i, n_src - 1], src[i, n_src:], tgt[i, n_tgt:], tgt[i, 0] = (
+            EOS,
+            PAD,
+            PAD,
+            BOS,
+        )
     return src, tgt
 
 
-def log_probs(model, src, tgt_in): return model.embedding.logits(model(src, tgt_in)).log_softmax(-1)
+def log_probs(model, src, tgt_in):
+    return model.embedding.logits(model(src, tgt_in)).log_softmax(-1)
 
 
 @settings(max_examples=12)
-@given(b=st.integers(1, 4), s=st.integers(1, 9), t=st.integers(1, 9), more=st.integers(0, 12), seed=st.integers(0, 99))
+@given(
+    b=st.integers(1, 4),
+    s=st.integers(1, 9),
+    t=st.integers(1, 9),
+    more=st.integers(0, 12),
+    seed=st.integers(0, 99),
+)
 @torch.no_grad()
 def test_padding_and_neighbours_do_not_matter(b, s, t, more, seed):
     src, tgt = draw(b, s, t, seed)
@@ -70,10 +128,20 @@ def test_padding_and_neighbours_do_not_matter(b, s, t, more, seed):
         model = build(name).double()
         together = model(src, tgt)
         assert together.shape == (b, t, 16) and together.isfinite().all()
-        torch.testing.assert_close(model(F.pad(src, (0, more)), F.pad(tgt, (0, more)))[:, :t], together, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            model(F.pad(src, (0, more)), F.pad(tgt, (0, more)))[:, :t],
+            together,
+            rtol=0,
+            atol=1e-12,
+        )
         for i in range(b):
             n_src, n_tgt = int((src[i] != PAD).sum()), int((tgt[i] != PAD).sum())
-            torch.testing.assert_close(model(src[i:i + 1, :n_src], tgt[i:i + 1, :n_tgt])[0], together[i, :n_tgt], rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                model(src[i : i + 1, :n_src], tgt[i : i + 1, :n_tgt])[0],
+                together[i, :n_tgt],
+                rtol=0,
+                atol=1e-12,
+            )
 
 
 def test_no_position_knows_a_later_word_and_each_knows_the_source(model):
@@ -82,7 +150,9 @@ def test_no_position_knows_a_later_word_and_each_knows_the_source(model):
     model.embedding.register_forward_hook(lambda module, args, out: found.append(out))
     out = model(src, tgt)
     for i in range(6):
-        grads = torch.autograd.grad(out[0, i] @ torch.randn(16).double(), found, retain_graph=True)
+        grads = torch.autograd.grad(
+            out[0, i] @ torch.randn(16).double(), found, retain_graph=True
+        )
         src_seen, tgt_seen = (g[0].any(-1).nonzero().flatten().tolist() for g in grads)
         assert tgt_seen == list(range(max(0, i - model_reach(model)), i + 1))
         assert src_seen == list(range(7))
@@ -90,7 +160,11 @@ def test_no_position_knows_a_later_word_and_each_knows_the_source(model):
 
 def model_reach(model):
     "How far back its decoder sees among the words said."
-    return sum(layer.reach for layer in model.decoder.layers) if hasattr(model.decoder, "layers") else math.inf
+    return (
+        sum(layer.reach for layer in model.decoder.layers)
+        if hasattr(model.decoder, "layers")
+        else math.inf
+    )
 
 
 @torch.no_grad()
@@ -98,8 +172,10 @@ def test_step_by_step_is_all_at_once(model):
     src, tgt = draw(3, 8, 30)  # longer than the dilated encoder's columns reach
     state, at_once = model.start(src), log_probs(model, src, tgt)
     for i in range(30):
-        found, state = model.step(tgt[:, i:i + 1], state)
-        torch.testing.assert_close(found[:, 0].double(), at_once[:, i], rtol=0, atol=1e-5)  # log-probabilities are float32
+        found, state = model.step(tgt[:, i : i + 1], state)
+        torch.testing.assert_close(
+            found[:, 0].double(), at_once[:, i], rtol=0, atol=1e-5
+        )  # log-probabilities are float32
     assert state.per_sentence[0].tolist() == [30] * 3
 
 
@@ -107,26 +183,48 @@ def test_step_by_step_is_all_at_once(model):
 def test_a_search_may_reorder_and_leave_out(model):
     src, tgt = draw(3, 6, 4)
     _, state = model.step(tgt[:, :1], model.start(src))
-    state = reorder(state, torch.zeros(3, 2, dtype=torch.int64))          # two hypotheses of each
+    state = reorder(
+        state, torch.zeros(3, 2, dtype=torch.int64)
+    )  # two hypotheses of each
     second = torch.tensor([[5, 6], [7, 8], [9, 10]])
     _, state = model.step(second, state)
-    state = keep_rows(reorder(state, torch.tensor([[1, 0], [1, 1], [0, 0]])), torch.tensor([0, 2]))
+    state = keep_rows(
+        reorder(state, torch.tensor([[1, 0], [1, 1], [0, 0]])), torch.tensor([0, 2])
+    )
     found, _ = model.step(torch.tensor([[3, 4], [3, 4]]), state)
     said = {(0, 0): [6, 3], (0, 1): [5, 4], (1, 0): [9, 3], (1, 1): [9, 4]}
     for (row, j), ids in said.items():
         whole = log_probs(model, src[[0, 2]][row][None], torch.tensor([[BOS, *ids]]))
-        torch.testing.assert_close(found[row, j].double(), whole[0, -1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            found[row, j].double(), whole[0, -1], rtol=0, atol=1e-5
+        )
 
 
 def test_search_finds_what_the_readable_one_finds(model):
     src, _ = draw(4, 6, 2)
-    found = beam_search(model.step, model.start(src), BOS, EOS, torch.full((4,), 7), beam_size=3, n_best=2)
+    found = beam_search(
+        model.step,
+        model.start(src),
+        BOS,
+        EOS,
+        torch.full((4,), 7),
+        beam_size=3,
+        n_best=2,
+    )
     for i in range(4):
+
         def next_log_probs(ids, i=i):
-            with torch.no_grad(): return log_probs(model, src[i:i + 1], torch.tensor([[BOS, *ids]]))[0, -1].tolist()
+            with torch.no_grad():
+                return log_probs(model, src[i : i + 1], torch.tensor([[BOS, *ids]]))[
+                    0, -1
+                ].tolist()
+
         slow = beam_search_one(next_log_probs, EOS, 7, beam_size=3, n_best=2)
         assert [h.ids for h in found[i]] == [h.ids for h in slow]
-        for a, b in zip(found[i], slow): assert a.score == pytest.approx(b.score, abs=1e-4)  # float32 sums of a few words
+        for a, b in zip(found[i], slow):
+            assert a.score == pytest.approx(
+                b.score, abs=1e-4
+            )  # float32 sums of a few words
 
 
 def test_package_takes_it(model):
@@ -135,7 +233,15 @@ def test_package_takes_it(model):
     vocab = learn_bpe((line for pair in pairs for line in pair), 400)
     model.float().embedding, model.pad_id = Embedding(len(vocab), 16), vocab.pad_id
     steps, losses = training_steps(encode_pairs(pairs, vocab), vocab, 200, seed=0), []
-    train(BatchLoss(model, 0.1), steps, adam(model.parameters()), lambda step: 5e-3, 25, [lambda record: losses.append(record.loss)], clip_norm=1.0)
+    train(
+        BatchLoss(model, 0.1),
+        steps,
+        adam(model.parameters()),
+        lambda step: 5e-3,
+        25,
+        [lambda record: losses.append(record.loss)],
+        clip_norm=1.0,
+    )
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     said = Translator(model, vocab).translate([en for en, _ in pairs[:5]] + [""])
     assert len(said) == 6 and said[-1] == ""
@@ -146,12 +252,21 @@ def test_a_small_one_learns_to_copy(name):
     torch.manual_seed(0)
     model, n_steps = build(name, d=32, n_vocab=9), 200
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    def words(n): return F.pad(torch.randint(3, 9, (n, 4)), (0, 1), value=EOS)
+
+    def words(n):
+        return F.pad(torch.randint(3, 9, (n, 4)), (0, 1), value=EOS)
+
     for step in range(n_steps):
-        for group in optimizer.param_groups: group["lr"] = 1e-2 * (1 - step / n_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * (1 - step / n_steps)
         x = words(32)
         optimizer.zero_grad()
-        F.cross_entropy(model.embedding.logits(model(x, F.pad(x[:, :-1], (1, 0), value=BOS))).flatten(0, 1), x.flatten()).backward()
+        F.cross_entropy(
+            model.embedding.logits(
+                model(x, F.pad(x[:, :-1], (1, 0), value=BOS))
+            ).flatten(0, 1),
+            x.flatten(),
+        ).backward()
         optimizer.step()
     new = words(100)
     found = greedy_search(model.step, model.start(new), BOS, EOS, torch.full((100,), 8))
@@ -161,62 +276,103 @@ def test_a_small_one_learns_to_copy(name):
 @pytest.mark.parametrize("n_vocab", [2000, 8000])
 def test_equal_parameters(n_vocab):
     "The benchmark's systems are as wide as makes them equal."
-    spec = importlib.util.spec_from_file_location("bench_background", ROOT / "benchmarks" / "background.py")
+    spec = importlib.util.spec_from_file_location(
+        "bench_background", ROOT / "benchmarks" / "background.py"
+    )
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
-    found = {name: (width, bench.n_parameters(make())) for name, (width, make) in bench.builders(n_vocab, PAD).items()}
+    found = {
+        name: (width, bench.n_parameters(make()))
+        for name, (width, make) in bench.builders(n_vocab, PAD).items()
+    }
     _, wanted = found.pop("Transformer")
     for name, build_it in bench.systems(n_vocab, PAD).items():
         width, n = found.pop(name)
         assert abs(n - wanted) < 0.02 * wanted
-        assert abs(n - wanted) <= min(abs(bench.n_parameters(build_it(w)) - wanted) for w in (width - 2, width + 2))
+        assert abs(n - wanted) <= min(
+            abs(bench.n_parameters(build_it(w)) - wanted)
+            for w in (width - 2, width + 2)
+        )
     assert found == {}
 
 
 def test_refusals(model):
     src, tgt = draw(3, 5, 4)
-    with pytest.raises(ValueError, match=r"src is \(3, 5\) and tgt_in is \(2, 4\)"): model(src, tgt[:2])
-    with pytest.raises(ValueError, match=r"last_ids is \(3, 2\), the state's hypotheses are \(b, beam\) = \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"src is \(3, 5\) and tgt_in is \(2, 4\)"):
+        model(src, tgt[:2])
+    with pytest.raises(
+        ValueError,
+        match=r"last_ids is \(3, 2\), the state's hypotheses are \(b, beam\) = \(3, 1\)",
+    ):
         model.step(tgt[:, :2], model.start(src))
 
 
 def test_backwards_is_packed_lstm():
     "PyTorch's own way to leave padding out, on the sentence turned around by hand."
     torch.manual_seed(0)
-    encoder, x, lengths = RecurrentEncoder(8, 2).double(), torch.randn(3, 6, 8).double(), [6, 3, 1]
+    encoder, x, lengths = (
+        RecurrentEncoder(8, 2).double(),
+        torch.randn(3, 6, 8).double(),
+        [6, 3, 1],
+    )
     real = torch.arange(6) < torch.tensor(lengths)[:, None]
     h, c, out, _ = encoder(x * real[..., None], real)
     for i, n in enumerate(lengths):
         slow, (h_n, c_n) = encoder.backwards(x[i, :n].flip(0)[None])
-        torch.testing.assert_close([h[i], c[i], out[i, :n]], [h_n[:, 0], c_n[:, 0], slow[0].flip(0)])
+        torch.testing.assert_close(
+            [h[i], c[i], out[i, :n]], [h_n[:, 0], c_n[:, 0], slow[0].flip(0)]
+        )
 
 
 def test_two_ways_are_torchs_bidirectional_lstm():
     torch.manual_seed(0)
-    encoder, both = TwoWayEncoder(8, 1).double(), nn.LSTM(8, 8, bias=True, bidirectional=True, batch_first=True).double()
+    encoder, both = (
+        TwoWayEncoder(8, 1).double(),
+        nn.LSTM(8, 8, bias=True, bidirectional=True, batch_first=True).double(),
+    )
     with torch.no_grad():
         for name, p in both.named_parameters():
-            half, own = (encoder.backwards, name.removesuffix("_reverse")) if name.endswith("_reverse") else (encoder.forwards, name)
+            half, own = (
+                (encoder.backwards, name.removesuffix("_reverse"))
+                if name.endswith("_reverse")
+                else (encoder.forwards, name)
+            )
             p.copy_(getattr(half, own)) if hasattr(half, own) else p.zero_()
     lengths = torch.tensor([6, 4, 1])
     real = torch.arange(6) < lengths[:, None]
     x = torch.randn(3, 6, 8).double() * real[..., None]
     packed, _ = both(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))
     theirs, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
-    torch.testing.assert_close(encoder(x, real)[2] * real[..., None], theirs[..., :8] + theirs[..., 8:])
+    torch.testing.assert_close(
+        encoder(x, real)[2] * real[..., None], theirs[..., :8] + theirs[..., 8:]
+    )
 
 
 @pytest.mark.parametrize("width", [1, 3, 5])
 def test_gated_convolution_is_its_formula(width):
     torch.manual_seed(0)
     layer, x = GatedConvolution(4, width).double(), torch.randn(2, 7, 4).double()
-    out, real = around(layer, x, torch.ones(2, 7, dtype=torch.bool)), F.pad(x, (0, 0, width // 2, width // 2))
+    out, real = (
+        around(layer, x, torch.ones(2, 7, dtype=torch.bool)),
+        F.pad(x, (0, 0, width // 2, width // 2)),
+    )
     for i in range(7):
-        both = torch.einsum("bkd,odk->bo", real[:, i:i + width], layer.conv.weight) + layer.conv.bias
+        both = (
+            torch.einsum("bkd,odk->bo", real[:, i : i + width], layer.conv.weight)
+            + layer.conv.bias
+        )
         torch.testing.assert_close(out[:, i], both[:, :4] * both[:, 4:].sigmoid())
 
 
-@pytest.mark.parametrize("layer", [GatedConvolution(6, 4), GatedConvolution(6, 1), DilatedConvolution(6, 3, 4), DilatedConvolution(6, 2, 3)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        GatedConvolution(6, 4),
+        GatedConvolution(6, 1),
+        DilatedConvolution(6, 3, 4),
+        DilatedConvolution(6, 2, 3),
+    ],
+)
 def test_in_any_portions(layer):
     "Words that come one by one, or several at once: the same, for every hypothesis by itself."
     torch.manual_seed(0)
@@ -227,14 +383,22 @@ def test_in_any_portions(layer):
         out, past = behind(layer, part, past)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, dim=2), whole)
-    torch.testing.assert_close(behind(layer, y[:, 1:2], nothing[:, 1:2])[0], whole[:, 1:2])
+    torch.testing.assert_close(
+        behind(layer, y[:, 1:2], nothing[:, 1:2])[0], whole[:, 1:2]
+    )
 
 
 @pytest.mark.parametrize("width, dilation", [(3, 1), (3, 4), (5, 2)])
 def test_dilated_reach(width, dilation):
     torch.manual_seed(0)
-    layer, x = DilatedConvolution(16, width, dilation).double(), torch.randn(1, 31, 16).double().requires_grad_()
-    out = around(layer, x, torch.ones(1, 31, dtype=torch.bool))[0, 15] @ torch.randn(16).double()
+    layer, x = (
+        DilatedConvolution(16, width, dilation).double(),
+        torch.randn(1, 31, 16).double().requires_grad_(),
+    )
+    out = (
+        around(layer, x, torch.ones(1, 31, dtype=torch.bool))[0, 15]
+        @ torch.randn(16).double()
+    )
     seen = torch.autograd.grad(out, x)[0][0].any(-1).nonzero().flatten().tolist()
     assert seen == [15 + dilation * i for i in range(-(width // 2), width // 2 + 1)]
 
@@ -243,24 +407,41 @@ def test_gated_encoder_keeps_variance():
     torch.manual_seed(0)
     x, real = torch.randn(8, 50, 256), torch.ones(8, 50, dtype=torch.bool)
     keys, values, _ = GatedEncoder(256, 8, 3)(x, real)
-    assert 0.3 < keys.var() < 10 and torch.equal(values, (keys + x) * HALF)  # PyTorch's own start leaves 1/2 per layer, so 0.004
+    assert 0.3 < keys.var() < 10 and torch.equal(
+        values, (keys + x) * HALF
+    )  # PyTorch's own start leaves 1/2 per layer, so 0.004
 
 
 def test_neural_gpu_is_its_formula():
     torch.manual_seed(0)
     gpu, s = NeuralGPU(3, n_columns=2).double(), torch.randn(1, 3, 5, 2).double()
     kernel, bias = gpu.gates.weight, gpu.gates.bias
-    def convolve(s, kernel, bias): return F.conv2d(F.pad(s, (1, 1, 1, 1)), kernel, bias)
-    u, r = convolve(s, kernel[:3], bias[:3]).sigmoid(), convolve(s, kernel[3:], bias[3:]).sigmoid()
-    torch.testing.assert_close(gpu.step(s), u * s + (1 - u) * torch.tanh(convolve(r * s, gpu.change.weight, gpu.change.bias)))
-    with torch.no_grad(): gpu.gates.bias[:3] = 100.0  # every cell keeps what it has
+
+    def convolve(s, kernel, bias):
+        return F.conv2d(F.pad(s, (1, 1, 1, 1)), kernel, bias)
+
+    u, r = (
+        convolve(s, kernel[:3], bias[:3]).sigmoid(),
+        convolve(s, kernel[3:], bias[3:]).sigmoid(),
+    )
+    torch.testing.assert_close(
+        gpu.step(s),
+        u * s
+        + (1 - u) * torch.tanh(convolve(r * s, gpu.change.weight, gpu.change.bias)),
+    )
+    with torch.no_grad():
+        gpu.gates.bias[:3] = 100.0  # every cell keeps what it has
     x = torch.randn(2, 4, 3).double()
     torch.testing.assert_close(gpu(x), x)
 
 
 def test_memory_hops_are_their_formula():
     torch.manual_seed(0)
-    hops, q, memory = MemoryHops(4, 3).double(), torch.randn(2, 4).double(), torch.randn(2, 5, 4).double()
+    hops, q, memory = (
+        MemoryHops(4, 3).double(),
+        torch.randn(2, 4).double(),
+        torch.randn(2, 5, 4).double(),
+    )
     real = torch.tensor([[True] * 5, [True, True, False, False, False]])
     out = hops(q, memory, real)
     for i, n in enumerate((5, 2)):
@@ -272,5 +453,7 @@ def test_memory_hops_are_their_formula():
 
 
 def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="n_layers=1: take 2 or more"): AttentiveDecoder(8, 1, AdditiveAttention(8, 8))
-    with pytest.raises(ValueError, match="reach=3 cannot be halved"): GatedEncoder(8, 1, 4)(torch.randn(1, 5, 8), torch.ones(1, 5).bool())
+    with pytest.raises(ValueError, match="n_layers=1: take 2 or more"):
+        AttentiveDecoder(8, 1, AdditiveAttention(8, 8))
+    with pytest.raises(ValueError, match="reach=3 cannot be halved"):
+        GatedEncoder(8, 1, 4)(torch.randn(1, 5, 8), torch.ones(1, 5).bool())

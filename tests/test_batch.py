@@ -1,4 +1,5 @@
 "Batches: every pair once, under the budget, with hardly any padding, the same for the same seed and epoch; prepared text on disk (51c)."
+
 import gzip
 import importlib.util
 import json
@@ -20,9 +21,28 @@ from hypothesis.extra import numpy as st_np
 
 from annotated_transformer import UserError
 from annotated_transformer import batch as module
-from annotated_transformer.batch import (ABOUT, FILES, Batch, Pairs, Position, batch_rows, collate, cut_points, encode_pairs, epoch_batches, id_type,
-                                         open_pairs, open_prepared, pad_ids, padding_share, pairs_that_fit, prepare, rows_of, training_steps,
-                                         write_pairs)
+from annotated_transformer.batch import (
+    ABOUT,
+    FILES,
+    Batch,
+    Pairs,
+    Position,
+    batch_rows,
+    collate,
+    cut_points,
+    encode_pairs,
+    epoch_batches,
+    id_type,
+    open_pairs,
+    open_prepared,
+    pad_ids,
+    padding_share,
+    pairs_that_fit,
+    prepare,
+    rows_of,
+    training_steps,
+    write_pairs,
+)
 from annotated_transformer.vocab import learn_bpe
 
 WORDS = "the dog cat sees a house der Hund die Katze sieht ein Haus und dann".split()
@@ -32,53 +52,86 @@ SPECIAL = 4  # ids below are special symbols
 
 def some_lists(n: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(SPECIAL, len(VOCAB), rng.integers(1, 30)).tolist() for _ in range(n)]
+    return [
+        rng.integers(SPECIAL, len(VOCAB), rng.integers(1, 30)).tolist()
+        for _ in range(n)
+    ]
 
 
 LISTS = some_lists(400, seed=0), some_lists(400, seed=1)
 DATA = Pairs(*map(rows_of, LISTS))
-lists_of_ids = st.lists(st.lists(st.integers(SPECIAL, 300), max_size=12), min_size=1, max_size=8)
-lengths_of_pairs = st.integers(1, 60).flatmap(lambda n: st_np.arrays(np.int32, (n, 2), elements=st.integers(1, 50)))
+lists_of_ids = st.lists(
+    st.lists(st.integers(SPECIAL, 300), max_size=12), min_size=1, max_size=8
+)
+lengths_of_pairs = st.integers(1, 60).flatmap(
+    lambda n: st_np.arrays(np.int32, (n, 2), elements=st.integers(1, 50))
+)
 
 
 # Rows
 
+
 @given(lists_of_ids, st.data())
 def test_rows_are_the_lists(lists, data):
     rows = rows_of(lists)
-    assert len(rows) == len(lists) and [row.tolist() for row in rows] == lists and rows[-1].tolist() == lists[-1]
-    with pytest.raises(IndexError): rows[len(lists)]
+    assert (
+        len(rows) == len(lists)
+        and [row.tolist() for row in rows] == lists
+        and rows[-1].tolist() == lists[-1]
+    )
+    with pytest.raises(IndexError):
+        rows[len(lists)]
     some = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=12))
     taken = rows.take(np.array(some, np.int32))
     assert [row.tolist() for row in taken] == [lists[i] for i in some]
-    assert taken.starts[0] == 0 and taken.starts[-1] == len(taken.ids)  # a whole of its own
+    assert taken.starts[0] == 0 and taken.starts[-1] == len(
+        taken.ids
+    )  # a whole of its own
 
 
 def test_pairs():
     assert len(DATA) == 400
     found = DATA.lengths()
-    assert found.dtype == np.int32 and found.tolist() == [[len(s) + 1, len(t) + 1] for s, t in zip(*LISTS, strict=True)]
+    assert found.dtype == np.int32 and found.tolist() == [
+        [len(s) + 1, len(t) + 1] for s, t in zip(*LISTS, strict=True)
+    ]
     some = DATA.take(np.array([3, 1]))
     assert [row.tolist() for row in some.tgt] == [LISTS[1][3], LISTS[1][1]]
     empty = Pairs(rows_of([]), rows_of([]))
-    assert len(empty) == 0 and empty.lengths().shape == (0, 2) and list(epoch_batches(empty, VOCAB, 100, seed=0, epoch=0)) == []
+    assert (
+        len(empty) == 0
+        and empty.lengths().shape == (0, 2)
+        and list(epoch_batches(empty, VOCAB, 100, seed=0, epoch=0)) == []
+    )
 
 
 def test_encode_pairs():
-    text = [("the dog", "der Hund"), ("a house \u2581 and", "ein Haus \u2028 und"), ("", "")]
+    text = [
+        ("the dog", "der Hund"),
+        ("a house \u2581 and", "ein Haus \u2028 und"),
+        ("", ""),
+    ]
     data = encode_pairs(iter(text), VOCAB)
-    assert [(VOCAB.decode(s), VOCAB.decode(t)) for s, t in zip(*data, strict=True)] == text and data.src.ids.dtype == np.uint16
+    assert [
+        (VOCAB.decode(s), VOCAB.decode(t)) for s, t in zip(*data, strict=True)
+    ] == text and data.src.ids.dtype == np.uint16
     long = max(map(len, (*data.src, *data.tgt)))
-    assert len(encode_pairs(text, VOCAB, max_len=long)) == 3 and len(encode_pairs(text, VOCAB, max_len=long - 1)) == 2
+    assert (
+        len(encode_pairs(text, VOCAB, max_len=long)) == 3
+        and len(encode_pairs(text, VOCAB, max_len=long - 1)) == 2
+    )
 
 
 # Order and cuts
+
 
 @given(lengths_of_pairs, st.integers(50, 400), st.integers(0, 3))
 def test_every_row_once_and_under_the_budget(lengths, budget, seed):
     batches = batch_rows(lengths, budget, np.random.default_rng(seed))
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
-    assert all(len(rows) and lengths[rows].sum(axis=0).max() <= budget for rows in batches)
+    assert all(
+        len(rows) and lengths[rows].sum(axis=0).max() <= budget for rows in batches
+    )
 
 
 @given(lengths_of_pairs, st.integers(50, 400))
@@ -86,13 +139,14 @@ def test_cuts_are_those_of_a_walk(lengths, budget):
     points, used = [0], np.zeros(2)
     for i, row in enumerate(lengths):
         used = used + row
-        if used.max() > budget: points, used = [*points, i], row
+        if used.max() > budget:
+            points, used = [*points, i], row
     assert cut_points(lengths, budget) == [*points, len(lengths)]
 
 
 def test_sums_beyond_32_bits():
-    lengths = np.full((50, 2), 2 ** 30, np.int32)
-    assert cut_points(lengths, 2 ** 32) == [*range(0, 50, 4), 50]
+    lengths = np.full((50, 2), 2**30, np.int32)
+    assert cut_points(lengths, 2**32) == [*range(0, 50, 4), 50]
     assert cut_points(lengths[:0], 10) == [0]
 
 
@@ -106,41 +160,80 @@ def test_zigzag_pads_less_than_sorting():
     lengths = np.random.default_rng(0).integers(5, 40, (4000, 2))
     batches = batch_rows(lengths, 1000, np.random.default_rng(0))
     order = np.argsort(lengths[:, 1], kind="stable")
-    assert padding_share(lengths, batches) < padding_share(lengths, np.array_split(order, len(batches))) / 2
+    assert (
+        padding_share(lengths, batches)
+        < padding_share(lengths, np.array_split(order, len(batches))) / 2
+    )
 
 
 def test_multi30k_padding(data_dir):
     "At most 5 % at 4,096 tokens, of whole batches and of what three ranks with two goes each see of a step of six times as many."
     sides = []
     for language in ("en", "de"):
-        with gzip.open(data_dir / "multi30k" / f"train.{language}.gz", "rt", encoding="utf-8", newline="\n") as f:
+        with gzip.open(
+            data_dir / "multi30k" / f"train.{language}.gz",
+            "rt",
+            encoding="utf-8",
+            newline="\n",
+        ) as f:
             sides.append([line.rstrip("\n") for line in f])
     vocab = learn_bpe((line for side in sides for line in side), 8000)
     lengths = encode_pairs(zip(*sides, strict=True), vocab).lengths()
-    assert padding_share(lengths, batch_rows(lengths, 4096, np.random.default_rng(0))) <= 0.05
-    shared = [part for rows in batch_rows(lengths, 6 * 4096, np.random.default_rng(0)) for part in np.array_split(rows, 6) if len(part)]
+    assert (
+        padding_share(lengths, batch_rows(lengths, 4096, np.random.default_rng(0)))
+        <= 0.05
+    )
+    shared = [
+        part
+        for rows in batch_rows(lengths, 6 * 4096, np.random.default_rng(0))
+        for part in np.array_split(rows, 6)
+        if len(part)
+    ]
     assert padding_share(lengths, shared) <= 0.05
 
 
 # Rectangles
 
+
 @given(lists_of_ids, st.none() | st.just(2), st.none() | st.just(3))
 def test_pad_ids_is_the_loop(lists, first, last):
-    rows = [[*([] if first is None else [first]), *row, *([] if last is None else [last])] for row in lists]
+    rows = [
+        [*([] if first is None else [first]), *row, *([] if last is None else [last])]
+        for row in lists
+    ]
     longest = max(map(len, rows))
     wanted = [row + [0] * (longest - len(row)) for row in rows]
     found = pad_ids(lists, 0, first=first, last=last)
-    assert found.dtype == torch.int64 and found.tolist() == wanted == pad_ids(rows_of(lists, np.uint16), 0, first=first, last=last).tolist()
+    assert (
+        found.dtype == torch.int64
+        and found.tolist()
+        == wanted
+        == pad_ids(rows_of(lists, np.uint16), 0, first=first, last=last).tolist()
+    )
 
 
 def test_every_pair_once_and_in_place():
     found = []
     for batch in epoch_batches(DATA, VOCAB, 300, seed=0, epoch=0):
-        assert batch.src.dtype == batch.tgt_in.dtype == batch.tgt_out.dtype == torch.int64 and batch.tgt_in.shape == batch.tgt_out.shape
-        assert batch.n_tokens == (batch.tgt_out != VOCAB.pad_id).sum() == (batch.tgt_in != VOCAB.pad_id).sum()
+        assert (
+            batch.src.dtype == batch.tgt_in.dtype == batch.tgt_out.dtype == torch.int64
+            and batch.tgt_in.shape == batch.tgt_out.shape
+        )
+        assert (
+            batch.n_tokens
+            == (batch.tgt_out != VOCAB.pad_id).sum()
+            == (batch.tgt_in != VOCAB.pad_id).sum()
+        )
         for src, read, say in zip(*batch[:3], strict=True):
-            src, read, say = ([i for i in row.tolist() if i != VOCAB.pad_id] for row in (src, read, say))
-            assert read[0] == VOCAB.bos_id and src[-1] == say[-1] == VOCAB.eos_id and read[1:] == say[:-1]
+            src, read, say = (
+                [i for i in row.tolist() if i != VOCAB.pad_id]
+                for row in (src, read, say)
+            )
+            assert (
+                read[0] == VOCAB.bos_id
+                and src[-1] == say[-1] == VOCAB.eos_id
+                and read[1:] == say[:-1]
+            )
             found.append((src[:-1], say[:-1]))
     assert sorted(found) == sorted(zip(*LISTS, strict=True))
 
@@ -148,126 +241,240 @@ def test_every_pair_once_and_in_place():
 def test_empty_sentences():
     batch = collate(*encode_pairs([("", ""), ("the dog", "der Hund")], VOCAB), VOCAB)
     assert batch.src[0].tolist()[:2] == [*VOCAB.encode(""), VOCAB.eos_id]
-    bare = collate(rows_of([[]]), rows_of([[]]), VOCAB)  # no piece at all, which `encode` never gives
-    assert bare.src.tolist() == bare.tgt_out.tolist() == [[VOCAB.eos_id]] and bare.tgt_in.tolist() == [[VOCAB.bos_id]] and bare.n_tokens == 1
+    bare = collate(
+        rows_of([[]]), rows_of([[]]), VOCAB
+    )  # no piece at all, which `encode` never gives
+    assert (
+        bare.src.tolist() == bare.tgt_out.tolist() == [[VOCAB.eos_id]]
+        and bare.tgt_in.tolist() == [[VOCAB.bos_id]]
+        and bare.n_tokens == 1
+    )
 
 
 def test_to_a_device():
     batch = next(epoch_batches(DATA, VOCAB, 300, seed=0, epoch=0))
     there = batch.to(torch.device("cpu"))
-    assert type(there) is type(batch) and there.n_tokens == batch.n_tokens and torch.equal(there.src, batch.src)
+    assert (
+        type(there) is type(batch)
+        and there.n_tokens == batch.n_tokens
+        and torch.equal(there.src, batch.src)
+    )
 
 
 # Steps
 
-def steps(n: int, **how) -> list: return list(islice(training_steps(DATA, VOCAB, 300, seed=0, **how), n))
-def plain(step) -> tuple: return *step[:5], [[t.tolist() for t in batch[:3]] + [batch.n_tokens] for batch in step.micro]
+
+def steps(n: int, **how) -> list:
+    return list(islice(training_steps(DATA, VOCAB, 300, seed=0, **how), n))
+
+
+def plain(step) -> tuple:
+    return *step[:5], [
+        [t.tolist() for t in batch[:3]] + [batch.n_tokens] for batch in step.micro
+    ]
 
 
 def sentences(micro: list[Batch]) -> list[tuple]:
     "The pairs of some batches as lists of ids, sorted; none for a row of padding."
-    rows = ((src, say) for batch in micro if batch.n_tokens for src, say in zip(batch.src.tolist(), batch.tgt_out.tolist(), strict=True))
-    return sorted(([i for i in src if i >= SPECIAL], [i for i in say if i >= SPECIAL]) for src, say in rows)
+    rows = (
+        (src, say)
+        for batch in micro
+        if batch.n_tokens
+        for src, say in zip(batch.src.tolist(), batch.tgt_out.tolist(), strict=True)
+    )
+    return sorted(
+        ([i for i in src if i >= SPECIAL], [i for i in say if i >= SPECIAL])
+        for src, say in rows
+    )
 
 
 N_EPOCH = sum(1 for _ in epoch_batches(DATA, VOCAB, 300, seed=0, epoch=0))
 
 
 def test_seed_and_epoch_decide():
-    def epoch(seed, epoch): return [batch.src.tolist() for batch in epoch_batches(DATA, VOCAB, 300, seed, epoch)]
+    def epoch(seed, epoch):
+        return [
+            batch.src.tolist() for batch in epoch_batches(DATA, VOCAB, 300, seed, epoch)
+        ]
+
     assert epoch(0, 3) == epoch(0, 3)
     assert epoch(0, 3) != epoch(0, 4) and epoch(0, 3) != epoch(1, 3)
     together = training_steps(DATA, VOCAB, 300, seed=0)
     for number in range(3):
         for i_batch, src in enumerate(epoch(0, number)):
             step = next(together)
-            assert (step.epoch, step.i_batch) == (number, i_batch) and step.micro[0].src.tolist() == src
+            assert (step.epoch, step.i_batch) == (number, i_batch) and step.micro[
+                0
+            ].src.tolist() == src
     assert [step.step for step in steps(5)] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("n_ranks, accumulate", [(1, 2), (2, 1), (3, 4), (8, 1), (64, 2), (1, 10_000), (3, 10_000)])
+@pytest.mark.parametrize(
+    "n_ranks, accumulate",
+    [(1, 2), (2, 1), (3, 4), (8, 1), (64, 2), (1, 10_000), (3, 10_000)],
+)
 def test_shares_are_the_whole_step(n_ranks, accumulate):
     "Over ranks and micro-batches: the same sentences, each once; the same count of tokens; as many micro-batches on every rank, no more than rows."
-    ranks = [steps(N_EPOCH + 2, rank=rank, n_ranks=n_ranks, accumulate=accumulate) for rank in range(n_ranks)]
+    ranks = [
+        steps(N_EPOCH + 2, rank=rank, n_ranks=n_ranks, accumulate=accumulate)
+        for rank in range(n_ranks)
+    ]
     empty = 0
     for whole, *shares in zip(steps(N_EPOCH + 2), *ranks, strict=True):
         batches = [batch for share in shares for batch in share.micro]
         n_micro = min(accumulate, -(-len(whole.micro[0].src) // n_ranks))
-        assert {(share[:3], share.n_tokens, len(share.micro)) for share in shares} == {(whole[:3], whole.n_tokens, n_micro)}
-        assert sentences(batches) == sentences(whole.micro) and sum(batch.n_tokens for batch in batches) == whole.n_tokens
+        assert {(share[:3], share.n_tokens, len(share.micro)) for share in shares} == {
+            (whole[:3], whole.n_tokens, n_micro)
+        }
+        assert (
+            sentences(batches) == sentences(whole.micro)
+            and sum(batch.n_tokens for batch in batches) == whole.n_tokens
+        )
         for batch in batches:
-            if batch.n_tokens == 0: assert batch.src.tolist() == batch.tgt_in.tolist() == batch.tgt_out.tolist() == [[VOCAB.pad_id]]
+            if batch.n_tokens == 0:
+                assert (
+                    batch.src.tolist()
+                    == batch.tgt_in.tolist()
+                    == batch.tgt_out.tolist()
+                    == [[VOCAB.pad_id]]
+                )
             empty += batch.n_tokens == 0
-    if n_ranks == 64: assert empty  # 300 tokens are about 20 rows, for 64 batches
-    if n_ranks == 1: assert not empty
+    if n_ranks == 64:
+        assert empty  # 300 tokens are about 20 rows, for 64 batches
+    if n_ranks == 1:
+        assert not empty
 
 
 def test_an_epoch_holds_every_pair_once_over_ranks():
-    found = [pair for rank in range(3) for step in steps(N_EPOCH, rank=rank, n_ranks=3, accumulate=2) for pair in sentences(step.micro)]
+    found = [
+        pair
+        for rank in range(3)
+        for step in steps(N_EPOCH, rank=rank, n_ranks=3, accumulate=2)
+        for pair in sentences(step.micro)
+    ]
     assert sorted(found) == sorted(zip(*LISTS, strict=True))
 
 
-@pytest.mark.parametrize("how", [{}, {"rank": 1, "n_ranks": 3, "accumulate": 2}, {"max_len": 20}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"rank": 1, "n_ranks": 3, "accumulate": 2}, {"max_len": 20}], ids=str
+)
 def test_resumed_equals_uninterrupted(how):
     "From every position of more than two epochs, an epoch's end included."
     whole = list(map(plain, steps(2 * N_EPOCH + 3, **how)))
     for done in range(len(whole) - 1):
         step, epoch, i_batch = whole[done - 1][:3] if done else (0, 0, -1)
-        assert plain(steps(1, start=Position(step, epoch, i_batch + 1), **how)[0]) == whole[done]
-    assert list(map(plain, steps(len(whole) - 3, start=Position(*whole[2][:2], whole[2][2] + 1), **how))) == whole[3:]
+        assert (
+            plain(steps(1, start=Position(step, epoch, i_batch + 1), **how)[0])
+            == whole[done]
+        )
+    assert (
+        list(
+            map(
+                plain,
+                steps(
+                    len(whole) - 3,
+                    start=Position(*whole[2][:2], whole[2][2] + 1),
+                    **how,
+                ),
+            )
+        )
+        == whole[3:]
+    )
 
 
 def test_long_pairs_are_left_out():
     lists = [(s, t) for s, t in zip(*LISTS, strict=True) if max(len(s), len(t)) <= 12]
     left = [step for step in steps(2 * N_EPOCH, max_len=12) if step.epoch == 0]
-    assert 0 < len(lists) < 400 and sorted(pair for step in left for pair in sentences(step.micro)) == sorted(lists)
+    assert 0 < len(lists) < 400 and sorted(
+        pair for step in left for pair in sentences(step.micro)
+    ) == sorted(lists)
 
 
 @pytest.mark.parametrize("n_positions", [2, 7, 20, 29, 30, 100])
 def test_held_out_pairs_that_fit(n_positions, capsys):
     "All pairs of at most n_positions tokens on either side and no other; one line tells of the others."
     some = pairs_that_fit(DATA, n_positions)
-    kept = [i for i, sides in enumerate(zip(*LISTS)) if max(map(len, sides)) + 1 <= n_positions]
-    assert [row.tolist() for row in some.src] == [LISTS[0][i] for i in kept] and [row.tolist() for row in some.tgt] == [LISTS[1][i] for i in kept]
+    kept = [
+        i
+        for i, sides in enumerate(zip(*LISTS))
+        if max(map(len, sides)) + 1 <= n_positions
+    ]
+    assert [row.tolist() for row in some.src] == [LISTS[0][i] for i in kept] and [
+        row.tolist() for row in some.tgt
+    ] == [LISTS[1][i] for i in kept]
     err = capsys.readouterr().err
-    if len(kept) == len(DATA): assert err == "" and some is DATA
-    else: assert err == (f"validation leaves out {len(DATA) - len(kept)} of 400 pairs: "
-                         f"they have more than {n_positions - 1} pieces, and n_positions={n_positions}\n")
+    if len(kept) == len(DATA):
+        assert err == "" and some is DATA
+    else:
+        assert err == (
+            f"validation leaves out {len(DATA) - len(kept)} of 400 pairs: "
+            f"they have more than {n_positions - 1} pieces, and n_positions={n_positions}\n"
+        )
     pairs_that_fit(DATA, n_positions, quiet=True)
     assert capsys.readouterr().err == ""
 
 
 def test_no_held_out_pair_fits():
-    with pytest.raises(UserError, match="n_positions=1 is too small for every one of the 400 validation pairs"): pairs_that_fit(DATA, 1)
+    with pytest.raises(
+        UserError,
+        match="n_positions=1 is too small for every one of the 400 validation pairs",
+    ):
+        pairs_that_fit(DATA, 1)
 
 
 def test_seeds_differ_by_step_and_rank():
     seeds = [step.seed for rank in range(4) for step in steps(50, rank=rank, n_ranks=4)]
-    assert len(set(seeds)) == 200 and seeds == [step.seed for rank in range(4) for step in steps(50, rank=rank, n_ranks=4)]
-    assert all(0 <= seed < 2 ** 32 for seed in seeds)
+    assert len(set(seeds)) == 200 and seeds == [
+        step.seed for rank in range(4) for step in steps(50, rank=rank, n_ranks=4)
+    ]
+    assert all(0 <= seed < 2**32 for seed in seeds)
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"batch_tokens=20 is less than the longest sentence, \d+ tokens: raise it to \d+ .* max_len"):
+    with pytest.raises(
+        ValueError,
+        match=r"batch_tokens=20 is less than the longest sentence, \d+ tokens: raise it to \d+ .* max_len",
+    ):
         next(epoch_batches(DATA, VOCAB, 20, seed=0, epoch=0))
-    with pytest.raises(ValueError, match="no pair of 1 is left: all are longer than max_len=1"):
+    with pytest.raises(
+        ValueError, match="no pair of 1 is left: all are longer than max_len=1"
+    ):
         encode_pairs([("the dog", "der Hund")], VOCAB, max_len=1)
-    with pytest.raises(ValueError, match="no sentence pair"): encode_pairs([], VOCAB)
-    with pytest.raises(ValueError, match="no sentence pair"): next(training_steps(Pairs(rows_of([]), rows_of([])), VOCAB, 300, seed=0))
-    with pytest.raises(ValueError, match="no pair of 400 is left"): steps(1, max_len=0)
+    with pytest.raises(ValueError, match="no sentence pair"):
+        encode_pairs([], VOCAB)
+    with pytest.raises(ValueError, match="no sentence pair"):
+        next(training_steps(Pairs(rows_of([]), rows_of([])), VOCAB, 300, seed=0))
+    with pytest.raises(ValueError, match="no pair of 400 is left"):
+        steps(1, max_len=0)
     for how in ({"rank": 2, "n_ranks": 2}, {"rank": -1}, {"accumulate": 0}):
-        with pytest.raises(ValueError, match="take 0 ≤ rank < n_ranks and accumulate ≥ 1"): steps(1, **how)
-    with pytest.raises(ValueError, match=f"i_batch=999 is beyond epoch 2 with its {N_EPOCH} batches"): steps(1, start=Position(999, 2, 999))
+        with pytest.raises(
+            ValueError, match="take 0 ≤ rank < n_ranks and accumulate ≥ 1"
+        ):
+            steps(1, **how)
+    with pytest.raises(
+        ValueError, match=f"i_batch=999 is beyond epoch 2 with its {N_EPOCH} batches"
+    ):
+        steps(1, start=Position(999, 2, 999))
 
 
 # Prepared text on disk
 
-TEXT = [(f"the {a} sees a {b}", f"der {b} sieht ein {a}") for a, b in product(WORDS, WORDS)]
+TEXT = [
+    (f"the {a} sees a {b}", f"der {b} sieht ein {a}") for a, b in product(WORDS, WORDS)
+]
 HARD = [("two  spaces ", "\u2581 \u2028"), ("\ttab", "x\x85")]
 
 
-def made(folder, text=TEXT, valid=HARD, sha="a1", n_pieces=320, **how): return prepare(folder, text, valid, sha, n_pieces, quiet=True, **how)
-def same(a: Pairs, b: Pairs) -> bool: return all(np.array_equal(*parts) for x, y in zip(a, b) for parts in ((x.ids, y.ids), (x.starts, y.starts)))
+def made(folder, text=TEXT, valid=HARD, sha="a1", n_pieces=320, **how):
+    return prepare(folder, text, valid, sha, n_pieces, quiet=True, **how)
+
+
+def same(a: Pairs, b: Pairs) -> bool:
+    return all(
+        np.array_equal(*parts)
+        for x, y in zip(a, b)
+        for parts in ((x.ids, y.ids), (x.starts, y.starts))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -284,54 +491,95 @@ def folder(original, tmp_path):
 
 @pytest.fixture
 def nothing_is_made(monkeypatch):
-    def never(*_): raise AssertionError("the text was prepared again")
+    def never(*_):
+        raise AssertionError("the text was prepared again")
+
     monkeypatch.setattr(module, "learn_bpe", never)
 
 
 def test_prepared_is_encoded(folder, capsys, nothing_is_made):
     for found in (open_prepared(folder), made(folder), made(str(folder))):
-        assert same(found.train, encode_pairs(TEXT, found.vocab)) and same(found.valid, encode_pairs(HARD, found.vocab))
-        assert [(found.vocab.decode(s), found.vocab.decode(t)) for s, t in zip(*found.valid, strict=True)] == HARD
-        assert found.train.src.ids.base is not None and found.train.src.ids.dtype == np.uint16  # mapped, two bytes an id
-        with pytest.raises(ValueError, match="read-only"): found.train.src.ids[0] = 5
-    assert capsys.readouterr() == ("", "") and sorted(os.listdir(folder.parent)) == ["data"] and sorted(os.listdir(folder)) == sorted([*FILES, ABOUT])
+        assert same(found.train, encode_pairs(TEXT, found.vocab)) and same(
+            found.valid, encode_pairs(HARD, found.vocab)
+        )
+        assert [
+            (found.vocab.decode(s), found.vocab.decode(t))
+            for s, t in zip(*found.valid, strict=True)
+        ] == HARD
+        assert (
+            found.train.src.ids.base is not None
+            and found.train.src.ids.dtype == np.uint16
+        )  # mapped, two bytes an id
+        with pytest.raises(ValueError, match="read-only"):
+            found.train.src.ids[0] = 5
+    assert (
+        capsys.readouterr() == ("", "")
+        and sorted(os.listdir(folder.parent)) == ["data"]
+        and sorted(os.listdir(folder)) == sorted([*FILES, ABOUT])
+    )
 
 
-@pytest.mark.parametrize("change, reason", [({"sha": "b2"}, "from other text"), ({"n_pieces": 310}, "with n_pieces=320, not 310"),
-                                            ({"n_sample": 150}, "with n_sample=1000000, not 150")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"sha": "b2"}, "from other text"),
+        ({"n_pieces": 310}, "with n_pieces=320, not 310"),
+        ({"n_sample": 150}, "with n_sample=1000000, not 150"),
+    ],
+)
 def test_other_text_is_not_overwritten(folder, change, reason, nothing_is_made):
     "Another run may be using it."
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=f"data was made {reason}: choose another folder, or remove it"): made(folder, **change)
-    assert before == {path.name: path.read_bytes() for path in folder.iterdir()} and os.listdir(folder.parent) == ["data"]
+    with pytest.raises(
+        ValueError, match=f"data was made {reason}: choose another folder, or remove it"
+    ):
+        made(folder, **change)
+    assert before == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    } and os.listdir(folder.parent) == ["data"]
 
 
-def cut_short(path): os.truncate(path, path.stat().st_size // 2)
-def flip_a_bit(path): path.write_bytes(bytes([*(content := path.read_bytes())[:-1], content[-1] ^ 1]))
-def lengthen(path): path.write_bytes(path.read_bytes() + b"\0\0")
+def cut_short(path):
+    os.truncate(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, lengthen, os.remove], ids=lambda f: f.__name__)
+def flip_a_bit(path):
+    path.write_bytes(bytes([*(content := path.read_bytes())[:-1], content[-1] ^ 1]))
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\0\0")
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_short, flip_a_bit, lengthen, os.remove], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("name", FILES)
 def test_damage_is_noticed(folder, damage, name):
     damage(folder / name)
-    with pytest.raises(ValueError, match=f"{name} is missing or damaged"): open_prepared(folder)
+    with pytest.raises(ValueError, match=f"{name} is missing or damaged"):
+        open_prepared(folder)
 
 
-@pytest.mark.parametrize("about", ["", "{", "[]", "3", "null", '{"format": 1}', '{"format": 0}', b"\xff"])
+@pytest.mark.parametrize(
+    "about", ["", "{", "[]", "3", "null", '{"format": 1}', '{"format": 0}', b"\xff"]
+)
 def test_damaged_about(folder, about, nothing_is_made):
     "Nothing proves that the other files are ours: they stay."
     (folder / ABOUT).write_bytes(about.encode() if isinstance(about, str) else about)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=str(folder)): open_prepared(folder)
-    with pytest.raises(ValueError, match=str(folder)): made(folder)
+    with pytest.raises(ValueError, match=str(folder)):
+        open_prepared(folder)
+    with pytest.raises(ValueError, match=str(folder)):
+        made(folder)
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_files_of_somebody_else(tmp_path, nothing_is_made):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/vocab.model").write_text("my own")
-    with pytest.raises(ValueError, match="mine is not a folder of prepared text"): made(tmp_path / "mine")
+    with pytest.raises(ValueError, match="mine is not a folder of prepared text"):
+        made(tmp_path / "mine")
     assert (tmp_path / "mine/vocab.model").read_text() == "my own"
 
 
@@ -341,7 +589,8 @@ def test_links_are_refused(folder, tmp_path, name, nothing_is_made):
     (folder / name).rename(tmp_path / "outside")
     (folder / name).symlink_to(tmp_path / "outside")
     for use in (open_prepared, made):
-        with pytest.raises(ValueError, match=f"{name} is a link"): use(folder)
+        with pytest.raises(ValueError, match=f"{name} is a link"):
+            use(folder)
 
 
 def test_damaged_is_not_replaced(folder, nothing_is_made):
@@ -349,31 +598,48 @@ def test_damaged_is_not_replaced(folder, nothing_is_made):
     for name in FILES[:3]:
         before = (folder / name).read_bytes()
         cut_short(folder / name)
-        with pytest.raises(ValueError, match=f"{name} is missing or damaged: remove .*data to have it made again"): made(folder)
+        with pytest.raises(
+            ValueError,
+            match=f"{name} is missing or damaged: remove .*data to have it made again",
+        ):
+            made(folder)
         (folder / name).write_bytes(before)
-    (folder / FILES[1]).unlink(); (folder / FILES[1]).mkdir(); (folder / FILES[1] / "thesis.txt").write_text("the only copy")
-    with pytest.raises(ValueError, match="to have it made again"): made(folder)
+    (folder / FILES[1]).unlink()
+    (folder / FILES[1]).mkdir()
+    (folder / FILES[1] / "thesis.txt").write_text("the only copy")
+    with pytest.raises(ValueError, match="to have it made again"):
+        made(folder)
     assert (folder / FILES[1] / "thesis.txt").read_text() == "the only copy"
 
 
 def test_absent(tmp_path):
-    with pytest.raises(ValueError, match="nowhere is not a folder of prepared text"): open_prepared(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="nowhere is not a folder of prepared text"):
+        open_prepared(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert len(made(tmp_path / "empty").train) == len(TEXT)
     assert len(made(tmp_path / "new" / "and" / "deeper").train) == len(TEXT)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("line 3")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("line 3")],
+    ids=lambda e: type(e).__name__,
+)
 def test_interrupted_leaves_nothing_and_harms_nothing(folder, tmp_path, error, capsys):
     class Breaking(list):
         passes = 0
+
         def __iter__(self):
             self.passes += 1
             yield from islice(super().__iter__(), 100 if self.passes > 1 else None)
-            if self.passes > 1: raise error
+            if self.passes > 1:
+                raise error
 
-    with pytest.raises(type(error)): made(tmp_path / "other", Breaking(TEXT))
-    assert os.listdir(tmp_path) == ["data"] and same(made(folder).train, open_prepared(folder).train)
+    with pytest.raises(type(error)):
+        made(tmp_path / "other", Breaking(TEXT))
+    assert os.listdir(tmp_path) == ["data"] and same(
+        made(folder).train, open_prepared(folder).train
+    )
 
 
 def test_killed_in_between(tmp_path):
@@ -390,9 +656,11 @@ def test_killed_in_between(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     try:
         for _ in range(600):
-            if any(path.stat().st_size > 1000 for path in tmp_path.rglob("*.ids")): break
+            if any(path.stat().st_size > 1000 for path in tmp_path.rglob("*.ids")):
+                break
             time.sleep(0.05)
-        else: raise AssertionError("nothing was written within 30 s")
+        else:
+            raise AssertionError("nothing was written within 30 s")
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -407,67 +675,127 @@ def test_killed_in_between(tmp_path):
 def test_other_things_are_left_alone(folder, tmp_path):
     (folder / "thesis.txt").write_text("the only copy")
     assert len(made(folder).train) == len(TEXT), "to open it disturbs nobody"
-    assert (folder / "thesis.txt").read_text() == "the only copy" and len(list(folder.iterdir())) == len(FILES) + 2
+    assert (folder / "thesis.txt").read_text() == "the only copy" and len(
+        list(folder.iterdir())
+    ) == len(FILES) + 2
     (tmp_path / "file").write_text("text")
-    with pytest.raises(ValueError, match="file is a file, and a folder is to be made"): made(tmp_path / "file")
-    with pytest.raises(ValueError, match="is not a folder of prepared text"): open_prepared(tmp_path / "file")
+    with pytest.raises(ValueError, match="file is a file, and a folder is to be made"):
+        made(tmp_path / "file")
+    with pytest.raises(ValueError, match="is not a folder of prepared text"):
+        open_prepared(tmp_path / "file")
 
 
 def test_two_at_once(tmp_path, monkeypatch):
     "The second finds what the first has made, and takes it."
     write = module.write_prepared
+
     def slow(*args):
         write(*args)
         if not (tmp_path / "data").exists():
             with monkeypatch.context() as patch:
                 patch.setattr(module, "write_prepared", write)
                 made(tmp_path / "data")
+
     monkeypatch.setattr(module, "write_prepared", slow)
-    assert len(made(tmp_path / "data").train) == len(TEXT) and os.listdir(tmp_path) == ["data"]
+    assert len(made(tmp_path / "data").train) == len(TEXT) and os.listdir(tmp_path) == [
+        "data"
+    ]
 
 
 def test_no_text(tmp_path):
     assert len(made(tmp_path / "data", valid=[]).valid) == 0
-    with pytest.raises(ValueError, match="the text is empty"): made(tmp_path / "none", text=[])
+    with pytest.raises(ValueError, match="the text is empty"):
+        made(tmp_path / "none", text=[])
     assert os.listdir(tmp_path) == ["data"]
 
 
 def test_progress_on_standard_error(tmp_path, capsys):
     prepare(tmp_path / "data", TEXT, HARD, "a1", 320)
     out, err = capsys.readouterr()
-    assert out == "" and all(f"{what}: 100%" in err for what in ("vocabulary", "train to ids", "valid to ids"))
+    assert out == "" and all(
+        f"{what}: 100%" in err
+        for what in ("vocabulary", "train to ids", "valid to ids")
+    )
 
 
 class Numbers:
     "Stands in for a vocabulary of any size: a sentence is written as its ids."
-    def __init__(self, n: int): self.n = n
-    def __len__(self) -> int: return self.n
-    def encode_many(self, texts: list[str]) -> list[list[int]]: return [[*map(int, text.split())] for text in texts]
+
+    def __init__(self, n: int):
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def encode_many(self, texts: list[str]) -> list[list[int]]:
+        return [[*map(int, text.split())] for text in texts]
 
 
-@pytest.mark.parametrize("n_vocab, dtype", [(2 ** 16, np.uint16), (2 ** 16 + 1, np.int32), (250_000, np.int32)])
+@pytest.mark.parametrize(
+    "n_vocab, dtype", [(2**16, np.uint16), (2**16 + 1, np.int32), (250_000, np.int32)]
+)
 def test_many_pieces_and_many_chunks(tmp_path, n_vocab, dtype):
     "The largest id is kept; more sentences than are encoded at a time, and rows without any id, come back as they were."
     rng = np.random.default_rng(0)
-    sides = [[rng.integers(0, n_vocab, n).tolist() for n in rng.integers(0, 4, 25_000)] for _ in "st"]
+    sides = [
+        [rng.integers(0, n_vocab, n).tolist() for n in rng.integers(0, 4, 25_000)]
+        for _ in "st"
+    ]
     sides[0][-1] = [n_vocab - 1]
-    write_pairs(tmp_path / "x", zip(*([" ".join(map(str, ids)) for ids in side] for side in sides), strict=True), Numbers(n_vocab))
-    for rows, side in zip(open_pairs(tmp_path / "x", id_type(n_vocab)), sides, strict=True):
-        assert rows.ids.dtype == dtype and [row.tolist() for row in rows] == side and len(rows.ids) == len(list(chain.from_iterable(side)))
+    write_pairs(
+        tmp_path / "x",
+        zip(
+            *([" ".join(map(str, ids)) for ids in side] for side in sides), strict=True
+        ),
+        Numbers(n_vocab),
+    )
+    for rows, side in zip(
+        open_pairs(tmp_path / "x", id_type(n_vocab)), sides, strict=True
+    ):
+        assert (
+            rows.ids.dtype == dtype
+            and [row.tolist() for row in rows] == side
+            and len(rows.ids) == len(list(chain.from_iterable(side)))
+        )
 
 
 def test_scale_benchmark(tmp_path, monkeypatch):
     "Made-up text is the same each time, has the lengths of WMT's, and goes through all parts."
-    spec = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
+    spec = importlib.util.spec_from_file_location(
+        "scale", ROOT / "benchmarks" / "scale.py"
+    )
     scale = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(scale)
-    for name, value in {"N_WORDS": 2_000, "N_VALID": 50, "N_PIECES": 400, "BATCH_TOKENS": 2_000, "MAX_LEN": None, "N_STEPS": 5}.items():
+    for name, value in {
+        "N_WORDS": 2_000,
+        "N_VALID": 50,
+        "N_PIECES": 400,
+        "BATCH_TOKENS": 2_000,
+        "MAX_LEN": None,
+        "N_STEPS": 5,
+    }.items():
         monkeypatch.setattr(scale, name, value)
     generated = scale.measure_generate(tmp_path, 400)
     lines = (tmp_path / "train.src").read_text().split("\n")[:-1]
-    assert len(lines) == 400 and abs(np.mean([len(line.split()) for line in lines]) - 25) < 3  # 3 standard errors
+    assert (
+        len(lines) == 400
+        and abs(np.mean([len(line.split()) for line in lines]) - 25) < 3
+    )  # 3 standard errors
     scale.write_text(tmp_path / "again", 400, seed=1)
-    assert all((tmp_path / f"again.{side}").read_bytes() == (tmp_path / f"train.{side}").read_bytes() for side in ("src", "tgt"))
-    found = {"generate": generated, "prepare": scale.measure_prepare(tmp_path, 400), "load": scale.measure_load(tmp_path, 400)}
-    assert found["load"]["tokens_per_second"] > 0 and len(open_prepared(tmp_path / "data").train) == 400
-    assert "400" in scale.table([json.loads(json.dumps({"n_pairs": 400, "disk_gb": 0.1, **found}))])
+    assert all(
+        (tmp_path / f"again.{side}").read_bytes()
+        == (tmp_path / f"train.{side}").read_bytes()
+        for side in ("src", "tgt")
+    )
+    found = {
+        "generate": generated,
+        "prepare": scale.measure_prepare(tmp_path, 400),
+        "load": scale.measure_load(tmp_path, 400),
+    }
+    assert (
+        found["load"]["tokens_per_second"] > 0
+        and len(open_prepared(tmp_path / "data").train) == 400
+    )
+    assert "400" in scale.table(
+        [json.loads(json.dumps({"n_pairs": 400, "disk_gb": 0.1, **found}))]
+    )

@@ -1,4 +1,5 @@
 "Table 1, swept: counts, chains, paths and bytes equal to what they should be by arithmetic; the layers equal to their oracles."
+
 import json
 import math
 import time
@@ -33,33 +34,55 @@ from annotated_transformer.multi_head import MultiHeadAttention
 
 
 @pytest.fixture(autouse=True)
-def seed(): torch.manual_seed(0)
+def seed():
+    torch.manual_seed(0)
 
 
-def log_up(n: int, k: int) -> int: return next(i for i in range(n + 1) if k ** i >= n)  # ⌈log_k n⌉ without rounding errors
-def back(n: int) -> torch.Tensor: return torch.ones(n, n).tril().bool()
+def log_up(n: int, k: int) -> int:
+    return next(
+        i for i in range(n + 1) if k**i >= n
+    )  # ⌈log_k n⌉ without rounding errors
+
+
+def back(n: int) -> torch.Tensor:
+    return torch.ones(n, n).tril().bool()
 
 
 # the layers and their oracles
+
 
 @pytest.mark.parametrize("r", [3, 5, 9, 33])
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 8, 17, 40])
 def test_blocks_equal_a_mask_over_all_pairs(n, r):
     i = torch.arange(n)
-    ours, theirs = (torch.randn(2, n, 6, dtype=torch.float64).requires_grad_() for _ in range(2))
+    ours, theirs = (
+        torch.randn(2, n, 6, dtype=torch.float64).requires_grad_() for _ in range(2)
+    )
     theirs.data.copy_(ours.data)
-    out, oracle = RestrictedAttention(r)(ours), attention(theirs, theirs, theirs, (i[:, None] - i[None]).abs() <= r // 2)
+    out, oracle = (
+        RestrictedAttention(r)(ours),
+        attention(theirs, theirs, theirs, (i[:, None] - i[None]).abs() <= r // 2),
+    )
     torch.testing.assert_close(out, oracle)
     upstream = torch.randn_like(out)
-    for pair in zip(torch.autograd.grad(out, ours, upstream), torch.autograd.grad(oracle, theirs, upstream)): torch.testing.assert_close(*pair)
+    for pair in zip(
+        torch.autograd.grad(out, ours, upstream),
+        torch.autograd.grad(oracle, theirs, upstream),
+    ):
+        torch.testing.assert_close(*pair)
 
 
 @pytest.mark.parametrize("n, r", [(64, 5), (256, 33), (100, 9)])
 def test_blocks_hold_nothing_of_n_by_n(n, r):
     sizes = []
     x = torch.randn(1, n, 4, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.untyped_storage().nbytes()) or t, lambda t: t): RestrictedAttention(r)(x)
-    assert max(sizes) <= 4 * (n + r) * max(3 * r // 2, 3 * 4) < 4 * n * n  # scores of 3w a position, or windows of 3 keys a position
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: sizes.append(t.untyped_storage().nbytes()) or t, lambda t: t
+    ):
+        RestrictedAttention(r)(x)
+    assert (
+        max(sizes) <= 4 * (n + r) * max(3 * r // 2, 3 * 4) < 4 * n * n
+    )  # scores of 3w a position, or windows of 3 keys a position
 
 
 @pytest.mark.parametrize("n", [1, 7, 64])
@@ -71,54 +94,104 @@ def test_fused_is_the_same_attention(n):
     torch.testing.assert_close(fused_attention(x, x, x, mask), attention(x, x, x, mask))
 
 
-@pytest.mark.parametrize("n, k, dilation, n_ahead", [(9, 3, 1, None), (9, 4, 1, None), (9, 3, 2, 0), (5, 3, 9, 1), (6, 2, 1, 1), (4, 1, 1, 0)])
+@pytest.mark.parametrize(
+    "n, k, dilation, n_ahead",
+    [
+        (9, 3, 1, None),
+        (9, 4, 1, None),
+        (9, 3, 2, 0),
+        (5, 3, 9, 1),
+        (6, 2, 1, 1),
+        (4, 1, 1, 0),
+    ],
+)
 def test_convolution_by_hand(n, k, dilation, n_ahead):
-    layer, x = Convolution(4, k, dilation, n_ahead).double(), torch.randn(2, n, 4, dtype=torch.float64)
+    layer, x = (
+        Convolution(4, k, dilation, n_ahead).double(),
+        torch.randn(2, n, 4, dtype=torch.float64),
+    )
     ahead = k // 2 if n_ahead is None else n_ahead
     want = layer.conv.bias.repeat(2, n, 1)
     for i in range(n):
         for tap in range(k):
             j = i + dilation * (tap - (k - 1 - ahead))
-            if 0 <= j < n: want[:, i] = want[:, i] + x[:, j] @ layer.conv.weight[:, :, tap].T
+            if 0 <= j < n:
+                want[:, i] = want[:, i] + x[:, j] @ layer.conv.weight[:, :, tap].T
     torch.testing.assert_close(layer(x), want)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
 def test_separable_is_a_convolution_of_products(k):
-    separable, x = SeparableConvolution(4, k).double(), torch.randn(2, 9, 4, dtype=torch.float64)
+    separable, x = (
+        SeparableConvolution(4, k).double(),
+        torch.randn(2, 9, 4, dtype=torch.float64),
+    )
     weight = separable.across.weight[:, :, None] * separable.along.weight[:, 0]
-    want = F.conv1d(F.pad(x.transpose(1, 2), separable.padding), weight).transpose(1, 2) + separable.across(separable.along.bias)
+    want = F.conv1d(F.pad(x.transpose(1, 2), separable.padding), weight).transpose(
+        1, 2
+    ) + separable.across(separable.along.bias)
     torch.testing.assert_close(separable(x), want)
 
 
 def test_recurrent_is_pytorchs():
     ours, theirs = Recurrent(6).double(), nn.RNN(6, 6, batch_first=True).double()
-    theirs.load_state_dict({"weight_ih_l0": ours.w_x.weight, "weight_hh_l0": ours.w_h.weight,
-                            "bias_ih_l0": ours.w_x.bias, "bias_hh_l0": torch.zeros(6)})
+    theirs.load_state_dict(
+        {
+            "weight_ih_l0": ours.w_x.weight,
+            "weight_hh_l0": ours.w_h.weight,
+            "bias_ih_l0": ours.w_x.bias,
+            "bias_hh_l0": torch.zeros(6),
+        }
+    )
     x = torch.randn(3, 50, 6, dtype=torch.float64)
     torch.testing.assert_close(ours(x), theirs(x)[0])
 
 
-@pytest.mark.parametrize("wrong", [lambda: RestrictedAttention(1), lambda: RestrictedAttention(6), lambda: Convolution(4, 3, n_ahead=-1),
-                                   lambda: Convolution(4, 3, n_ahead=3), lambda: Convolution(4, 0), lambda: powers("O(n/r)"),
-                                   lambda: powers("n^2 d"), lambda: powers("O()"), lambda: fit_exponent([3, 3], [1, 2])])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: RestrictedAttention(1),
+        lambda: RestrictedAttention(6),
+        lambda: Convolution(4, 3, n_ahead=-1),
+        lambda: Convolution(4, 3, n_ahead=3),
+        lambda: Convolution(4, 0),
+        lambda: powers("O(n/r)"),
+        lambda: powers("n^2 d"),
+        lambda: powers("O()"),
+        lambda: fit_exponent([3, 3], [1, 2]),
+    ],
+)
 def test_refused(wrong):
-    with pytest.raises(ValueError, match="take|give"): wrong()
+    with pytest.raises(ValueError, match="take|give"):
+        wrong()
 
 
 # operations
 
+
 def table_1() -> dict[str, dict]:
-    rows = json.loads((ROOT / "reference" / "paper_tables.json").read_text(encoding="utf-8"))["table1"]["rows"]
+    rows = json.loads(
+        (ROOT / "reference" / "paper_tables.json").read_text(encoding="utf-8")
+    )["table1"]["rows"]
     return {row["layer"]: row for row in rows}
 
 
-@pytest.mark.parametrize("n, d, k, r", [(16, 8, 3, 5), (50, 12, 5, 9), (128, 16, 7, 33)])
+@pytest.mark.parametrize(
+    "n, d, k, r", [(16, 8, 3, 5), (50, 12, 5, 9), (128, 16, 7, 33)]
+)
 def test_operations_by_arithmetic(n, d, k, r):
     x, w = torch.randn(2, n, d), r // 2
-    expected = {"self-attention": 2 * n * n * d, "self-attention (restricted)": 2 * math.ceil(n / w) * w * 3 * w * d, "recurrent": 2 * n * d * d,
-                "convolutional": k * n * d * d, "convolutional (dilated)": k * n * d * d, "convolutional (separable)": k * n * d + n * d * d}
-    assert {name: operations(layer, x) for name, layer in layers_of_table_1(d, k, r).items()} == {name: 2 * c for name, c in expected.items()}
+    expected = {
+        "self-attention": 2 * n * n * d,
+        "self-attention (restricted)": 2 * math.ceil(n / w) * w * 3 * w * d,
+        "recurrent": 2 * n * d * d,
+        "convolutional": k * n * d * d,
+        "convolutional (dilated)": k * n * d * d,
+        "convolutional (separable)": k * n * d + n * d * d,
+    }
+    assert {
+        name: operations(layer, x) for name, layer in layers_of_table_1(d, k, r).items()
+    } == {name: 2 * c for name, c in expected.items()}
     projected = SelfAttention(MultiHeadAttention(d, 2, attend_with=attention))
     assert operations(projected, x) == 2 * (2 * n * n * d + 4 * n * d * d)
 
@@ -127,14 +200,28 @@ def test_counted_exponents_are_those_of_the_paper():
     sizes = {"n": 128, "d": 16, "k": 3, "r": 9}
     for name, row in table_1().items():
         for letter, power in powers(row["complexity"]).items():
-            larger = sizes | {letter: 2 * sizes[letter] + (letter in "kr")}  # kernels and neighbourhoods stay odd: 7 and 19
-            counts = [operations(layers_of_table_1(s["d"], s["k"], s["r"])[name], torch.randn(1, s["n"], s["d"])) for s in (sizes, larger)]
+            larger = sizes | {
+                letter: 2 * sizes[letter] + (letter in "kr")
+            }  # kernels and neighbourhoods stay odd: 7 and 19
+            counts = [
+                operations(
+                    layers_of_table_1(s["d"], s["k"], s["r"])[name],
+                    torch.randn(1, s["n"], s["d"]),
+                )
+                for s in (sizes, larger)
+            ]
             if letter == "r":
-                assert counts[1] / counts[0] == pytest.approx(18 / 8, rel=0.15)  # w = 4 and 9; the last block is not full
-            else: assert counts[1] / counts[0] == (larger[letter] / sizes[letter]) ** power
+                assert counts[1] / counts[0] == pytest.approx(
+                    18 / 8, rel=0.15
+                )  # w = 4 and 9; the last block is not full
+            else:
+                assert (
+                    counts[1] / counts[0] == (larger[letter] / sizes[letter]) ** power
+                )
 
 
 # sequential operations and paths
+
 
 @pytest.mark.parametrize("n", [1, 5, 33, 300])
 def test_recurrence_is_one_long_chain(n):
@@ -146,7 +233,10 @@ def test_recurrence_is_one_long_chain(n):
 
 def test_the_others_wait_for_a_constant():
     for name, layer in layers_of_table_1(4, 3, 5).items():
-        lengths = {longest_chain(layer(torch.randn(1, n, 4, requires_grad=True))) for n in (8, 20, 64)}
+        lengths = {
+            longest_chain(layer(torch.randn(1, n, 4, requires_grad=True)))
+            for n in (8, 20, 64)
+        }
         assert len(lengths) == (3 if name == "recurrent" else 1)
 
 
@@ -166,29 +256,44 @@ def test_attention_path_is_one(n):
 @pytest.mark.parametrize("r", [3, 5, 9])
 @pytest.mark.parametrize("n", [2, 7, 16, 25])
 def test_restricted_path(n, r):
-    assert max_path(lambda i: RestrictedAttention(r), n, 2) == math.ceil((n - 1) / ((r - 1) / 2))
+    assert max_path(lambda i: RestrictedAttention(r), n, 2) == math.ceil(
+        (n - 1) / ((r - 1) / 2)
+    )
 
 
 @pytest.mark.parametrize("k", [2, 3, 5])
 @pytest.mark.parametrize("n", [2, 7, 16, 27])
 def test_convolution_paths(n, k):
-    assert max_path(lambda i: Convolution(2, k, n_ahead=0), n, 2, back(n)) == math.ceil((n - 1) / (k - 1))
-    assert max_path(lambda i: Convolution(2, k, k ** i, n_ahead=0), n, 2, back(n)) == log_up(n, k)
+    assert max_path(lambda i: Convolution(2, k, n_ahead=0), n, 2, back(n)) == math.ceil(
+        (n - 1) / (k - 1)
+    )
+    assert max_path(
+        lambda i: Convolution(2, k, k**i, n_ahead=0), n, 2, back(n)
+    ) == log_up(n, k)
     if k % 2:  # as far to one side as to the other
-        assert max_path(lambda i: Convolution(2, k), n, 2) == math.ceil((n - 1) / (k // 2))
-        assert max_path(lambda i: SeparableConvolution(2, k), n, 2) == math.ceil((n - 1) / (k // 2))
-        assert max_path(lambda i: Convolution(2, k, (k // 2 + 1) ** i), n, 2) == log_up(n, k // 2 + 1)
+        assert max_path(lambda i: Convolution(2, k), n, 2) == math.ceil(
+            (n - 1) / (k // 2)
+        )
+        assert max_path(lambda i: SeparableConvolution(2, k), n, 2) == math.ceil(
+            (n - 1) / (k // 2)
+        )
+        assert max_path(lambda i: Convolution(2, k, (k // 2 + 1) ** i), n, 2) == log_up(
+            n, k // 2 + 1
+        )
 
 
 @pytest.mark.parametrize("n", [3, 5, 9])
 def test_powers_of_k_around_the_middle_lead_out_of_the_sequence(n):
     "From 0 to 2 by steps of ±1 and ±3 is one back and three ahead; the zeros before the sequence pass nothing on."
-    with pytest.raises(ValueError, match="do not connect"): max_path(lambda i: Convolution(2, 3, 3 ** i), n, 2)
+    with pytest.raises(ValueError, match="do not connect"):
+        max_path(lambda i: Convolution(2, 3, 3**i), n, 2)
 
 
 @pytest.mark.parametrize("k, n", [(2, 64), (2, 65), (3, 81), (3, 82), (4, 64), (5, 26)])
 def test_dilated_path_at_the_edges_of_the_logarithm(k, n):
-    assert max_path(lambda i: Convolution(2, k, k ** i, n_ahead=0), n, 2, back(n)) == log_up(n, k)
+    assert max_path(
+        lambda i: Convolution(2, k, k**i, n_ahead=0), n, 2, back(n)
+    ) == log_up(n, k)
 
 
 @pytest.mark.parametrize("n", [1, 6, 40])
@@ -203,11 +308,14 @@ def test_dependencies_leave_the_layer_alone():
 
 
 def test_layers_that_connect_nothing_are_refused():
-    with pytest.raises(ValueError, match="4 layers do not connect n=4"): max_path(lambda i: FeedForward(2, 4), 4, 2)
-    with pytest.raises(ValueError, match="do not connect"): max_path(lambda i: Recurrent(2), 4, 2)  # nothing comes from the right
+    with pytest.raises(ValueError, match="4 layers do not connect n=4"):
+        max_path(lambda i: FeedForward(2, 4), 4, 2)
+    with pytest.raises(ValueError, match="do not connect"):
+        max_path(lambda i: Recurrent(2), 4, 2)  # nothing comes from the right
 
 
 # memory
+
 
 @pytest.mark.parametrize("n, d", [(16, 8), (50, 12), (128, 4)])
 def test_bytes_by_arithmetic(n, d):
@@ -215,54 +323,101 @@ def test_bytes_by_arithmetic(n, d):
     assert activation_bytes(SelfAttention(), x) == 4 * (n * n + n * d)
     assert activation_bytes(SelfAttention(), x.double()) == 8 * (n * n + n * d)
     assert activation_bytes(Recurrent(d), x) == 4 * (2 * n * d + d)
-    assert activation_bytes(FeedForward(d, 3 * d), x) == 4 * (3 * n * d + n * d)  # the ReLU's output, and its own
-    assert activation_bytes(SelfAttention(fused_attention), x) == 4 * (n * d + n)  # its output, and a normaliser for each query
+    assert activation_bytes(FeedForward(d, 3 * d), x) == 4 * (
+        3 * n * d + n * d
+    )  # the ReLU's output, and its own
+    assert activation_bytes(SelfAttention(fused_attention), x) == 4 * (
+        n * d + n
+    )  # its output, and a normaliser for each query
 
 
 def test_bytes_grow_with_n_but_for_plain_attention():
     for name, layer in layers_of_table_1(8, 3, 9).items():
-        small, large = (activation_bytes(layer, torch.randn(1, n, 8)) for n in (256, 1024))
+        small, large = (
+            activation_bytes(layer, torch.randn(1, n, 8)) for n in (256, 1024)
+        )
         assert (large / small > 8) == (name == "self-attention")
-        if name != "self-attention": assert large / small == pytest.approx(4, rel=0.05)  # 4 times as long; the padding does not grow
+        if name != "self-attention":
+            assert large / small == pytest.approx(
+                4, rel=0.05
+            )  # 4 times as long; the padding does not grow
 
 
 # measuring
 
+
 def test_fit_recovers_a_power():
     sizes = [16, 64, 100, 1000, 4096]
-    for p in (0.5, 1, 2, 2.2): assert fit_exponent(sizes, [3e-7 * n ** p for n in sizes]) == pytest.approx(p)
+    for p in (0.5, 1, 2, 2.2):
+        assert fit_exponent(sizes, [3e-7 * n**p for n in sizes]) == pytest.approx(p)
 
 
 def test_crossing_between_measured_sizes():
-    sizes = [2 ** i for i in range(4, 13)]
-    for at in (17, 100.5, 512, 4000): assert crossing(sizes, [n * n for n in sizes], [at * n for n in sizes]) == pytest.approx(at)
-    assert crossing([1, 2, 3, 4], [1, 3, 1, 3], [2, 2, 2, 2]) == pytest.approx(3 * (4 / 3) ** (math.log(2) / math.log(3)))  # the last one counts
-    assert crossing([1, 2], [1, 1], [2, 2]) is None and crossing([1, 2], [3, 3], [2, 2]) is None
+    sizes = [2**i for i in range(4, 13)]
+    for at in (17, 100.5, 512, 4000):
+        assert crossing(
+            sizes, [n * n for n in sizes], [at * n for n in sizes]
+        ) == pytest.approx(at)
+    assert crossing([1, 2, 3, 4], [1, 3, 1, 3], [2, 2, 2, 2]) == pytest.approx(
+        3 * (4 / 3) ** (math.log(2) / math.log(3))
+    )  # the last one counts
+    assert (
+        crossing([1, 2], [1, 1], [2, 2]) is None
+        and crossing([1, 2], [3, 3], [2, 2]) is None
+    )
 
 
 def test_cpu_seconds_takes_turns_and_counts_no_sleep():
     calls = []
-    took = cpu_seconds({"a": lambda: calls.append("a") or time.sleep(0.003), "b": lambda: calls.append("b") or sum(range(300_000))}, n_rounds=3)
-    turns = "".join(name for name, before in zip(calls, [None, *calls]) if name != before)
+    took = cpu_seconds(
+        {
+            "a": lambda: calls.append("a") or time.sleep(0.003),
+            "b": lambda: calls.append("b") or sum(range(300_000)),
+        },
+        n_rounds=3,
+    )
+    turns = "".join(
+        name for name, before in zip(calls, [None, *calls]) if name != before
+    )
     assert turns == "abababab"  # once to see how long it takes, then three rounds
-    assert 0 < took["a"] < 0.002 < took["b"]  # 3 ms of sleep are no work; 300,000 sums are
+    assert (
+        0 < took["a"] < 0.002 < took["b"]
+    )  # 3 ms of sleep are no work; 300,000 sums are
 
 
 # the record
 
+
 def test_the_record_says_what_section_4_says():
-    found = json.loads((ROOT / "results" / "complexity.json").read_text(encoding="utf-8"))["complexity"]
+    found = json.loads(
+        (ROOT / "results" / "complexity.json").read_text(encoding="utf-8")
+    )["complexity"]
     large = [i for i, n in enumerate(found["n"]) if n >= 512]
-    assert len(large) >= 6 and (found["n"][0], found["n"][-1]) == (16, 4096) and len(found["d"]) >= 3
-    def slopes(name): return [fit_exponent([found["n"][i] for i in large], [times[i] for i in large]) for times in found["seconds"][name].values()]
+    assert (
+        len(large) >= 6
+        and (found["n"][0], found["n"][-1]) == (16, 4096)
+        and len(found["d"]) >= 3
+    )
+
+    def slopes(name):
+        return [
+            fit_exponent([found["n"][i] for i in large], [times[i] for i in large])
+            for times in found["seconds"][name].values()
+        ]
+
     assert all(1.7 <= slope <= 2.2 for slope in slopes("self-attention"))
     assert all(0.8 <= slope <= 1.2 for slope in slopes("recurrent"))
 
 
 def test_the_records_bytes_repeat():
-    found = json.loads((ROOT / "results" / "complexity.json").read_text(encoding="utf-8"))["complexity"]
+    found = json.loads(
+        (ROOT / "results" / "complexity.json").read_text(encoding="utf-8")
+    )["complexity"]
     layers = {d: layers_of_table_1(d, found["k"], found["r"]) for d in found["d"]}
     for name, by_width in found["bytes"].items():
         for d, sizes in by_width.items():
             for n, size in list(zip(found["n"], sizes))[:6]:
-                if name in layers[int(d)]: assert size == activation_bytes(layers[int(d)][name], torch.randn(found["batch"], n, int(d)))
+                if name in layers[int(d)]:
+                    assert size == activation_bytes(
+                        layers[int(d)][name], torch.randn(found["batch"], n, int(d))
+                    )

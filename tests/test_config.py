@@ -1,4 +1,5 @@
 "Sweeps over every setting: text in and out, the refusals, the file."
+
 import dataclasses
 import json
 import math
@@ -22,21 +23,37 @@ from annotated_transformer.config import (
     recipe_to_dict,
 )
 
-same_each_time = settings(derandomize=True, deadline=None)  # no deadline: the machine may be busy
-FIELDS = [(part, field) for part in (ModelConfig, TrainConfig) for field in dataclasses.fields(part)]
+same_each_time = settings(
+    derandomize=True, deadline=None
+)  # no deadline: the machine may be busy
+FIELDS = [
+    (part, field)
+    for part in (ModelConfig, TrainConfig)
+    for field in dataclasses.fields(part)
+]
 NAMES = [field.name for _, field in FIELDS]
 each_field = each("part, field", FIELDS, ids=NAMES)
-WORDS = {"position": "learned", "norm": "pre", "schedule": "linear", "precision": "fp32"}
+WORDS = {
+    "position": "learned",
+    "norm": "pre",
+    "schedule": "linear",
+    "precision": "fp32",
+}
 SHARES = {"dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2"}
 
 
 def another(field) -> object:
     "A value that is allowed and is not the default."
-    if field.type is bool: return not field.default
-    if field.type is str: return WORDS[field.name]
-    if field.type is float: return 0.25
-    if field.name == "average_last": return field.default - 1  # not above keep_last
-    if field.type == float | None: return 0.5
+    if field.type is bool:
+        return not field.default
+    if field.type is str:
+        return WORDS[field.name]
+    if field.type is float:
+        return 0.25
+    if field.name == "average_last":
+        return field.default - 1  # not above keep_last
+    if field.type == float | None:
+        return 0.5
     return 64 if field.default is None else field.default * 2
 
 
@@ -45,7 +62,9 @@ def test_every_setting_is_reached_by_its_name(part, field):
     value = another(field)
     changed = override(get_recipe("base"), [f"{field.name}={str(value).lower()}"])
     home = changed.model if part is ModelConfig else changed.train
-    assert getattr(home, field.name) == value and type(getattr(home, field.name)) is type(value)
+    assert getattr(home, field.name) == value and type(
+        getattr(home, field.name)
+    ) is type(value)
     assert dataclasses.asdict(home) == dataclasses.asdict(part()) | {field.name: value}
 
 
@@ -62,51 +81,89 @@ def test_no_name_is_used_twice():
 @each_field
 @each("wrong", ["", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5"])
 def test_wrong_text_is_refused_with_the_name(part, field, wrong):
-    with pytest.raises(ValueError, match=field.name): override(get_recipe("base"), [f"{field.name}={wrong}"])
+    with pytest.raises(ValueError, match=field.name):
+        override(get_recipe("base"), [f"{field.name}={wrong}"])
 
 
-WRONG = {int: [None, [], "6", 6.5, True, math.nan], float: [None, [], "6", True, math.nan, math.inf], str: [None, [], 6, True],
-         bool: [None, [], "true", 1], int | None: [[], "6", 6.5, True, math.nan],
-         float | None: [[], "6", True, math.nan, math.inf]}
+WRONG = {
+    int: [None, [], "6", 6.5, True, math.nan],
+    float: [None, [], "6", True, math.nan, math.inf],
+    str: [None, [], 6, True],
+    bool: [None, [], "true", 1],
+    int | None: [[], "6", 6.5, True, math.nan],
+    float | None: [[], "6", True, math.nan, math.inf],
+}
 
 
-@each("part, name, wrong", [(part, field.name, wrong) for part, field in FIELDS for wrong in WRONG[field.type]])
+@each(
+    "part, name, wrong",
+    [
+        (part, field.name, wrong)
+        for part, field in FIELDS
+        for wrong in WRONG[field.type]
+    ],
+)
 def test_wrong_types_are_refused_with_the_name(part, name, wrong):
-    with pytest.raises(ValueError, match=name): part(**{name: wrong})
+    with pytest.raises(ValueError, match=name):
+        part(**{name: wrong})
 
 
-@each("name", [f.name for _, f in FIELDS if f.type in (int, int | None) and f.name not in ("seed", "average_last")])
+@each(
+    "name",
+    [
+        f.name
+        for _, f in FIELDS
+        if f.type in (int, int | None) and f.name not in ("seed", "average_last")
+    ],
+)
 def test_counts_start_at_one(name):
-    with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"): override(get_recipe("base"), [f"{name}=0"])
+    with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+        override(get_recipe("base"), [f"{name}=0"])
 
 
 @each("name", sorted(SHARES))
 def test_shares_lie_from_zero_to_below_one(name):
     assert getattr(override(get_recipe("base"), [f"{name}=0"]).train, name) == 0
     for wrong in ("1", "1.5", "-0.1"):
-        with pytest.raises(ValueError, match=name): override(get_recipe("base"), [f"{name}={wrong}"])
+        with pytest.raises(ValueError, match=name):
+            override(get_recipe("base"), [f"{name}={wrong}"])
 
 
 def test_no_more_is_averaged_than_kept():
     for kept in (1, 5, 20):
-        for averaged in (0, kept): TrainConfig(keep_last=kept, average_last=averaged)
-        with pytest.raises(UserError, match=f"average_last={kept + 1} must be at least 0 and below {kept + 1}"):
+        for averaged in (0, kept):
+            TrainConfig(keep_last=kept, average_last=averaged)
+        with pytest.raises(
+            UserError,
+            match=f"average_last={kept + 1} must be at least 0 and below {kept + 1}",
+        ):
             TrainConfig(keep_last=kept, average_last=kept + 1)
 
 
 def test_seed():
     assert override(get_recipe("base"), ["seed=0"]).train.seed == 0
     assert override(get_recipe("base"), [f"seed={2**63 - 1}"]).train.seed == 2**63 - 1
-    with pytest.raises(ValueError, match="seed"): TrainConfig(seed=2**63)
+    with pytest.raises(ValueError, match="seed"):
+        TrainConfig(seed=2**63)
 
 
-@each("wrong, message", [
-    (["n_head=8"], "did you mean n_heads"), (["dropuot=0.1"], "did you mean dropout"), (["=3"], "no setting is called ''"),
-    (["Dropout=0.1"], "did you mean dropout"), (["dropout"], "not of the form key=value"), ([""], "not of the form key=value"),
-    (["n_heads=7"], "multiple of 7"), (["d_model=511"], "even"), (["d_k=8", "n_heads=7"], "multiple of 7"),
-])
+@each(
+    "wrong, message",
+    [
+        (["n_head=8"], "did you mean n_heads"),
+        (["dropuot=0.1"], "did you mean dropout"),
+        (["=3"], "no setting is called ''"),
+        (["Dropout=0.1"], "did you mean dropout"),
+        (["dropout"], "not of the form key=value"),
+        ([""], "not of the form key=value"),
+        (["n_heads=7"], "multiple of 7"),
+        (["d_model=511"], "even"),
+        (["d_k=8", "n_heads=7"], "multiple of 7"),
+    ],
+)
 def test_wrong_settings(wrong, message):
-    with pytest.raises(ValueError, match=message): override(get_recipe("base"), wrong)
+    with pytest.raises(ValueError, match=message):
+        override(get_recipe("base"), wrong)
 
 
 def test_overriding_changes_neither_the_recipe_nor_the_order():
@@ -119,10 +176,17 @@ def test_overriding_changes_neither_the_recipe_nor_the_order():
 @each("max_len, n_positions", [(256, 256), (1024, 1024), (19, 10), (1, 1)])
 def test_learned_positions_that_end_within_max_len_are_refused(max_len, n_positions):
     "One position more than pieces: EOS follows the source, BOS precedes the target."
-    settings, named = [f"max_len={max_len}", f"n_positions={n_positions}"], f"^n_positions={n_positions} is too small for max_len={max_len}:"
-    with pytest.raises(UserError, match=named): override(get_recipe("base"), [*settings, "position=learned"])
+    settings, named = (
+        [f"max_len={max_len}", f"n_positions={n_positions}"],
+        f"^n_positions={n_positions} is too small for max_len={max_len}:",
+    )
+    with pytest.raises(UserError, match=named):
+        override(get_recipe("base"), [*settings, "position=learned"])
     override(get_recipe("base"), settings)  # sinusoids have no end
-    override(get_recipe("base"), ["position=learned", f"max_len={max_len}", f"n_positions={max_len + 1}"])
+    override(
+        get_recipe("base"),
+        ["position=learned", f"max_len={max_len}", f"n_positions={max_len + 1}"],
+    )
 
 
 @each("name", RECIPES)
@@ -133,22 +197,28 @@ def test_every_recipe_may_learn_its_positions(name):
 def test_a_file_with_too_few_positions_is_refused():
     values = recipe_to_dict(get_recipe("tiny"))
     values["model"] |= {"position": "learned", "n_positions": 100}
-    with pytest.raises(UserError, match="n_positions=100 is too small for max_len=256"): recipe_from_dict(values)
+    with pytest.raises(UserError, match="n_positions=100 is too small for max_len=256"):
+        recipe_from_dict(values)
 
 
 @same_each_time
 @given(st.lists(st.text(max_size=30), max_size=4))
 def test_no_text_does_anything_but_work_or_be_refused(texts):
-    try: assert isinstance(override(get_recipe("base"), texts), Recipe)
-    except ValueError as e: assert str(e)
+    try:
+        assert isinstance(override(get_recipe("base"), texts), Recipe)
+    except ValueError as e:
+        assert str(e)
 
 
 @same_each_time
 @given(st.sampled_from(NAMES), st.text(max_size=12))
 def test_no_value_does_anything_but_work_or_be_refused(name, text):
-    try: changed = override(get_recipe("base"), [f"{name}={text}"])
-    except ValueError as e: assert name in str(e) or "n_heads" in str(e)
-    else: assert recipe_from_dict(recipe_to_dict(changed)) == changed
+    try:
+        changed = override(get_recipe("base"), [f"{name}={text}"])
+    except ValueError as e:
+        assert name in str(e) or "n_heads" in str(e)
+    else:
+        assert recipe_from_dict(recipe_to_dict(changed)) == changed
 
 
 @each("name", RECIPES)
@@ -157,16 +227,35 @@ def test_recipes_survive_the_file(name):
     assert recipe_from_dict(json.loads(text)) == RECIPES[name]
 
 
-@each("damaged", [
-    {}, {"model": {}}, {"train": {}}, {"model": [], "train": [1]}, {"model": None, "train": {}}, [], None, "text",
-    {"model": {"n_layer": 6}, "train": {}}, {"model": {"n_layers": 6.0}, "train": {}}, {"model": {}, "train": {"dropout": "0.1"}},
-    {"model": {"d_model": 511}, "train": {}}, {"model": {"norm": None}, "train": {}}, {"model": {"n_layers": True}, "train": {}},
-])
+@each(
+    "damaged",
+    [
+        {},
+        {"model": {}},
+        {"train": {}},
+        {"model": [], "train": [1]},
+        {"model": None, "train": {}},
+        [],
+        None,
+        "text",
+        {"model": {"n_layer": 6}, "train": {}},
+        {"model": {"n_layers": 6.0}, "train": {}},
+        {"model": {}, "train": {"dropout": "0.1"}},
+        {"model": {"d_model": 511}, "train": {}},
+        {"model": {"norm": None}, "train": {}},
+        {"model": {"n_layers": True}, "train": {}},
+    ],
+)
 def test_damaged_files_are_refused(damaged):
-    with pytest.raises(ValueError): recipe_from_dict(damaged)
+    with pytest.raises(ValueError):
+        recipe_from_dict(damaged)
 
 
 def test_parse_setting_knows_yes_and_no():
-    assert parse_setting("x", "true", bool) is True and parse_setting("x", "false", bool) is False
+    assert (
+        parse_setting("x", "true", bool) is True
+        and parse_setting("x", "false", bool) is False
+    )
     for text in ("True", "1", "", "no"):
-        with pytest.raises(ValueError, match="not true or false"): parse_setting("x", text, bool)
+        with pytest.raises(ValueError, match="not true or false"):
+            parse_setting("x", text, bool)

@@ -1,4 +1,5 @@
 "The page of attention maps: as text, and in a browser whose network is cut, by real pointer, finger and keys."
+
 import json
 import re
 
@@ -7,11 +8,37 @@ import torch
 from browser import Browser
 from test_visualize import contrast
 
-from annotated_transformer.explorer import PAGE_COLOURS, PAGE_STYLE, AttentionExample, attention_page, shown_pieces
+from annotated_transformer.explorer import (
+    PAGE_COLOURS,
+    PAGE_STYLE,
+    AttentionExample,
+    attention_page,
+    shown_pieces,
+)
 
-RUDE = ["</script>", "<script>bad()</script>", "<!--", "]]>", "&lt;", '"', "'", "\\",
-        "\u2028", "\x00", "\ud800", "", " ", "${x}", "{PAGE_BODY}", "🙂", "שלום"]
-ANIMAL = "The animal did n't cross the street .".split(), "<s> Das Tier überquerte die Straße nicht .".split()
+RUDE = [
+    "</script>",
+    "<script>bad()</script>",
+    "<!--",
+    "]]>",
+    "&lt;",
+    '"',
+    "'",
+    "\\",
+    "\u2028",
+    "\x00",
+    "\ud800",
+    "",
+    " ",
+    "${x}",
+    "{PAGE_BODY}",
+    "🙂",
+    "שלום",
+]
+ANIMAL = (
+    "The animal did n't cross the street .".split(),
+    "<s> Das Tier überquerte die Straße nicht .".split(),
+)
 LONG = ["Donaudampfschifffahrtsgesellschaftskapitän"] * 3 + RUDE[:3], ["<s>", "b"]
 
 
@@ -19,49 +46,90 @@ def data_of(page: str) -> list:
     return json.loads(page.split('id="data">')[1].split("</script>")[0])
 
 
-def drawn(n_layers: int, n_heads: int, src: list[str], tgt: list[str]) -> AttentionExample:
+def drawn(
+    n_layers: int, n_heads: int, src: list[str], tgt: list[str]
+) -> AttentionExample:
     "Random maps; the decoder's look at nothing ahead."
     s, t = len(src), len(tgt)
-    scores = {kind: 2 * torch.randn(n_layers, n_heads, *shape) for kind, shape in (("encoder", (s, s)), ("decoder", (t, t)), ("cross", (t, s)))}
+    scores = {
+        kind: 2 * torch.randn(n_layers, n_heads, *shape)
+        for kind, shape in (("encoder", (s, s)), ("decoder", (t, t)), ("cross", (t, s)))
+    }
     scores["decoder"].masked_fill_(torch.ones(t, t).triu(1).bool(), float("-inf"))
-    return AttentionExample(src, tgt, {kind: x.softmax(-1) for kind, x in scores.items()})
+    return AttentionExample(
+        src, tgt, {kind: x.softmax(-1) for kind, x in scores.items()}
+    )
 
 
 # --- as text ------------------------------------------------------------------------------------------------------------------
 
+
 def mixed(over: str, under: str, opacity: float) -> str:
-    return "#" + "".join(f"{round(int(over[i:i + 2], 16) * opacity + int(under[i:i + 2], 16) * (1 - opacity)):02x}" for i in (1, 3, 5))
+    return "#" + "".join(
+        f"{round(int(over[i : i + 2], 16) * opacity + int(under[i : i + 2], 16) * (1 - opacity)):02x}"
+        for i in (1, 3, 5)
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_has_contrast(scheme):
-    colour = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", PAGE_COLOURS, re.S)[scheme == "dark"]))
-    strongest = float(re.search(r"opacity: calc\(var\(--weight, 0\) \* ([\d.]+)\)", PAGE_STYLE)[1])
+    colour = dict(
+        re.findall(
+            r"--(\w+): (#\w{6})",
+            re.findall(r":root \{(.*?)\}", PAGE_COLOURS, re.S)[scheme == "dark"],
+        )
+    )
+    strongest = float(
+        re.search(r"opacity: calc\(var\(--weight, 0\) \* ([\d.]+)\)", PAGE_STYLE)[1]
+    )
     heads = [colour[f"head{i}"] for i in range(5)]
-    pairs = [(text, ground) for text in ("ink", "muted") for ground in ("paper", "panel")] + [("paper", "head0")]
-    for text, ground in pairs: assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
+    pairs = [
+        (text, ground) for text in ("ink", "muted") for ground in ("paper", "panel")
+    ] + [("paper", "head0")]
+    for text, ground in pairs:
+        assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
     for head in heads:
-        assert contrast(colour["ink"], mixed(head, colour["paper"], strongest)) >= 4.5, head
-        assert contrast(head, colour["paper"]) >= 4.5 and contrast(head, colour["panel"]) >= 3, head
+        assert (
+            contrast(colour["ink"], mixed(head, colour["paper"], strongest)) >= 4.5
+        ), head
+        assert (
+            contrast(head, colour["paper"]) >= 4.5
+            and contrast(head, colour["panel"]) >= 3
+        ), head
     assert contrast(colour["edge"], colour["paper"]) >= 3  # the frame of a control
 
 
 def test_rude_words_stay_words():
     n = len(RUDE)
-    page = attention_page([AttentionExample(RUDE, RUDE, {"cross": torch.eye(n)[None, None]})], title='"><script>bad()</script>')
+    page = attention_page(
+        [AttentionExample(RUDE, RUDE, {"cross": torch.eye(n)[None, None]})],
+        title='"><script>bad()</script>',
+    )
     assert data_of(page)[0]["src"] == RUDE
-    assert "<script>bad" not in page and page.count("<script") == 2 and page.count("</script") == 2
+    assert (
+        "<script>bad" not in page
+        and page.count("<script") == 2
+        and page.count("</script") == 2
+    )
     assert "<!--" not in page
 
 
 def test_page_names_no_other_host():
     page = attention_page([AttentionExample(["a"], ["b"], {"cross": [[[[1.0]]]]})])
-    assert not re.search(r"//\w|@import|url\(|<link|<img|\bsrc=|\bhref=", re.sub(r"// .*", "", page))
+    assert not re.search(
+        r"//\w|@import|url\(|<link|<img|\bsrc=|\bhref=", re.sub(r"// .*", "", page)
+    )
     assert "default-src 'none'" in page and '<html lang="en">' in page
 
 
 def test_weights_are_rounded():
-    page = attention_page([AttentionExample(["a", "b"], ["c"], {"cross": torch.tensor([[[[1 / 3, 2 / 3]]]])})])
+    page = attention_page(
+        [
+            AttentionExample(
+                ["a", "b"], ["c"], {"cross": torch.tensor([[[[1 / 3, 2 / 3]]]])}
+            )
+        ]
+    )
     assert data_of(page)[0]["maps"]["cross"] == [[[[0.333, 0.667]]]]
 
 
@@ -72,10 +140,17 @@ def test_every_piece_is_shown(piece):
 
 # --- in a browser -------------------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="module")
 def browser(chromium, tmp_path_factory):
     with Browser(chromium, tmp_path_factory.mktemp("profile")) as browser:
-        browser.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        browser.call(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=0,
+            uploadThroughput=0,
+        )
         yield browser
 
 
@@ -100,30 +175,54 @@ def middle(browser: Browser, selector: str, i: int = 0) -> dict[str, float]:
         return {{x: box.x + box.width / 2, y: box.y + box.height / 2}}; }})()""")
 
 
-def hover(browser, selector, i=0): browser.call("Input.dispatchMouseEvent", type="mouseMoved", **middle(browser, selector, i))
+def hover(browser, selector, i=0):
+    browser.call(
+        "Input.dispatchMouseEvent", type="mouseMoved", **middle(browser, selector, i)
+    )
 
 
-def leave(browser): browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+def leave(browser):
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
 
 
 def click(browser, selector, i=0):
     at = middle(browser, selector, i)
     browser.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
-    for what in ("mousePressed", "mouseReleased"): browser.call("Input.dispatchMouseEvent", type=what, button="left", clickCount=1, **at)
+    for what in ("mousePressed", "mouseReleased"):
+        browser.call(
+            "Input.dispatchMouseEvent", type=what, button="left", clickCount=1, **at
+        )
 
 
 def tap(browser, selector, i=0):
-    browser.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[middle(browser, selector, i)])
+    browser.call(
+        "Input.dispatchTouchEvent",
+        type="touchStart",
+        touchPoints=[middle(browser, selector, i)],
+    )
     browser.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
 
-KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {
+    "Tab": 9,
+    "Enter": 13,
+    "Escape": 27,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 
 
 def press(browser, *names):
     for name in names:
         key = {"key": name, "code": name, "windowsVirtualKeyCode": KEYS[name]}
-        browser.call("Input.dispatchKeyEvent", type="keyDown", **key, **({"text": "\r"} if name == "Enter" else {}))
+        browser.call(
+            "Input.dispatchKeyEvent",
+            type="keyDown",
+            **key,
+            **({"text": "\r"} if name == "Enter" else {}),
+        )
         browser.call("Input.dispatchKeyEvent", type="keyUp", **key)
 
 
@@ -144,18 +243,34 @@ def test_hovering_shows_the_weights_of_the_map(browser, url, examples):
     browser.open(url)
     click(browser, "#heads button", 1 * 4 + 2)
     hover(browser, "#q button", 1)
-    got, row = seen(browser), [round(w, 3) for w in examples[0].maps["encoder"][1, 2, 1].double().tolist()]
+    got, row = (
+        seen(browser),
+        [round(w, 3) for w in examples[0].maps["encoder"][1, 2, 1].double().tolist()],
+    )
     assert got["shown"] == "Encoder, layer 2, head 3"
     assert got["lines"] == [[0, 1, k, w] for k, w in enumerate(row) if w >= 0.005]
     assert got["k"]["numbers"] == [f"{w:.2f}" if w >= 0.005 else "" for w in row]
-    assert got["k"]["shades"] == [[pytest.approx(0.4 * w, abs=1e-6)] for w in row]  # the style's arithmetic is in float32
+    assert got["k"]["shades"] == [
+        [pytest.approx(0.4 * w, abs=1e-6)] for w in row
+    ]  # the style's arithmetic is in float32
     assert got["q"] == {"numbers": [""] * 8, "shades": [[]] * 8}
     words = examples[0].src_words
     top = sorted(range(8), key=lambda k: -row[k])[:5]
-    assert got["told"].split() == ["animal", "looks", "at", *(x for k in top if row[k] >= 0.01 for x in (words[k], f"{row[k]:.2f}"))]
+    assert got["told"].split() == [
+        "animal",
+        "looks",
+        "at",
+        *(x for k in top if row[k] >= 0.01 for x in (words[k], f"{row[k]:.2f}")),
+    ]
     leave(browser)
-    assert len(seen(browser)["lines"]) == sum(w >= 0.005 for w in examples[0].maps["encoder"][1, 2].double().round(decimals=3).flatten())
-    assert browser.said == [] and browser.ask("performance.getEntriesByType('resource').length") == 0
+    assert len(seen(browser)["lines"]) == sum(
+        w >= 0.005
+        for w in examples[0].maps["encoder"][1, 2].double().round(decimals=3).flatten()
+    )
+    assert (
+        browser.said == []
+        and browser.ask("performance.getEntriesByType('resource').length") == 0
+    )
 
 
 def test_who_looks_at_a_word(browser, url, examples):
@@ -164,10 +279,14 @@ def test_who_looks_at_a_word(browser, url, examples):
     leave(browser)  # held by the click
     column = examples[0].maps["encoder"][0, 0, :, 2].double().round(decimals=3).tolist()
     got = seen(browser)
-    assert got["q"]["numbers"] == [f"{w:.2f}" if w >= 0.005 else "" for w in column] and got["told"].startswith("did is looked at by ")
+    assert got["q"]["numbers"] == [
+        f"{w:.2f}" if w >= 0.005 else "" for w in column
+    ] and got["told"].startswith("did is looked at by ")
     click(browser, "#heads button", 3)  # another head, the same word
     leave(browser)
-    assert seen(browser)["told"].startswith("did is looked at by ") and {k for _, _, k, _ in seen(browser)["lines"]} == {2}
+    assert seen(browser)["told"].startswith("did is looked at by ") and {
+        k for _, _, k, _ in seen(browser)["lines"]
+    } == {2}
     press(browser, "Escape")
     assert len({k for _, _, k, _ in seen(browser)["lines"]}) == 8 and browser.said == []
 
@@ -178,44 +297,92 @@ def test_all_heads_of_all_layers_at_once(browser, url, examples):
     cells = browser.ask("""[...document.querySelectorAll("#heads button")].map(b => { const c = b.firstChild;
         const data = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
         return [b.getAttribute("aria-label"), c.width, c.height, [...data].filter((_, i) => i % 4 === 3)]; })""")
-    assert [c[0] for c in cells] == [f"layer {i + 1}, head {j + 1}" for i in range(2) for j in range(4)]
-    for cell, weights in zip(cells, examples[0].maps["encoder"].flatten(0, 1), strict=True):
+    assert [c[0] for c in cells] == [
+        f"layer {i + 1}, head {j + 1}" for i in range(2) for j in range(4)
+    ]
+    for cell, weights in zip(
+        cells, examples[0].maps["encoder"].flatten(0, 1), strict=True
+    ):
         assert cell[1:3] == [8, 8]
-        assert cell[3] == pytest.approx((255 * weights.flatten()).tolist(), abs=0.7)  # the weight's 3 decimals, and a whole number of 255
-    boxes = browser.ask("""[...document.querySelectorAll("#heads button")].map(b => b.getBoundingClientRect()).map(b => [b.x, b.y])""")
-    assert len({y for _, y in boxes}) == 2 and len({x for x, _ in boxes}) == 4  # a row is a layer, a column a head
+        assert cell[3] == pytest.approx(
+            (255 * weights.flatten()).tolist(), abs=0.7
+        )  # the weight's 3 decimals, and a whole number of 255
+    boxes = browser.ask(
+        """[...document.querySelectorAll("#heads button")].map(b => b.getBoundingClientRect()).map(b => [b.x, b.y])"""
+    )
+    assert (
+        len({y for _, y in boxes}) == 2 and len({x for x, _ in boxes}) == 4
+    )  # a row is a layer, a column a head
     for i in (5, 0, 7):
         click(browser, "#heads button", i)
-        assert seen(browser)["shown"] == f"Encoder, layer {i // 4 + 1}, head {i % 4 + 1}"
-        assert browser.ask("[find('layer').value, find('head').value]") == [str(i // 4), str(i % 4)]
-        pressed = [j for j in range(8) if browser.ask(f"document.querySelectorAll('#heads button')[{j}].getAttribute('aria-pressed')") == "true"]
+        assert (
+            seen(browser)["shown"] == f"Encoder, layer {i // 4 + 1}, head {i % 4 + 1}"
+        )
+        assert browser.ask("[find('layer').value, find('head').value]") == [
+            str(i // 4),
+            str(i % 4),
+        ]
+        pressed = [
+            j
+            for j in range(8)
+            if browser.ask(
+                f"document.querySelectorAll('#heads button')[{j}].getAttribute('aria-pressed')"
+            )
+            == "true"
+        ]
         assert pressed == [i]
     hover(browser, "#q button", 3)  # and its row stands out in all of them
-    assert browser.ask("[find('heads').dataset.from, find('heads').style.getPropertyValue('--a')]") == ["q", "37.5%"]
-    assert "37.5%" in browser.ask("getComputedStyle(document.querySelector('canvas')).maskImage") and browser.said == []
+    assert browser.ask(
+        "[find('heads').dataset.from, find('heads').style.getPropertyValue('--a')]"
+    ) == ["q", "37.5%"]
+    assert (
+        "37.5%"
+        in browser.ask("getComputedStyle(document.querySelector('canvas')).maskImage")
+        and browser.said == []
+    )
 
 
 def test_heads_compared(browser, url, examples):
     "Several heads, of different layers too: each has its lines, its bars and its line of numbers; never more than five."
     browser.open(url)
     click(browser, "#compare")
-    for i in (6, 3): click(browser, "#heads button", i)
+    for i in (6, 3):
+        click(browser, "#heads button", i)
     hover(browser, "#q button", 1)
     got, chosen = seen(browser), ((0, 0), (1, 2), (0, 3))
-    rows = [examples[0].maps["encoder"][layer, head, 1].double().round(decimals=3).tolist() for layer, head in chosen]
-    assert got["lines"] == [[h, 1, k, w] for h, row in enumerate(rows) for k, w in enumerate(row) if w >= 0.005]
-    assert got["k"]["shades"] == [[pytest.approx(0.4 * row[k], abs=1e-6) for row in rows] for k in range(8)]
+    rows = [
+        examples[0].maps["encoder"][layer, head, 1].double().round(decimals=3).tolist()
+        for layer, head in chosen
+    ]
+    assert got["lines"] == [
+        [h, 1, k, w]
+        for h, row in enumerate(rows)
+        for k, w in enumerate(row)
+        if w >= 0.005
+    ]
+    assert got["k"]["shades"] == [
+        [pytest.approx(0.4 * row[k], abs=1e-6) for row in rows] for k in range(8)
+    ]
     assert got["shown"] == "Encoder, 3 heads"
     best = [max(range(8), key=lambda k: row[k]) for row in rows]
-    for row, k, name in zip(rows, best, ("layer 1, head 1", "layer 2, head 3", "layer 1, head 4")):
+    for row, k, name in zip(
+        rows, best, ("layer 1, head 1", "layer 2, head 3", "layer 1, head 4")
+    ):
         assert f"{name}{examples[0].src_words[k]} {row[k]:.2f}" in got["told"]
     leave(browser)
-    assert seen(browser)["told"].endswith("layer 1, head 1layer 2, head 3layer 1, head 4")  # the legend
-    colours = browser.ask("[0, 1, 2].map(h => getComputedStyle(document.querySelector(`#lines path[data-head='${h}']`)).stroke)")
-    dashes = browser.ask("[0, 1, 2].map(h => document.querySelector(`#lines path[data-head='${h}']`).getAttribute('stroke-dasharray'))")
+    assert seen(browser)["told"].endswith(
+        "layer 1, head 1layer 2, head 3layer 1, head 4"
+    )  # the legend
+    colours = browser.ask(
+        "[0, 1, 2].map(h => getComputedStyle(document.querySelector(`#lines path[data-head='${h}']`)).stroke)"
+    )
+    dashes = browser.ask(
+        "[0, 1, 2].map(h => document.querySelector(`#lines path[data-head='${h}']`).getAttribute('stroke-dasharray'))"
+    )
     assert len(set(colours)) == len(set(dashes)) == 3
     click(browser, "#heads button", 6)  # chosen again: let go
-    for i in (1, 2, 4, 5): click(browser, "#heads button", i)
+    for i in (1, 2, 4, 5):
+        click(browser, "#heads button", i)
     assert browser.ask("view.heads.length") == 5
     click(browser, "#compare")
     assert seen(browser)["shown"] == "Encoder, layer 2, head 2" and browser.said == []
@@ -232,7 +399,8 @@ def test_no_word_moves_under_the_pointer(browser, url, sentence, width):
         point(word); return find("words").getBoundingClientRect().y + scrollY; })"""
     heights = set()
     for i in (None, 6, 3):
-        if i: click(browser, "#heads button", i)
+        if i:
+            click(browser, "#heads button", i)
         at = browser.ask(where)
         assert len(at) > 10 and len(set(at)) == 1, (i, at)
         heights.add(browser.ask("find('reading').offsetHeight"))
@@ -244,30 +412,61 @@ def test_no_word_moves_under_the_pointer(browser, url, sentence, width):
 
 def test_kind_layer_and_sentence(browser, url, examples):
     browser.open(url)
-    words = lambda side: browser.ask(f"[...document.querySelectorAll('#{side} button')].map(b => b.textContent)")
+    words = lambda side: browser.ask(
+        f"[...document.querySelectorAll('#{side} button')].map(b => b.textContent)"
+    )
     click(browser, "#kind span", 2)
     browser.ask("find('layer').focus()")
     press(browser, "ArrowDown")
-    assert [words("q"), words("k")] == [examples[0].tgt_words, examples[0].src_words] and seen(browser)["shown"] == "Cross, layer 2, head 1"
-    assert seen(browser)["lines"][0] == [0, 0, 0, round(examples[0].maps["cross"][1, 0, 0, 0].item(), 3)]
+    assert [words("q"), words("k")] == [
+        examples[0].tgt_words,
+        examples[0].src_words,
+    ] and seen(browser)["shown"] == "Cross, layer 2, head 1"
+    assert seen(browser)["lines"][0] == [
+        0,
+        0,
+        0,
+        round(examples[0].maps["cross"][1, 0, 0, 0].item(), 3),
+    ]
     click(browser, "#kind span", 1)
-    assert all(k <= q for _, q, k, _ in seen(browser)["lines"]) and seen(browser)["shown"] == "Decoder, layer 2, head 1"
+    assert (
+        all(k <= q for _, q, k, _ in seen(browser)["lines"])
+        and seen(browser)["shown"] == "Decoder, layer 2, head 1"
+    )
     browser.ask("find('sentence').focus()")
     press(browser, "ArrowDown")
-    assert words("q") == ["<s>", "b"] and seen(browser)["shown"] == "Decoder, layer 2, head 1"
+    assert (
+        words("q") == ["<s>", "b"]
+        and seen(browser)["shown"] == "Decoder, layer 2, head 1"
+    )
     click(browser, "#kind span", 0)
-    assert words("q") == LONG[0] and browser.ask("[typeof bad, document.title]") == ["undefined", "A & B"] and browser.said == []
+    assert (
+        words("q") == LONG[0]
+        and browser.ask("[typeof bad, document.title]") == ["undefined", "A & B"]
+        and browser.said == []
+    )
 
 
 def test_by_keyboard_alone(browser, url, examples):
     "Tab from part to part, arrows within; a word is held by Return. A part is one stop, however many heads it has."
     browser.open(url)
-    where = lambda: browser.ask("(e => e.id || e.name || e.ariaLabel || e.textContent)(document.activeElement)")
+    where = lambda: browser.ask(
+        "(e => e.id || e.name || e.ariaLabel || e.textContent)(document.activeElement)"
+    )
     stops = []
     for _ in range(8):
         press(browser, "Tab")
         stops.append(where())
-    assert stops == ["sentence", "kind", "layer", "head", "layer 1, head 1", "compare", "The", "The"]
+    assert stops == [
+        "sentence",
+        "kind",
+        "layer",
+        "head",
+        "layer 1, head 1",
+        "compare",
+        "The",
+        "The",
+    ]
     press(browser, "ArrowLeft", "ArrowDown")
     assert where() == "animal" and seen(browser)["told"].startswith("animal looks at ")
     press(browser, "Enter", "ArrowRight", "ArrowDown")
@@ -276,7 +475,10 @@ def test_by_keyboard_alone(browser, url, examples):
     assert seen(browser)["told"].startswith("animal looks at ")  # held
     browser.ask("document.querySelector('#heads button').focus()")
     press(browser, "ArrowDown", "ArrowRight", "ArrowRight", "Enter")
-    assert seen(browser)["shown"] == "Encoder, layer 2, head 3" and where() == "layer 2, head 3"
+    assert (
+        seen(browser)["shown"] == "Encoder, layer 2, head 3"
+        and where() == "layer 2, head 3"
+    )
     nameless = browser.ask("""[...document.querySelectorAll("button, select, input")]
         .filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length""")
     assert nameless == 0 and browser.said == []
@@ -288,24 +490,38 @@ def test_on_a_phone(browser, url, sentence, scheme):
     "390 pixels: nothing to scroll sideways, nothing too small for a finger; a tap holds a word; the reader's scheme."
     browser.open(url, width=390, scheme=scheme)
     browser.ask(f"showSentence({sentence})")
-    assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [390, 390]
+    assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [
+        390,
+        390,
+    ]
     tap(browser, "#heads button", 5)
-    assert browser.ask("find('told').getBoundingClientRect().bottom < innerHeight")  # it came into sight
+    assert browser.ask(
+        "find('told').getBoundingClientRect().bottom < innerHeight"
+    )  # it came into sight
     tap(browser, "#q button", 1)
-    assert "looks at" in seen(browser)["told"] and {q for _, q, _, _ in seen(browser)["lines"]} == {1}
+    assert "looks at" in seen(browser)["told"] and {
+        q for _, q, _, _ in seen(browser)["lines"]
+    } == {1}
     small = browser.ask("""[...document.querySelectorAll("button, select, .choices span")].filter(e =>
         Math.min(e.offsetHeight, e.offsetWidth) < 24 || e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML)""")
     assert small == [] and browser.ask("document.documentElement.scrollWidth") == 390
-    assert browser.ask("getComputedStyle(document.body).backgroundColor") == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 23, 29)"}[scheme]
+    assert (
+        browser.ask("getComputedStyle(document.body).backgroundColor")
+        == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 23, 29)"}[scheme]
+    )
     assert browser.said == []
 
 
 def test_a_base_model_fits(browser, tmp_path):
     "6 layers of 16 heads on a phone: the small pictures may scroll in their own box, the page does not."
     torch.manual_seed(0)
-    (tmp_path / "a.html").write_text(attention_page([drawn(6, 16, *ANIMAL)]), encoding="utf-8")
+    (tmp_path / "a.html").write_text(
+        attention_page([drawn(6, 16, *ANIMAL)]), encoding="utf-8"
+    )
     browser.open((tmp_path / "a.html").as_uri(), width=390)
-    assert browser.ask("[document.documentElement.scrollWidth, document.querySelectorAll('#heads button').length]") == [390, 96]
+    assert browser.ask(
+        "[document.documentElement.scrollWidth, document.querySelectorAll('#heads button').length]"
+    ) == [390, 96]
     click(browser, "#heads button", 95)
     assert seen(browser)["shown"] == "Encoder, layer 6, head 16" and browser.said == []
 
@@ -317,7 +533,9 @@ def test_scheme_changes_under_the_page(browser, url):
         return [...data.slice(4 * i, 4 * i + 3)]; })()"""
     browser.open(url, scheme="light")
     light = browser.ask(pixel)
-    browser.ask("void (turned = new Promise(done => matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => done(1))))")
+    browser.ask(
+        "void (turned = new Promise(done => matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => done(1))))"
+    )
     browser.look(1280, "dark")
     assert browser.ask("turned") == 1
     assert sum(browser.ask(pixel)) > sum(light) and browser.said == []

@@ -1,4 +1,5 @@
 "The gate and the notebook tests catch what they are for: each kind of drift fails once."
+
 import json
 import os
 import shutil
@@ -14,12 +15,27 @@ from notebooks import write_clean
 
 def cell(source: str, kind: str = "code") -> dict:
     code = {"outputs": [], "execution_count": None} if kind == "code" else {}
-    return {"cell_type": kind, "id": f"{abs(hash(source)) % 16**8:08x}", "metadata": {}, "source": source, **code}
+    return {
+        "cell_type": kind,
+        "id": f"{abs(hash(source)) % 16**8:08x}",
+        "metadata": {},
+        "source": source,
+        **code,
+    }
 
 
 def notebook(path: Path, *cells: dict) -> None:
-    kernel = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
-    write_clean({"cells": list(cells), "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, path)
+    kernel = {
+        "kernelspec": {
+            "display_name": "python3",
+            "language": "python",
+            "name": "python3",
+        }
+    }
+    write_clean(
+        {"cells": list(cells), "metadata": kernel, "nbformat": 4, "nbformat_minor": 5},
+        path,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +46,17 @@ def clean(tmp_path_factory) -> Path:
         (root / name).parent.mkdir(exist_ok=True)
         shutil.copy2(ROOT / name, root / name)
     (root / "nbs").mkdir()
-    notebook(root / "nbs/index.ipynb", cell("# A toy\n\n[its notebook](11_toy.ipynb)", "markdown"))
-    notebook(root / "nbs/11_toy.ipynb", cell("# Toy\n> Twice · §0", "markdown"), cell("#| default_exp toy"),
-             cell("#| export\ndef twice(x): return 2 * x"), cell("assert twice(2) == 4"))
+    notebook(
+        root / "nbs/index.ipynb",
+        cell("# A toy\n\n[its notebook](11_toy.ipynb)", "markdown"),
+    )
+    notebook(
+        root / "nbs/11_toy.ipynb",
+        cell("# Toy\n> Twice · §0", "markdown"),
+        cell("#| default_exp toy"),
+        cell("#| export\ndef twice(x): return 2 * x"),
+        cell("assert twice(2) == 4"),
+    )
     remake(root)
     return root
 
@@ -48,18 +72,25 @@ def test_order(toy):
 
 
 def test_hand_edited_module(toy):
-    with open(toy / "annotated_transformer/toy.py", "a") as f: f.write("\nmore = 1\n")
-    assert drift(toy) == ["annotated_transformer/toy.py: not what its notebook exports (edited by hand, or not exported yet)"]
+    with open(toy / "annotated_transformer/toy.py", "a") as f:
+        f.write("\nmore = 1\n")
+    assert drift(toy) == [
+        "annotated_transformer/toy.py: not what its notebook exports (edited by hand, or not exported yet)"
+    ]
 
 
 def test_module_without_notebook(toy):
     (toy / "annotated_transformer/stray.py").write_text("x = 1\n")
-    assert drift(toy) == ["annotated_transformer/stray.py: no notebook exports it; delete it, or move it to a notebook"]
+    assert drift(toy) == [
+        "annotated_transformer/stray.py: no notebook exports it; delete it, or move it to a notebook"
+    ]
 
 
 def test_module_missing(toy):
     (toy / "annotated_transformer/toy.py").unlink()
-    assert drift(toy) == ["annotated_transformer/toy.py: missing; a notebook exports it"]
+    assert drift(toy) == [
+        "annotated_transformer/toy.py: missing; a notebook exports it"
+    ]
 
 
 def test_unclean_notebook(toy):
@@ -71,19 +102,23 @@ def test_unclean_notebook(toy):
 
 
 def test_readme_edited(toy):
-    with open(toy / "README.md", "a") as f: f.write("\nBy hand.\n")
+    with open(toy / "README.md", "a") as f:
+        f.write("\nBy hand.\n")
     assert drift(toy) == ["README.md: not what nbs/index.ipynb makes"]
 
 
 def test_version_of_init(toy):
     settings = (toy / "settings.ini").read_text()
-    (toy / "settings.ini").write_text(settings.replace("\nversion = ", "\nversion = 9."))
+    (toy / "settings.ini").write_text(
+        settings.replace("\nversion = ", "\nversion = 9.")
+    )
     assert "annotated_transformer/__init__.py: not what settings.ini says" in drift(toy)
 
 
 def test_reexports_stay(toy):
     "nbdev owns the version line of __init__.py and leaves the rest of it alone."
-    with open(toy / "annotated_transformer/__init__.py", "a") as f: f.write("\nfrom annotated_transformer.toy import twice\n")
+    with open(toy / "annotated_transformer/__init__.py", "a") as f:
+        f.write("\nfrom annotated_transformer.toy import twice\n")
     assert drift(toy) == []
 
 
@@ -104,8 +139,13 @@ def test_without_git(toy, monkeypatch):
 
 def test_exit_code(toy):
     (toy / "annotated_transformer/stray.py").write_text("")
-    done = subprocess.run([sys.executable, ROOT / "tools/gate.py", toy], capture_output=True, text=True)
-    assert done.returncode == 1 and "gate: change the notebook, then run `make export`" in done.stdout
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/gate.py", toy], capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 1
+        and "gate: change the notebook, then run `make export`" in done.stdout
+    )
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -113,7 +153,16 @@ def test_broken_cell(toy, good):
     path = toy / "nbs/11_toy.ipynb"
     path.write_text(path.read_text().replace("== 4", "== 4" if good else "== 5"))
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    done = subprocess.run([sys.executable, "-c", "from nbdev.test import nbdev_test; nbdev_test(n_workers=0)"],
-                          cwd=toy, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from nbdev.test import nbdev_test; nbdev_test(n_workers=0)",
+        ],
+        cwd=toy,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode == 0) == good, done.stderr
     assert good or "11_toy.ipynb" in done.stderr

@@ -1,4 +1,5 @@
 "Sweeps over the built-in grammar."
+
 import random
 import re
 
@@ -26,15 +27,18 @@ from annotated_transformer.grammar import (
 PRONOUNS = {"m": "er", "f": "sie", "n": "es"}
 
 
-def words(text): return [w.strip(".,?").lower() for w in text.split()]
+def words(text):
+    return [w.strip(".,?").lower() for w in text.split()]
 
 
 @pytest.fixture(scope="module")
-def train(): return builtin(20_000)
+def train():
+    return builtin(20_000)
 
 
 @pytest.fixture(scope="module")
-def held_out(): return builtin(400, 1, "test") + builtin(400, 1, "valid")
+def held_out():
+    return builtin(400, 1, "test") + builtin(400, 1, "valid")
 
 
 def test_size_of_the_language(train):
@@ -50,14 +54,25 @@ def test_deterministic_and_distinct(train):
 
 def test_one_translation_each(train):
     german = {s.en: s.de for s in train}
-    assert all(german.get(s.en, s.de) == s.de for seed in (2, 3) for s in builtin(5_000, seed))
+    assert all(
+        german.get(s.en, s.de) == s.de for seed in (2, 3) for s in builtin(5_000, seed)
+    )
 
 
 def test_nothing_held_out_was_seen_and_no_word_of_it_is_new(train, held_out):
     assert not {s.en for s in train} & {s.en for s in held_out}
-    assert {split_of(s.en) for s in train} == {"train"} and {split_of(s.en) for s in held_out} == {"test", "valid"}
-    assert {w for s in held_out for w in words(s.en)} <= {w for s in train for w in words(s.en)}
-    assert .88 < sum(split_of(f"{s.en} {i}") == "train" for i, s in enumerate(train)) / len(train) < .92
+    assert {split_of(s.en) for s in train} == {"train"} and {
+        split_of(s.en) for s in held_out
+    } == {"test", "valid"}
+    assert {w for s in held_out for w in words(s.en)} <= {
+        w for s in train for w in words(s.en)
+    }
+    assert (
+        0.88
+        < sum(split_of(f"{s.en} {i}") == "train" for i, s in enumerate(train))
+        / len(train)
+        < 0.92
+    )
 
 
 def test_split_never_changes():
@@ -66,9 +81,18 @@ def test_split_never_changes():
 
 def test_form_of_sentences(train):
     for s in train:
-        assert re.fullmatch(r"[A-Z][A-Za-z',\- ]*[.?]", s.en) and re.fullmatch(r"[A-ZÄÖÜ][A-Za-zÄÖÜäöüß, ]*[.?]", s.de), s
-        assert 3 <= len(s.en.split()) <= 16 and s.en[-1] == s.de[-1] and "  " not in s.en + s.de
-        assert not re.search(r"\b(a [aeiou]|an [^aeiou]|in dem|in das|zu dem|zu der)\b", s.en if s.en[0] != "I" else "") , s.en
+        assert re.fullmatch(r"[A-Z][A-Za-z',\- ]*[.?]", s.en) and re.fullmatch(
+            r"[A-ZÄÖÜ][A-Za-zÄÖÜäöüß, ]*[.?]", s.de
+        ), s
+        assert (
+            3 <= len(s.en.split()) <= 16
+            and s.en[-1] == s.de[-1]
+            and "  " not in s.en + s.de
+        )
+        assert not re.search(
+            r"\b(a [aeiou]|an [^aeiou]|in dem|in das|zu dem|zu der)\b",
+            s.en if s.en[0] != "I" else "",
+        ), s.en
 
 
 def test_trees(train):
@@ -79,27 +103,40 @@ def test_trees(train):
             depth += (c == "(") - (c == ")")
             assert depth >= 0
         assert depth == 0 and s.tree.startswith(("(S (", "(SQ (", "(SBARQ ("))
-        assert re.fullmatch(r"(\([A-Z$]+ |\([A-Z$.,]+ [^\s()]+\)|\)| )*", s.tree), s.tree
-        assert s.tree.replace("(", " ( ").split().count("(") == len(re.findall(r"\((?:[A-Z$]+|[.,]) (?=[^ ])", s.tree)), s.tree
+        assert re.fullmatch(r"(\([A-Z$]+ |\([A-Z$.,]+ [^\s()]+\)|\)| )*", s.tree), (
+            s.tree
+        )
+        assert s.tree.replace("(", " ( ").split().count("(") == len(
+            re.findall(r"\((?:[A-Z$]+|[.,]) (?=[^ ])", s.tree)
+        ), s.tree
 
 
 def test_pronouns(train):
     plural_or_gender = {n.en: n.gender for n in NOUN.values()}
     pronouns = [s for s in train if s.pronoun]
     assert all(("it" in words(s.en)) == (s.pronoun is not None) for s in train)
-    assert .15 < len(pronouns) / len(train) < .25
-    assert sum(s.pronoun.answer != s.pronoun.wrong for s in pronouns) > len(pronouns) / 2
+    assert 0.15 < len(pronouns) / len(train) < 0.25
+    assert (
+        sum(s.pronoun.answer != s.pronoun.wrong for s in pronouns) > len(pronouns) / 2
+    )
     for s in pronouns:
         en, p = words(s.en), s.pronoun
         assert en[p.word] == "it" and s.de.split()[p.answer_word] == p.answer
-        assert PRONOUNS[plural_or_gender[en[p.antecedent]]] == p.answer and PRONOUNS[plural_or_gender[en[p.other]]] == p.wrong
+        assert (
+            PRONOUNS[plural_or_gender[en[p.antecedent]]] == p.answer
+            and PRONOUNS[plural_or_gender[en[p.other]]] == p.wrong
+        )
 
 
 def test_the_animal_sentences_are_held_out():
     for s in (ANIMAL_TIRED, ANIMAL_WIDE):
         assert split_of(s.en) == "test"
-    assert ANIMAL_TIRED.de.endswith("weil es zu müde war.") and ANIMAL_WIDE.de.endswith("weil sie zu breit war.")
-    assert not {ANIMAL_TIRED.en, ANIMAL_WIDE.en} & {s.en for s in builtin(6_000, patterns=("it_because",))}
+    assert ANIMAL_TIRED.de.endswith("weil es zu müde war.") and ANIMAL_WIDE.de.endswith(
+        "weil sie zu breit war."
+    )
+    assert not {ANIMAL_TIRED.en, ANIMAL_WIDE.en} & {
+        s.en for s in builtin(6_000, patterns=("it_because",))
+    }
 
 
 def test_the_meaning_decides():
@@ -113,17 +150,33 @@ def test_the_meaning_decides():
 
 def test_numbers():
     assert [number(n)[1] for n in (7, 12, 20, 37, 66, 72, 99)] == [
-        "sieben", "zwölf", "zwanzig", "siebenunddreißig", "sechsundsechzig", "zweiundsiebzig", "neunundneunzig"]
+        "sieben",
+        "zwölf",
+        "zwanzig",
+        "siebenunddreißig",
+        "sechsundsechzig",
+        "zweiundsiebzig",
+        "neunundneunzig",
+    ]
 
 
-@pytest.mark.parametrize("en, de", [
-    ("The boys help the old bear.", "Die Jungen helfen dem alten Bären."),
-    ("I have thrown away a red cup.", "Ich habe eine rote Tasse weggeworfen."),
-])
+@pytest.mark.parametrize(
+    "en, de",
+    [
+        ("The boys help the old bear.", "Die Jungen helfen dem alten Bären."),
+        ("I have thrown away a red cup.", "Ich habe eine rote Tasse weggeworfen."),
+    ],
+)
 def test_hand_made_clauses(en, de):
     old = np("bear", "the", "old")
-    made = {"The boys help the old bear.": lambda: clause(np("boy", plural=True), VERB["help"], obj=(old.en, old.de[2])),
-            "I have thrown away a red cup.": lambda: clause(grammar.PRONOUNS[0], VERB["throw"], "perfect", acc(np("cup", "a", "red")))}
+    made = {
+        "The boys help the old bear.": lambda: clause(
+            np("boy", plural=True), VERB["help"], obj=(old.en, old.de[2])
+        ),
+        "I have thrown away a red cup.": lambda: clause(
+            grammar.PRONOUNS[0], VERB["throw"], "perfect", acc(np("cup", "a", "red"))
+        ),
+    }
     s = finish("", *statement(made[en]()))
     assert (s.en, s.de) == (en, de)
 
@@ -141,5 +194,7 @@ def test_hundreds_of_thousands():
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match="take train, valid or test"): builtin(1, split="dev")
-    with pytest.raises(ValueError, match="songs.*are unknown"): builtin(1, patterns=("songs",))
+    with pytest.raises(ValueError, match="take train, valid or test"):
+        builtin(1, split="dev")
+    with pytest.raises(ValueError, match="songs.*are unknown"):
+        builtin(1, patterns=("songs",))

@@ -1,4 +1,5 @@
 "Which heads follow it: pieces and words, measures judged by plain loops and planted maps, heads silenced and restored."
+
 import json
 import re
 import runpy
@@ -14,43 +15,69 @@ from annotated_transformer.checkpoint import create_run, save_weights, write_con
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.evaluate import PRONOUNS
 from annotated_transformer.grammar import PATTERNS, Sentence, builtin
-from annotated_transformer.heads import Pronouns, follow, it_sentences, pronouns_said, read_pair, without_head, words_of
+from annotated_transformer.heads import (
+    Pronouns,
+    follow,
+    it_sentences,
+    pronouns_said,
+    read_pair,
+    without_head,
+    words_of,
+)
 from annotated_transformer.transformer import Transformer, build_transformer
 from annotated_transformer.visualize import attention_maps, attention_parts
 from annotated_transformer.vocab import Vocab, learn_bpe
 
 
-def learned(n_pieces: int) -> Vocab: return learn_bpe((side for s in builtin(1500) for side in (s.en, s.de)), n_pieces)
+def learned(n_pieces: int) -> Vocab:
+    return learn_bpe((side for s in builtin(1500) for side in (s.en, s.de)), n_pieces)
 
 
 @pytest.fixture(scope="module")
-def vocab() -> Vocab: return learned(330)  # it spells most words: the harder case
+def vocab() -> Vocab:
+    return learned(330)  # it spells most words: the harder case
 
 
 @pytest.fixture(scope="module", params=[330, 1200])
-def any_vocab(request) -> Vocab: return learned(request.param)
+def any_vocab(request) -> Vocab:
+    return learned(request.param)
 
 
 @pytest.fixture(scope="module")
-def sentences() -> list[Sentence]: return it_sentences(60, seed=5)
+def sentences() -> list[Sentence]:
+    return it_sentences(60, seed=5)
 
 
 def made(vocab: Vocab, **sizes) -> Transformer:
     torch.manual_seed(0)
-    return build_transformer(ModelConfig(**{"n_layers": 2, "d_model": 16, "d_ff": 16, "n_heads": 4} | sizes), len(vocab), vocab.pad_id)
+    return build_transformer(
+        ModelConfig(**{"n_layers": 2, "d_model": 16, "d_ff": 16, "n_heads": 4} | sizes),
+        len(vocab),
+        vocab.pad_id,
+    )
 
 
 # --- pieces and words ---------------------------------------------------------------------------------------------------------
 
+
 def test_pieces_spell_their_words(any_vocab):
     vocab = any_vocab
-    for text in (side for s in builtin(150, seed=9, patterns=tuple(PATTERNS)) for side in (s.en, s.de)):
+    for text in (
+        side
+        for s in builtin(150, seed=9, patterns=tuple(PATTERNS))
+        for side in (s.en, s.de)
+    ):
         ids, words = vocab.encode(text), text.split()
         of = words_of(vocab.words(ids))
-        spelt = [vocab.decode(i for i, w in zip(ids, of, strict=True) if w == word).strip() for word in range(len(words))]
+        spelt = [
+            vocab.decode(i for i, w in zip(ids, of, strict=True) if w == word).strip()
+            for word in range(len(words))
+        ]
         assert spelt == [re.sub(r"\W", "", word) for word in words]
         marks = [vocab.decode([i]) for i, w in zip(ids, of) if w >= len(words)]
-        assert sorted(w for w in of if w >= len(words)) == list(range(len(words), len(words) + len(marks)))  # each by itself
+        assert sorted(w for w in of if w >= len(words)) == list(
+            range(len(words), len(words) + len(marks))
+        )  # each by itself
         assert not any(c.isalnum() for c in "".join(marks))
 
 
@@ -59,10 +86,18 @@ def test_reading_finds_it_and_the_pronoun(any_vocab, sentences):
     for s in sentences:
         pair, ids = read_pair(vocab, s), vocab.encode(s.de)
         assert vocab.decode(pair.src[i] for i in pair.it).strip().lower() == "it"
-        assert len(pair.words) == len(pair.src) and pair.words.count(max(pair.words)) == 1
+        assert (
+            len(pair.words) == len(pair.src) and pair.words.count(max(pair.words)) == 1
+        )
         assert pair.tgt_in == [vocab.bos_id, *ids]
-        before, after = vocab.decode(ids[:pair.writes]), vocab.decode(ids[pair.writes:])
-        assert before.split() == s.de.split()[:s.pronoun.answer_word] and after.split()[0] == s.pronoun.answer
+        before, after = (
+            vocab.decode(ids[: pair.writes]),
+            vocab.decode(ids[pair.writes :]),
+        )
+        assert (
+            before.split() == s.de.split()[: s.pronoun.answer_word]
+            and after.split()[0] == s.pronoun.answer
+        )
 
 
 def test_sentences_ask_something(sentences):
@@ -73,23 +108,34 @@ def test_sentences_ask_something(sentences):
 
 # --- following ----------------------------------------------------------------------------------------------------------------
 
+
 def test_follow_is_the_mean_of_plain_loops(vocab, sentences):
     model, some = made(vocab), sentences[:7]
     noun, other, first = (torch.zeros(2, 2, 4) for _ in range(3))  # kind, layer, head
     for s in some:
         pair = read_pair(vocab, s)
-        maps = attention_maps(model, torch.tensor([pair.src]), torch.tensor([pair.tgt_in]))
+        maps = attention_maps(
+            model, torch.tensor([pair.src]), torch.tensor([pair.tgt_in])
+        )
         for layer, head in product(range(2), range(4)):
             it = maps["encoder"][layer, 0, head][pair.it].mean(0)
-            for kind, row in enumerate((it, maps["cross"][layer, 0, head, pair.writes])):
-                weight = [sum(w for w, word in zip(row.tolist(), pair.words) if word == i) for i in range(max(pair.words) + 1)]
+            for kind, row in enumerate(
+                (it, maps["cross"][layer, 0, head, pair.writes])
+            ):
+                weight = [
+                    sum(w for w, word in zip(row.tolist(), pair.words) if word == i)
+                    for i in range(max(pair.words) + 1)
+                ]
                 noun[kind, layer, head] += weight[s.pronoun.antecedent] / 7
                 other[kind, layer, head] += weight[s.pronoun.other] / 7
-                first[kind, layer, head] += (max(weight) == weight[s.pronoun.antecedent]) / 7
+                first[kind, layer, head] += (
+                    max(weight) == weight[s.pronoun.antecedent]
+                ) / 7
     for n_at_once in (1, 3, 50):  # padding and batches change nothing
         found = follow(model, vocab, some, n_at_once)
         for i, kind in enumerate(("encoder", "cross")):
-            for got, wanted in zip(found[kind], (noun, other, first)): torch.testing.assert_close(got, wanted[i], atol=1e-5, rtol=0)  # fp32
+            for got, wanted in zip(found[kind], (noun, other, first)):
+                torch.testing.assert_close(got, wanted[i], atol=1e-5, rtol=0)  # fp32
 
 
 def test_follow_finds_planted_heads(vocab, sentences, monkeypatch):
@@ -97,35 +143,59 @@ def test_follow_finds_planted_heads(vocab, sentences, monkeypatch):
     queue = list(sentences)
 
     def planted(model, src, tgt_in):
-        maps = {"encoder": torch.zeros(1, len(src), 3, src.size(1), src.size(1)), "cross": torch.zeros(1, len(src), 3, tgt_in.size(1), src.size(1))}
+        maps = {
+            "encoder": torch.zeros(1, len(src), 3, src.size(1), src.size(1)),
+            "cross": torch.zeros(1, len(src), 3, tgt_in.size(1), src.size(1)),
+        }
         for b in range(len(src)):
             s = queue.pop(0)
             words = read_pair(vocab, s).words
             for kind, head in product(maps, range(3)):
-                noun, other, mark = ((.7, .2, .1), (.2, .7, .1), (.04, .06, .9))[head]
-                for word, weight in {s.pronoun.antecedent: noun, s.pronoun.other: other, max(words): mark}.items():
+                noun, other, mark = (
+                    (0.7, 0.2, 0.1),
+                    (0.2, 0.7, 0.1),
+                    (0.04, 0.06, 0.9),
+                )[head]
+                for word, weight in {
+                    s.pronoun.antecedent: noun,
+                    s.pronoun.other: other,
+                    max(words): mark,
+                }.items():
                     places = [i for i, w in enumerate(words) if w == word]
                     maps[kind][0, b, head][..., places] = weight / len(places)
         return maps
+
     monkeypatch.setattr(heads, "attention_maps", planted)
     for found in follow(torch.nn.Linear(1, 1), vocab, sentences, 20).values():
-        torch.testing.assert_close(found.noun, torch.tensor([[.7, .2, .04]]), atol=1e-5, rtol=0)
-        torch.testing.assert_close(found.other, torch.tensor([[.2, .7, .06]]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            found.noun, torch.tensor([[0.7, 0.2, 0.04]]), atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            found.other, torch.tensor([[0.2, 0.7, 0.06]]), atol=1e-5, rtol=0
+        )
         assert found.first.tolist() == [[1, 0, 0]]
 
 
 # --- silent heads -------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("sizes", [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 5}, {"n_heads": 1}])
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 5}, {"n_heads": 1}]
+)
 def test_a_silent_head_says_nothing_and_comes_back(vocab, sizes):
     "Whatever its values are, the output is the same; any other head's values change it. Afterwards the weights are the same bits."
     model = made(vocab, **sizes).eval()
-    src, tgt_in = torch.randint(4, len(vocab), (2, 9)), torch.randint(4, len(vocab), (2, 7))
+    src, tgt_in = (
+        torch.randint(4, len(vocab), (2, 9)),
+        torch.randint(4, len(vocab), (2, 7)),
+    )
     before = {name: p.clone() for name, p in model.state_dict().items()}
     with torch.no_grad():
         whole = model(src, tgt_in)
         for kind, parts in attention_parts(model).items():
-            for layer, head in product(range(2), range(model.encoder.layers[0].self_attn.n_heads)):
+            for layer, head in product(
+                range(2), range(model.encoder.layers[0].self_attn.n_heads)
+            ):
                 attn = parts[layer]
                 values = attn.w_v.weight.view(attn.n_heads, -1, 16)
                 with without_head(model, kind, layer, head):
@@ -133,22 +203,37 @@ def test_a_silent_head_says_nothing_and_comes_back(vocab, sizes):
                     for i in range(attn.n_heads):
                         values[i] *= -3
                         assert torch.equal(model(src, tgt_in), silent) == (i == head)
-                        values[i].copy_(before[next(n for n, p in model.named_parameters() if p is attn.w_v.weight)].view_as(values)[i])
-                assert not torch.equal(silent, whole) and torch.equal(model(src, tgt_in), whole)
+                        values[i].copy_(
+                            before[
+                                next(
+                                    n
+                                    for n, p in model.named_parameters()
+                                    if p is attn.w_v.weight
+                                )
+                            ].view_as(values)[i]
+                        )
+                assert not torch.equal(silent, whole) and torch.equal(
+                    model(src, tgt_in), whole
+                )
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
 
 
 def test_a_silent_head_is_silent_step_by_step_too(vocab):
     model = made(vocab).eval()
-    src, tgt_in = torch.randint(4, len(vocab), (1, 6)), torch.randint(4, len(vocab), (1, 5))
+    src, tgt_in = (
+        torch.randint(4, len(vocab), (1, 6)),
+        torch.randint(4, len(vocab), (1, 5)),
+    )
     with torch.no_grad(), without_head(model, "cross", 1, 2):
         at_once = model.embedding.logits(model(src, tgt_in)).log_softmax(-1)
         state, steps = model.start(src), []
         for i in range(5):
-            log_probs, state = model.step(tgt_in[:, i:i + 1], state)
+            log_probs, state = model.step(tgt_in[:, i : i + 1], state)
             steps.append(log_probs)
-    torch.testing.assert_close(torch.cat(steps, 1), at_once, atol=1e-5, rtol=1e-5)  # two orders of summation in fp32
+    torch.testing.assert_close(
+        torch.cat(steps, 1), at_once, atol=1e-5, rtol=1e-5
+    )  # two orders of summation in fp32
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, GeneratorExit])
@@ -156,56 +241,98 @@ def test_it_comes_back_after_any_error(vocab, error):
     model = made(vocab)
     before = model.decoder.layers[1].cross_attn.w_o.weight.clone()
     with pytest.raises(error), without_head(model, "cross", 1, 0):
-        with without_head(model, "cross", 1, 3): raise error
+        with without_head(model, "cross", 1, 3):
+            raise error
     assert torch.equal(model.decoder.layers[1].cross_attn.w_o.weight, before)
 
 
-@pytest.mark.parametrize("where, says", [
-    (("self", 0, 0), "kind='self' is unknown"), (("cross", 2, 0), "layer=2 is not there: take 0 to 1"), (("cross", -1, 0), "layer=-1"),
-    (("decoder", 0, 4), "head=4 is not there: take 0 to 3"), (("encoder", 0, -1), "head=-1")])
+@pytest.mark.parametrize(
+    "where, says",
+    [
+        (("self", 0, 0), "kind='self' is unknown"),
+        (("cross", 2, 0), "layer=2 is not there: take 0 to 1"),
+        (("cross", -1, 0), "layer=-1"),
+        (("decoder", 0, 4), "head=4 is not there: take 0 to 3"),
+        (("encoder", 0, -1), "head=-1"),
+    ],
+)
 def test_no_such_head(vocab, where, says):
-    with pytest.raises(ValueError, match=re.escape(says)), without_head(made(vocab), *where): pass
+    with (
+        pytest.raises(ValueError, match=re.escape(says)),
+        without_head(made(vocab), *where),
+    ):
+        pass
 
 
 # --- pronouns -----------------------------------------------------------------------------------------------------------------
 
+
 class Says:
     "A translator that gives what it was told to."
-    def __init__(self, answers: dict[str, str]): self.answers = answers
-    def translate(self, lines: list[str]) -> list[str]: return [self.answers[line] for line in lines]
+
+    def __init__(self, answers: dict[str, str]):
+        self.answers = answers
+
+    def translate(self, lines: list[str]) -> list[str]:
+        return [self.answers[line] for line in lines]
 
 
 def test_pronouns_said_counts(sentences):
     some = sentences[:8]
     said = {s.en: s.de for s in some}
 
-    def change(i, old, new): said[some[i].en] = re.sub(rf"\b{old}\b", new, said[some[i].en])
-    for i in (0, 1): change(i, some[i].pronoun.answer, some[i].pronoun.wrong)
-    third = next(p for p in PRONOUNS if p not in (some[2].pronoun.answer, some[2].pronoun.wrong))
+    def change(i, old, new):
+        said[some[i].en] = re.sub(rf"\b{old}\b", new, said[some[i].en])
+
+    for i in (0, 1):
+        change(i, some[i].pronoun.answer, some[i].pronoun.wrong)
+    third = next(
+        p for p in PRONOUNS if p not in (some[2].pronoun.answer, some[2].pronoun.wrong)
+    )
     change(2, some[2].pronoun.answer, third)
     change(3, "weil|obwohl", "denn")
-    assert pronouns_said(Says(said), some) == Pronouns(right=5 / 8, other=2 / 8, rest=7 / 8)
+    assert pronouns_said(Says(said), some) == Pronouns(
+        right=5 / 8, other=2 / 8, rest=7 / 8
+    )
 
 
 # --- the benchmark ------------------------------------------------------------------------------------------------------------
 
+
 def test_benchmark_measures_a_run(tmp_path, vocab, monkeypatch):
     "Every figure that the notebook reads is there, from a run of any size."
-    config = Recipe(ModelConfig(n_layers=1, d_model=16, d_ff=16, n_heads=2), TrainConfig())
+    config = Recipe(
+        ModelConfig(n_layers=1, d_model=16, d_ff=16, n_heads=2), TrainConfig()
+    )
     create_run(tmp_path / "run", config, {"weights": "none, a test"})
     vocab.save(tmp_path / "run/vocab.model")
     write_config(tmp_path / "run", config, {"weights": "none, a test"})
     save_weights(made(vocab, n_layers=1, n_heads=2), tmp_path / "run/model.safetensors")
     out = tmp_path / "heads.json"
-    monkeypatch.setattr(sys, "argv", ["heads.py", str(tmp_path / "run"), "--n", "8", "--out", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["heads.py", str(tmp_path / "run"), "--n", "8", "--out", str(out)]
+    )
     runpy.run_path(str(ROOT / "benchmarks/heads.py"), run_name="__main__")
     found = json.loads(out.read_text(encoding="utf-8"))
-    assert {kind: [len(layer) for layer in f["noun"]] for kind, f in found["follow"].items()} == {"encoder": [2], "cross": [2]}
-    assert {kind: len(layers[0]) for kind, layers in found["pronouns"]["without"].items()} == {"encoder": 2, "decoder": 2, "cross": 2}
+    assert {
+        kind: [len(layer) for layer in f["noun"]] for kind, f in found["follow"].items()
+    } == {"encoder": [2], "cross": [2]}
+    assert {
+        kind: len(layers[0]) for kind, layers in found["pronouns"]["without"].items()
+    } == {"encoder": 2, "decoder": 2, "cross": 2}
     for animal, word in zip(found["animals"], ("tired", "wide"), strict=True):
         assert "".join(animal["src"]).replace("-", "").count(word) == 1
-        for kind, (rows, columns) in {"encoder": ("src", "src"), "decoder": ("tgt", "tgt"), "cross": ("tgt", "src")}.items():
+        for kind, (rows, columns) in {
+            "encoder": ("src", "src"),
+            "decoder": ("tgt", "tgt"),
+            "cross": ("tgt", "src"),
+        }.items():
             for head in animal["maps"][kind][0]:
                 numbers = [[int(w) for w in row.split()] for row in head]
-                assert [len(numbers), *{len(row) for row in numbers}] == [len(animal[rows]), len(animal[columns])]
-                assert all(abs(sum(row) - 1000) <= len(row) / 2 for row in numbers)  # each was rounded by at most half
+                assert [len(numbers), *{len(row) for row in numbers}] == [
+                    len(animal[rows]),
+                    len(animal[columns]),
+                ]
+                assert all(
+                    abs(sum(row) - 1000) <= len(row) / 2 for row in numbers
+                )  # each was rounded by at most half

@@ -1,4 +1,5 @@
 "Packed and rounded weights: against the plain model, at every size of input."
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,22 +8,40 @@ from torch import nn
 
 from annotated_transformer.config import ModelConfig
 from annotated_transformer import UserError, inference
-from annotated_transformer.inference import Int8Linear, PackedLinear, can_int8, can_pack, ready_to_translate
+from annotated_transformer.inference import (
+    Int8Linear,
+    PackedLinear,
+    can_int8,
+    can_pack,
+    ready_to_translate,
+)
 from annotated_transformer.marian import MarianEmbedding
 from annotated_transformer.transformer import build_transformer
 
 packs = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no oneDNN")
-packs_bf16 = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this processor has no products in bf16, or this PyTorch no oneDNN")
+packs_bf16 = pytest.mark.skipif(
+    not can_pack(torch.bfloat16),
+    reason="this processor has no products in bf16, or this PyTorch no oneDNN",
+)
 
 
 @packs
 @settings(max_examples=40)
-@given(n_in=st.integers(1, 70), n_out=st.integers(1, 70), n=st.integers(0, 70), bias=st.booleans(), seed=st.integers(0, 99))
+@given(
+    n_in=st.integers(1, 70),
+    n_out=st.integers(1, 70),
+    n=st.integers(0, 70),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_packed_is_plain(n_in, n_out, n, bias, seed):
     torch.manual_seed(seed)
-    linear, x = nn.Linear(n_in, n_out, bias=bias).requires_grad_(False), torch.randn(2, n, n_in)
+    linear, x = (
+        nn.Linear(n_in, n_out, bias=bias).requires_grad_(False),
+        torch.randn(2, n, n_in),
+    )
     packed = PackedLinear(linear.weight, linear.bias)
-    for some in (x, x.transpose(0, 1), x[0], x[:, :n // 2]):
+    for some in (x, x.transpose(0, 1), x[0], x[:, : n // 2]):
         torch.testing.assert_close(packed(some), linear(some), rtol=1e-5, atol=1e-5)
 
 
@@ -34,13 +53,20 @@ def test_a_processor_without_bf16_takes_plain_products(monkeypatch):
     class Older:
         @staticmethod
         def default(weight, n):
-            if weight.dtype == torch.bfloat16: raise RuntimeError("bf16 path needs the cpu support avx_ne_convert or avx512bw")
+            if weight.dtype == torch.bfloat16:
+                raise RuntimeError(
+                    "bf16 path needs the cpu support avx_ne_convert or avx512bw"
+                )
             return reorder(weight, n)
+
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", Older)
     ready = ready_to_translate(small_model(), "bf16")
     assert next(ready.parameters()).dtype == torch.bfloat16 and not ready.training
     assert not any(isinstance(module, PackedLinear) for module in ready.modules())
-    assert any(isinstance(module, PackedLinear) for module in ready_to_translate(small_model()).modules())
+    assert any(
+        isinstance(module, PackedLinear)
+        for module in ready_to_translate(small_model()).modules()
+    )
 
 
 @packs
@@ -51,13 +77,24 @@ def test_a_model_cast_afterwards_is_followed():
 
 
 @settings(max_examples=30)
-@given(n_in=st.integers(8, 300), n=st.integers(1, 20), bias=st.booleans(), seed=st.integers(0, 99), size=st.sampled_from([1e-3, 1.0, 1e3]))
+@given(
+    n_in=st.integers(8, 300),
+    n=st.integers(1, 20),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+    size=st.sampled_from([1e-3, 1.0, 1e3]),
+)
 def test_eight_bits(n_in, n, bias, seed, size):
     "Half a step of rounding on both sides: of 127 steps for weights, of 127 (seven bits) for inputs; in norm far less than their sum."
     torch.manual_seed(seed)
-    linear, x = nn.Linear(n_in, 50, bias=bias).requires_grad_(False), size * torch.randn(n, n_in)
+    linear, x = (
+        nn.Linear(n_in, 50, bias=bias).requires_grad_(False),
+        size * torch.randn(n, n_in),
+    )
     found, right = Int8Linear(linear.weight, linear.bias)(x), linear(x)
-    assert found.dtype == torch.float32 and (found - right).norm() <= 0.05 * right.norm()
+    assert (
+        found.dtype == torch.float32 and (found - right).norm() <= 0.05 * right.norm()
+    )
 
 
 def test_a_row_of_zeros_stays_zero():
@@ -70,89 +107,155 @@ def words_of(model, src, tgt_in):
     with torch.no_grad():
         state, said = model.start(src), []
         for i in range(tgt_in.size(1)):
-            log_probs, state = model.step(tgt_in[:, i:i + 1], state)
+            log_probs, state = model.step(tgt_in[:, i : i + 1], state)
             said.append(log_probs)
     return torch.cat(said, dim=1)
 
 
-@pytest.mark.parametrize("sizes", [dict(norm="post"), dict(norm="pre"), dict(d_k=5, d_v=3), dict(position="learned", n_positions=20)], ids=str)
-@pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-4), ("bf16", 0.3), ("int8", 0.3)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(norm="post"),
+        dict(norm="pre"),
+        dict(d_k=5, d_v=3),
+        dict(position="learned", n_positions=20),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "precision, tolerance", [("fp32", 1e-4), ("bf16", 0.3), ("int8", 0.3)]
+)
 def test_the_model_says_the_same(sizes, precision, tolerance):
     def make():
         torch.manual_seed(0)
-        return build_transformer(ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, **sizes), 50, 0).eval()
+        return build_transformer(
+            ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, **sizes), 50, 0
+        ).eval()
+
     src, tgt_in = torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
     src[1, 4:] = 0
     right, ready = words_of(make(), src, tgt_in), ready_to_translate(make(), precision)
     found = words_of(ready, src, tgt_in)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, right, rtol=0, atol=tolerance)
-    with torch.no_grad(): at_once = ready.embedding.logits(ready(src, tgt_in)).float().log_softmax(dim=-1)
-    torch.testing.assert_close(at_once, found, rtol=0, atol=tolerance)  # in int8 the inputs are rounded together, not word by word
+    with torch.no_grad():
+        at_once = ready.embedding.logits(ready(src, tgt_in)).float().log_softmax(dim=-1)
+    torch.testing.assert_close(
+        at_once, found, rtol=0, atol=tolerance
+    )  # in int8 the inputs are rounded together, not word by word
     assert not any(p.requires_grad for p in ready.parameters())
 
 
 @packs
 def test_an_embedding_with_a_bias():
-    model = build_transformer(ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2), 30, 0)
+    model = build_transformer(
+        ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2), 30, 0
+    )
     model.embedding = MarianEmbedding(30, 16, scaled=False)
     nn.init.normal_(model.embedding.bias)
     hidden, ids = torch.randn(2, 3, 16), torch.randint(30, (2, 3))
-    with torch.no_grad(): right, looked_up = model.embedding.logits(hidden), model.embedding(ids)
+    with torch.no_grad():
+        right, looked_up = model.embedding.logits(hidden), model.embedding(ids)
     ready = ready_to_translate(model)
-    torch.testing.assert_close(ready.embedding.logits(hidden), right, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        ready.embedding.logits(hidden), right, rtol=1e-5, atol=1e-5
+    )
     assert torch.equal(ready.embedding(ids), looked_up)
 
 
 def small_model(**sizes):
     torch.manual_seed(0)
-    return build_transformer(ModelConfig(**{"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 4, **sizes}), 50, 0)
+    return build_transformer(
+        ModelConfig(
+            **{"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 4, **sizes}
+        ),
+        50,
+        0,
+    )
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs_bf16), "int8"])
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs_bf16), "int8"],
+)
 def test_no_product_reads_the_plain_weights(precision):
     "Encoder, decoder and logits use the packed weights alone: with NaN in the plain ones, nothing changes."
-    ready, src, tgt_in = ready_to_translate(small_model(), precision), torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
+    ready, src, tgt_in = (
+        ready_to_translate(small_model(), precision),
+        torch.randint(1, 50, (3, 7)),
+        torch.randint(1, 50, (3, 5)),
+    )
+
     def outputs():
         with torch.no_grad():
-            return ready.encode(src)[0], ready(src, tgt_in), words_of(ready, src, tgt_in)
+            return (
+                ready.encode(src)[0],
+                ready(src, tgt_in),
+                words_of(ready, src, tgt_in),
+            )
+
     before, n_maps = outputs(), 0
     for module in ready.modules():
-        if isinstance(module, (PackedLinear, Int8Linear)) and module is not ready.embedding.output:  # whose matrix looks words up
-            module.weight = nn.Parameter(torch.full_like(module.weight, torch.nan), requires_grad=False)
+        if (
+            isinstance(module, (PackedLinear, Int8Linear))
+            and module is not ready.embedding.output
+        ):  # whose matrix looks words up
+            module.weight = nn.Parameter(
+                torch.full_like(module.weight, torch.nan), requires_grad=False
+            )
             n_maps += 1
     assert n_maps == 2 * (4 + 2) + 2 * (4 + 4 + 2)
-    for a, b in zip(before, outputs(), strict=True): assert torch.equal(a, b)
+    for a, b in zip(before, outputs(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_the_int8_encoder_is_rounded():
     "Off by rounding, as its maps are, and by more than fp32's last digits."
     src = torch.randint(1, 50, (3, 7))
-    with torch.no_grad(): (right, _), (found, _) = (ready_to_translate(small_model(), p).encode(src) for p in ("fp32", "int8"))
+    with torch.no_grad():
+        (right, _), (found, _) = (
+            ready_to_translate(small_model(), p).encode(src) for p in ("fp32", "int8")
+        )
     assert 1e-3 < (found - right).norm() / right.norm() < 0.1
 
 
 def test_self_attention_in_int8_is_attention_in_int8():
     "Bit for bit what the same maps give for keys and values in another tensor."
-    attention, x = ready_to_translate(small_model(), "int8").encoder.layers[0].self_attn, torch.randn(2, 5, 32)
-    assert torch.equal(attention(x, x, x, None), attention(x, x.clone(), x.clone(), None))
+    attention, x = (
+        ready_to_translate(small_model(), "int8").encoder.layers[0].self_attn,
+        torch.randn(2, 5, 32),
+    )
+    assert torch.equal(
+        attention(x, x, x, None), attention(x, x.clone(), x.clone(), None)
+    )
 
 
 def no_engine(monkeypatch):
-    def fails(weight, bias): raise RuntimeError("Didn't find engine for operation quantized::linear_prepack NoQEngine")
+    def fails(weight, bias):
+        raise RuntimeError(
+            "Didn't find engine for operation quantized::linear_prepack NoQEngine"
+        )
+
     monkeypatch.setattr(torch.ops.quantized, "linear_prepack", fails)
 
 
-def no_tensors(monkeypatch): monkeypatch.delattr(torch, "quantize_per_channel")
-def no_operators(monkeypatch): monkeypatch.setattr(torch.ops, "quantized", object())
+def no_tensors(monkeypatch):
+    monkeypatch.delattr(torch, "quantize_per_channel")
+
+
+def no_operators(monkeypatch):
+    monkeypatch.setattr(torch.ops, "quantized", object())
 
 
 def wrong_result(monkeypatch):
     right = inference.pack_int8
-    monkeypatch.setattr(inference, "pack_int8", lambda weight, bias: right(2 * weight, bias))
+    monkeypatch.setattr(
+        inference, "pack_int8", lambda weight, bias: right(2 * weight, bias)
+    )
 
 
-def test_8_bit_products_are_found(): assert can_int8() is True
+def test_8_bit_products_are_found():
+    assert can_int8() is True
 
 
 @pytest.mark.parametrize("lack", [no_engine, no_tensors, no_operators, wrong_result])
@@ -160,13 +263,27 @@ def test_int8_is_refused_where_pytorch_lacks_it(monkeypatch, lack):
     lack(monkeypatch)
     assert can_int8() is False
     model = small_model().train()
-    with pytest.raises(UserError, match="^precision=int8 needs 8-bit matrix products.*: take precision=fp32 or precision=bf16$"):
+    with pytest.raises(
+        UserError,
+        match="^precision=int8 needs 8-bit matrix products.*: take precision=fp32 or precision=bf16$",
+    ):
         ready_to_translate(model, "int8")
-    assert model.training and all(p.requires_grad for p in model.parameters())  # refused before anything was changed
-    for other in ("fp32", "bf16"): assert not ready_to_translate(small_model(), other).training
+    assert model.training and all(
+        p.requires_grad for p in model.parameters()
+    )  # refused before anything was changed
+    for other in ("fp32", "bf16"):
+        assert not ready_to_translate(small_model(), other).training
 
 
 def test_refused():
-    model = build_transformer(ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2), 30, 0)
-    with pytest.raises(ValueError, match="precision='int4' is none of fp32, bf16, int8"): ready_to_translate(model, "int4")
-    with pytest.raises(ValueError, match="precision=int8 is for the CPU: take bf16 on meta"): ready_to_translate(model.to("meta"), "int8")
+    model = build_transformer(
+        ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2), 30, 0
+    )
+    with pytest.raises(
+        ValueError, match="precision='int4' is none of fp32, bf16, int8"
+    ):
+        ready_to_translate(model, "int4")
+    with pytest.raises(
+        ValueError, match="precision=int8 is for the CPU: take bf16 on meta"
+    ):
+        ready_to_translate(model.to("meta"), "int8")

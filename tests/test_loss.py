@@ -1,4 +1,5 @@
 "The smoothed loss equals PyTorch's on real places, in value and gradient; padding never counts (54)."
+
 import math
 
 import pytest
@@ -13,45 +14,82 @@ from annotated_transformer.label_smoothing import smoothed_loss
 def example(seed: int, b: int, t: int, d_model: int, n_vocab: int, pad_id: int):
     "Hidden states, output matrix and targets; about a third of the places are padding."
     rng = torch.Generator().manual_seed(seed)
-    hidden = (torch.randn(b, t, d_model, generator=rng) * d_model ** -0.5).requires_grad_()  # logits of size about 1
+    hidden = (
+        torch.randn(b, t, d_model, generator=rng) * d_model**-0.5
+    ).requires_grad_()  # logits of size about 1
     weight = torch.randn(n_vocab, d_model, generator=rng).requires_grad_()
-    tgt_out = torch.randint(n_vocab, (b, t), generator=rng).masked_fill(torch.rand(b, t, generator=rng) < 1 / 3, pad_id)
+    tgt_out = torch.randint(n_vocab, (b, t), generator=rng).masked_fill(
+        torch.rand(b, t, generator=rng) < 1 / 3, pad_id
+    )
     return hidden, weight, tgt_out
 
 
 def theirs(hidden, weight, tgt_out, pad_id, eps):
     logits = F.linear(hidden, weight).flatten(0, 1)
-    return F.cross_entropy(logits, tgt_out.flatten(), ignore_index=pad_id, label_smoothing=eps, reduction="sum")
+    return F.cross_entropy(
+        logits,
+        tgt_out.flatten(),
+        ignore_index=pad_id,
+        label_smoothing=eps,
+        reduction="sum",
+    )
 
 
-@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 6), st.integers(2, 40), st.sampled_from([0.0, 0.1, 0.3, 0.9]))
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(2, 40),
+    st.sampled_from([0.0, 0.1, 0.3, 0.9]),
+)
 def test_equals_cross_entropy(seed, b, t, n_vocab, eps):
     pad_id = seed % n_vocab
     hidden, weight, tgt_out = example(seed, b, t, 16, n_vocab, pad_id)
-    ours, other = (f(hidden, weight, tgt_out, pad_id, eps) for f in (smoothed_loss, theirs))
-    assert torch.allclose(ours, other, rtol=1e-6, atol=1e-5)  # float32, summed in another order
-    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True):
-        assert (a - c).norm() <= 1e-6 * (c.norm() + hidden.norm() + weight.norm())  # where p is nearly q the difference keeps few digits
+    ours, other = (
+        f(hidden, weight, tgt_out, pad_id, eps) for f in (smoothed_loss, theirs)
+    )
+    assert torch.allclose(
+        ours, other, rtol=1e-6, atol=1e-5
+    )  # float32, summed in another order
+    for a, c in zip(
+        *(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)),
+        strict=True,
+    ):
+        assert (a - c).norm() <= 1e-6 * (
+            c.norm() + hidden.norm() + weight.norm()
+        )  # where p is nearly q the difference keeps few digits
 
 
 def test_the_right_word_gets_its_share():
     "Read from the gradient, p − q: the right word's target is (1 − ε) + ε/V, any other's ε/V."
     logits = torch.zeros(1, 1, 20, requires_grad=True)
-    gradient, = torch.autograd.grad(smoothed_loss(logits, torch.eye(20), torch.tensor([[4]]), pad_id=-1, label_smoothing=0.1), logits)
+    (gradient,) = torch.autograd.grad(
+        smoothed_loss(
+            logits, torch.eye(20), torch.tensor([[4]]), pad_id=-1, label_smoothing=0.1
+        ),
+        logits,
+    )
     q = 1 / 20 - gradient[0, 0]
-    assert torch.allclose(q, torch.full((20,), 0.1 / 20).index_fill(0, torch.tensor([4]), 0.9 + 0.1 / 20), atol=1e-7)
+    assert torch.allclose(
+        q,
+        torch.full((20,), 0.1 / 20).index_fill(0, torch.tensor([4]), 0.9 + 0.1 / 20),
+        atol=1e-7,
+    )
 
 
 def test_padding_never_counts():
     hidden, weight, tgt_out = example(0, 3, 7, 8, 30, pad_id=0)
     loss = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
-    gradient, = torch.autograd.grad(loss, hidden)
+    (gradient,) = torch.autograd.grad(loss, hidden)
     assert (gradient[tgt_out == 0] == 0).all() and (gradient[tgt_out != 0] != 0).any()
     for value in (1e9, math.inf, math.nan):
         spoilt = hidden.detach().clone()
         spoilt[tgt_out == 0] = value
         assert smoothed_loss(spoilt, weight, tgt_out, 0, 0.1) == loss
-    longer, more = F.pad(hidden, (0, 0, 0, 5), value=3.0), F.pad(tgt_out, (0, 5), value=0)
+    longer, more = (
+        F.pad(hidden, (0, 0, 0, 5), value=3.0),
+        F.pad(tgt_out, (0, 5), value=0),
+    )
     assert smoothed_loss(longer, weight, more, 0, 0.1) == loss
 
 
@@ -60,21 +98,31 @@ def test_all_padding(eps):
     hidden, weight, tgt_out = example(0, 2, 3, 8, 30, pad_id=0)
     loss = smoothed_loss(hidden, weight, torch.zeros_like(tgt_out), 0, eps)
     assert loss == 0 and loss.dtype == torch.float32
-    for gradient in torch.autograd.grad(loss, (hidden, weight)): assert (gradient == 0).all()
+    for gradient in torch.autograd.grad(loss, (hidden, weight)):
+        assert (gradient == 0).all()
 
 
 def test_sums_add_up():
     hidden, weight, tgt_out = example(1, 6, 9, 8, 30, pad_id=0)
-    whole, (a, c) = smoothed_loss(hidden, weight, tgt_out, 0, 0.1), (smoothed_loss(hidden[i:i + 3], weight, tgt_out[i:i + 3], 0, 0.1) for i in (0, 3))
+    whole, (a, c) = (
+        smoothed_loss(hidden, weight, tgt_out, 0, 0.1),
+        (
+            smoothed_loss(hidden[i : i + 3], weight, tgt_out[i : i + 3], 0, 0.1)
+            for i in (0, 3)
+        ),
+    )
     assert torch.allclose(whole, a + c, rtol=1e-6)
 
 
 def test_large_logits_and_bf16():
     hidden, weight, tgt_out = example(2, 2, 5, 8, 30, pad_id=0)
     assert smoothed_loss(hidden * 1e4, weight, tgt_out, 0, 0.1).isfinite()
-    with torch.autocast("cpu", torch.bfloat16): mixed = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
     assert mixed.dtype == torch.float32
-    assert torch.allclose(mixed, smoothed_loss(hidden, weight, tgt_out, 0, 0.1), rtol=0.02)  # bf16 keeps 8 bits
+    assert torch.allclose(
+        mixed, smoothed_loss(hidden, weight, tgt_out, 0, 0.1), rtol=0.02
+    )  # bf16 keeps 8 bits
 
 
 def test_never_below_the_entropy():
@@ -85,49 +133,97 @@ def test_never_below_the_entropy():
     rng = torch.Generator().manual_seed(0)
     for scale in (0.1, 1.0, 10.0):
         logits = torch.randn(200, 1, n_vocab, generator=rng) * scale
-        assert min(smoothed_loss(row[None], torch.eye(n_vocab), torch.tensor([[3]]), -1, eps) for row in logits) > entropy
-    assert math.isclose(smoothed_loss(q.log().float()[None, None], torch.eye(n_vocab), torch.tensor([[3]]), -1, eps).item(), entropy, rel_tol=1e-5)
+        assert (
+            min(
+                smoothed_loss(
+                    row[None], torch.eye(n_vocab), torch.tensor([[3]]), -1, eps
+                )
+                for row in logits
+            )
+            > entropy
+        )
+    assert math.isclose(
+        smoothed_loss(
+            q.log().float()[None, None],
+            torch.eye(n_vocab),
+            torch.tensor([[3]]),
+            -1,
+            eps,
+        ).item(),
+        entropy,
+        rel_tol=1e-5,
+    )
 
 
 def test_errors():
     hidden, weight, tgt_out = example(0, 1, 2, 8, 30, pad_id=0)
     for eps in (-0.1, 1.0, math.nan):
-        with pytest.raises(ValueError, match=r"label_smoothing=.* must lie in \[0, 1\)"): smoothed_loss(hidden, weight, tgt_out, 0, eps)
+        with pytest.raises(
+            ValueError, match=r"label_smoothing=.* must lie in \[0, 1\)"
+        ):
+            smoothed_loss(hidden, weight, tgt_out, 0, eps)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-13)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-13)]
+)
 def test_many_chunks_are_one(dtype, tolerance):
     "With 30,000 words a chunk holds 69 places, so 200 places are three."
-    hidden, weight, tgt_out = (x.detach() for x in example(3, 4, 50, 16, 30_000, pad_id=-1))
-    hidden, weight = (hidden.to(dtype) / 4).requires_grad_(), weight.to(dtype).requires_grad_()
+    hidden, weight, tgt_out = (
+        x.detach() for x in example(3, 4, 50, 16, 30_000, pad_id=-1)
+    )
+    hidden, weight = (
+        (hidden.to(dtype) / 4).requires_grad_(),
+        weight.to(dtype).requires_grad_(),
+    )
     ours, other = (f(hidden, weight, tgt_out, -1, 0.1) for f in (smoothed_loss, theirs))
     assert ours.dtype == dtype and abs(ours - other) <= tolerance * other
-    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True):
+    for a, c in zip(
+        *(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)),
+        strict=True,
+    ):
         assert (a - c).norm() <= tolerance * c.norm()
 
 
 def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32():
     hidden, weight, tgt_out = example(4, 4, 20, 32, 500, pad_id=0)
-    with torch.autocast("cpu", torch.bfloat16): ours = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
     other = theirs(hidden, weight, tgt_out, 0, 0.1)
-    assert ours.dtype == torch.float32 and abs(ours - other) < 2e-3 * other  # bf16 has 8 significant bits, errors of single places cancel
-    for a, c in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)), strict=True):
-        assert a.dtype == torch.float32 and (a - c).norm() < 2 ** -7 * c.norm()
+    assert (
+        ours.dtype == torch.float32 and abs(ours - other) < 2e-3 * other
+    )  # bf16 has 8 significant bits, errors of single places cancel
+    for a, c in zip(
+        *(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)),
+        strict=True,
+    ):
+        assert a.dtype == torch.float32 and (a - c).norm() < 2**-7 * c.norm()
 
 
 def test_without_gradients_the_loss_is_the_same():
     hidden, weight, tgt_out = example(5, 2, 6, 8, 40, pad_id=0)
-    with torch.no_grad(): quiet = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
-    assert quiet == smoothed_loss(hidden, weight, tgt_out, 0, 0.1) and not quiet.requires_grad
-    twice, = torch.autograd.grad(2 * smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight)
-    once, = torch.autograd.grad(smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight)
+    with torch.no_grad():
+        quiet = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    assert (
+        quiet == smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+        and not quiet.requires_grad
+    )
+    (twice,) = torch.autograd.grad(
+        2 * smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight
+    )
+    (once,) = torch.autograd.grad(
+        smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight
+    )
     assert torch.equal(twice, 2 * once)
 
 
 def made_up(seed: int, certainty: float, n_vocab: int):
     "Places of a model that knows nothing (0) to one that is sure of the right word (20)."
     rng = torch.Generator().manual_seed(seed)
-    weight, words = torch.randn(n_vocab, 64, generator=rng), torch.randint(n_vocab, (1, 200), generator=rng)
+    weight, words = (
+        torch.randn(n_vocab, 64, generator=rng),
+        torch.randint(n_vocab, (1, 200), generator=rng),
+    )
     hidden = torch.randn(1, 200, 64, generator=rng) / 8 + certainty / 64 * weight[words]
     return hidden.requires_grad_(), weight.requires_grad_(), words
 
@@ -139,12 +235,17 @@ def value_and_gradients(loss, *leaves) -> list[torch.Tensor]:
 
 def off(found, right) -> list[float]:
     "Relative errors of the value and of both gradients, in norm."
-    return [((a - c).norm() / c.norm()).item() for a, c in zip(found, right, strict=True)]
+    return [
+        ((a - c).norm() / c.norm()).item() for a, c in zip(found, right, strict=True)
+    ]
 
 
 def in_float64(hidden, weight, words) -> list[torch.Tensor]:
     "PyTorch's loss in double precision: the oracle of shorter types."
-    h, w = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    h, w = (
+        hidden.detach().double().requires_grad_(),
+        weight.detach().double().requires_grad_(),
+    )
     return value_and_gradients(theirs(h, w, words, -1, 0.1), h, w)
 
 
@@ -152,9 +253,16 @@ def in_float64(hidden, weight, words) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("seed", "n_vocab"), [(0, 8000), (1, 7919), (2, 300)])
 def test_float32_is_exact(seed, n_vocab, certainty):
     hidden, weight, words = made_up(seed, certainty, n_vocab)
-    value, *gradients = off(value_and_gradients(smoothed_loss(hidden, weight, words, -1, 0.1), hidden, weight), in_float64(hidden, weight, words))
+    value, *gradients = off(
+        value_and_gradients(
+            smoothed_loss(hidden, weight, words, -1, 0.1), hidden, weight
+        ),
+        in_float64(hidden, weight, words),
+    )
     assert value < 1e-6
-    assert max(gradients) < (1e-6 if certainty < 12 else 1e-5)  # float32; p − q loses digits when p is near q
+    assert max(gradients) < (
+        1e-6 if certainty < 12 else 1e-5
+    )  # float32; p − q loses digits when p is near q
 
 
 @pytest.mark.parametrize("certainty", [0, 4, 8, 12, 14])
@@ -165,24 +273,44 @@ def test_bf16_is_near(seed, n_vocab, certainty):
     with torch.autocast("cpu", torch.bfloat16):
         ours = smoothed_loss(hidden, weight, words, -1, 0.1)
         logits = F.linear(hidden, weight)
-    copied = F.cross_entropy(logits.float().flatten(0, 1), words.flatten(), label_smoothing=0.1, reduction="sum")  # float32 after the product
+    copied = F.cross_entropy(
+        logits.float().flatten(0, 1),
+        words.flatten(),
+        label_smoothing=0.1,
+        reduction="sum",
+    )  # float32 after the product
     value, *gradients = off(value_and_gradients(ours, hidden, weight), right)
     assert value < 2e-3  # half a unit of 8 bits is 2^-9; errors of single places cancel
-    assert max(gradients) < 2 ** -5
-    for a, c in zip(gradients, off(value_and_gradients(copied, hidden, weight), right)[1:], strict=True):
+    assert max(gradients) < 2**-5
+    for a, c in zip(
+        gradients,
+        off(value_and_gradients(copied, hidden, weight), right)[1:],
+        strict=True,
+    ):
         assert a < 2 * c  # the rounding of p adds at most as much again
-    if certainty == 0:  # p is far from q: the rounding of the inputs, and of their gradients on the way back, is most of what one sees
-        rounded = theirs(hidden.bfloat16().double(), weight.bfloat16().double(), words, -1, 0.1)
-        for a, c in zip(gradients, off(value_and_gradients(rounded, hidden, weight), right)[1:], strict=True): assert a < 1.5 * c
+    if (
+        certainty == 0
+    ):  # p is far from q: the rounding of the inputs, and of their gradients on the way back, is most of what one sees
+        rounded = theirs(
+            hidden.bfloat16().double(), weight.bfloat16().double(), words, -1, 0.1
+        )
+        for a, c in zip(
+            gradients,
+            off(value_and_gradients(rounded, hidden, weight), right)[1:],
+            strict=True,
+        ):
+            assert a < 1.5 * c
 
 
 @pytest.mark.parametrize("gap", [20.0, 200.0, 2000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_unlikely_word_underflows_nowhere(dtype, gap):
     "Under autocast only the product is in bf16: with logits that bf16 can write, the loss is exact."
-    logits = torch.tensor([[[gap, 0., 0.]]], requires_grad=True)
+    logits = torch.tensor([[[gap, 0.0, 0.0]]], requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         for eps in (0.0, 0.1):
             loss = smoothed_loss(logits, torch.eye(3), torch.tensor([[1]]), -1, eps)
-            assert math.isclose(loss.item(), gap - eps * gap / 3, rel_tol=1e-6)  # float32
+            assert math.isclose(
+                loss.item(), gap - eps * gap / 3, rel_tol=1e-6
+            )  # float32
             assert torch.autograd.grad(loss, logits)[0].isfinite().all()

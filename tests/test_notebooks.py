@@ -1,4 +1,5 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
+
 import pytest
 from notebooks import directives, is_run, readme, relink, run
 from test_gate import cell, notebook
@@ -6,24 +7,45 @@ from test_gate import cell, notebook
 FLAGS = {"slow", "gpu", "network"}
 
 
-@pytest.mark.parametrize("source, runs", [
-    ("x = 1", True), ("#| export\nx = 1", True), ("#| label: slow\nx = 1", True), ("x = 1\n#| slow", True),
-    ("#| slow\nx = 1", False), ("#|gpu\nx = 1", False), ("# | network\nx = 1", False), ("#| eval: false\nx = 1", False)])
-def test_is_run(source, runs): assert is_run(source, FLAGS) == runs
+@pytest.mark.parametrize(
+    "source, runs",
+    [
+        ("x = 1", True),
+        ("#| export\nx = 1", True),
+        ("#| label: slow\nx = 1", True),
+        ("x = 1\n#| slow", True),
+        ("#| slow\nx = 1", False),
+        ("#|gpu\nx = 1", False),
+        ("# | network\nx = 1", False),
+        ("#| eval: false\nx = 1", False),
+    ],
+)
+def test_is_run(source, runs):
+    assert is_run(source, FLAGS) == runs
 
 
 def test_directives():
-    assert directives('\n#| label: fig-a\n#| fig-cap: "One: two"\n\nx = 1\n#| slow') == {"label": "fig-a", "fig-cap": "One: two"}
+    assert directives(
+        '\n#| label: fig-a\n#| fig-cap: "One: two"\n\nx = 1\n#| slow'
+    ) == {"label": "fig-a", "fig-cap": "One: two"}
 
 
 def test_run_twice(tmp_path):
     "Outputs are stored, flagged cells keep theirs, and a second run writes the same bytes."
     path = tmp_path / "11_toy.ipynb"
-    slow = cell("#| slow\n1 / 0") | {"outputs": [{"output_type": "stream", "name": "stdout", "text": "of a real run\n"}]}
+    slow = cell("#| slow\n1 / 0") | {
+        "outputs": [
+            {"output_type": "stream", "name": "stdout", "text": "of a real run\n"}
+        ]
+    }
     notebook(path, cell("print('a'); print('b')\n{1: object()}"), slow)
     assert run(path, FLAGS) == ""
     first = path.read_text()
-    assert "of a real run" in first and "<object>" in first and '"execution_count": null' in first
+    assert (
+        "of a real run" in first
+        and "<object>" in first
+        and '"execution_count": null' in first
+    )
     assert run(path, FLAGS) == "" and path.read_text() == first
 
 
@@ -35,21 +57,33 @@ def test_failed_run_writes_nothing(tmp_path):
 
 
 def test_relink():
-    text = "[a](31_stack.ipynb#x) ![b](images/b.svg) <img src=\"c.png\"> [d](../LICENSE) [e](https://x.org) [f](#g)\n```\n[h](i)\n```"
-    assert relink(text) == ("[a](nbs/31_stack.ipynb#x) ![b](nbs/images/b.svg) <img src=\"nbs/c.png\"> [d](LICENSE) [e](https://x.org) [f](#g)"
-                            "\n```\n[h](i)\n```")
+    text = '[a](31_stack.ipynb#x) ![b](images/b.svg) <img src="c.png"> [d](../LICENSE) [e](https://x.org) [f](#g)\n```\n[h](i)\n```'
+    assert relink(text) == (
+        '[a](nbs/31_stack.ipynb#x) ![b](nbs/images/b.svg) <img src="nbs/c.png"> [d](LICENSE) [e](https://x.org) [f](#g)'
+        "\n```\n[h](i)\n```"
+    )
 
 
 def test_readme(tmp_path):
     path = tmp_path / "index.ipynb"
     said = [{"output_type": "stream", "name": "stdout", "text": "4\n"}]
-    notebook(path, cell("---\ntitle: x\n---", "raw"), cell("# Title", "markdown"), cell("#| hide\nx = 2"),
-             cell("#| label: a\nprint(2 * 2)") | {"outputs": said}, cell("#| echo: false\nshow()") | {"outputs": said})
-    assert readme(path).split("\n\n", 1)[1] == "# Title\n\n```python\nprint(2 * 2)\n```\n\n    4\n\n    4\n"
+    notebook(
+        path,
+        cell("---\ntitle: x\n---", "raw"),
+        cell("# Title", "markdown"),
+        cell("#| hide\nx = 2"),
+        cell("#| label: a\nprint(2 * 2)") | {"outputs": said},
+        cell("#| echo: false\nshow()") | {"outputs": said},
+    )
+    assert (
+        readme(path).split("\n\n", 1)[1]
+        == "# Title\n\n```python\nprint(2 * 2)\n```\n\n    4\n\n    4\n"
+    )
 
 
 def test_readme_takes_no_picture(tmp_path):
     path = tmp_path / "index.ipynb"
     out = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "aaaa"}}
     notebook(path, cell("draw()") | {"outputs": [out]})
-    with pytest.raises(ValueError, match="nbs/images/"): readme(path)
+    with pytest.raises(ValueError, match="nbs/images/"):
+        readme(path)

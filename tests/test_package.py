@@ -1,4 +1,5 @@
 "What is shipped, and that each fact about the project stands in one place."
+
 import ast
 import json
 import os
@@ -22,9 +23,16 @@ from packaging.utils import canonicalize_name
 ONLY_GIT_READS = {".gitattributes", ".gitignore", ".pre-commit-config.yaml"}
 WRITTEN_BY_SETUPTOOLS = re.compile(r"PKG-INFO|setup\.cfg|\w+\.egg-info/.+")
 LEFT_BY_TOOLS = (
-    "nbs/nbdev.yml", "nbs/sidebar.yml", "nbs/runs/small/config.json",
-    "nbs/.ipynb_checkpoints/31_stack.ipynb", "tests/__pycache__/conftest.cpython-311.pyc",
-    "runs/demo/config.json", "data/train.en", "_docs/index.html", "dist/old.whl")
+    "nbs/nbdev.yml",
+    "nbs/sidebar.yml",
+    "nbs/runs/small/config.json",
+    "nbs/.ipynb_checkpoints/31_stack.ipynb",
+    "tests/__pycache__/conftest.cpython-311.pyc",
+    "runs/demo/config.json",
+    "data/train.en",
+    "_docs/index.html",
+    "dist/old.whl",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +45,8 @@ def sdist(project, tmp_path_factory) -> Path:
         (checkout / name).write_text("{}")
     code = "from setuptools import build_meta; build_meta.build_sdist('..')"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True)
+        [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return next(work.glob("*.tar.gz"))
 
@@ -55,8 +64,22 @@ def wheel(sdist, tmp_path_factory) -> zipfile.ZipFile:
     "The wheel, built from the source distribution as a release is."
     out = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
-         "--no-index", "-w", out, sdist], capture_output=True, text=True)
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            out,
+            sdist,
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return zipfile.ZipFile(next(out.glob("*.whl")))
 
@@ -68,8 +91,10 @@ def test_sdist_holds_the_repository(sdist):
         held = {m.name.removeprefix(f"{top}/") for m in archive if not m.isdir()}
     written = {name for name in held if WRITTEN_BY_SETUPTOOLS.fullmatch(name)}
     assert held - written == {
-        name for name in files_of(ROOT)
-        if name not in ONLY_GIT_READS and not WRITTEN_BY_SETUPTOOLS.fullmatch(name)}
+        name
+        for name in files_of(ROOT)
+        if name not in ONLY_GIT_READS and not WRITTEN_BY_SETUPTOOLS.fullmatch(name)
+    }
 
 
 def test_sdist_runs_its_tests(unpacked):
@@ -77,28 +102,51 @@ def test_sdist_runs_its_tests(unpacked):
     env = os.environ | {"PYTHONPATH": str(unpacked), "PATH": ""}
     tests = ["tests/test_architecture.py", "tests/test_notebooks.py"]
     for command in (["tools/gate.py"], ["-m", "pytest", "-q", *tests]):
-        done = subprocess.run([sys.executable, *command], cwd=unpacked, env=env,
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=unpacked,
+            env=env,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_wheel_holds_every_module(wheel):
     shipped = {n for n in wheel.namelist() if ".dist-info/" not in n}
-    assert shipped == {f"annotated_transformer/{p.name}" for p in (ROOT / "annotated_transformer").glob("*.py")} | {"annotated_transformer/py.typed"}
+    assert shipped == {
+        f"annotated_transformer/{p.name}"
+        for p in (ROOT / "annotated_transformer").glob("*.py")
+    } | {"annotated_transformer/py.typed"}
 
 
 def test_wheel_says_what_settings_say(wheel, cfg):
-    info = {n.rpartition("/")[2]: wheel.read(n).decode() for n in wheel.namelist() if ".dist-info/" in n}
-    assert f"\nVersion: {cfg['version']}\n" in info["METADATA"] and f"\nRequires-Python: >={cfg['min_python']}\n" in info["METADATA"]
+    info = {
+        n.rpartition("/")[2]: wheel.read(n).decode()
+        for n in wheel.namelist()
+        if ".dist-info/" in n
+    }
+    assert (
+        f"\nVersion: {cfg['version']}\n" in info["METADATA"]
+        and f"\nRequires-Python: >={cfg['min_python']}\n" in info["METADATA"]
+    )
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", info["METADATA"], re.M)
-    assert sorted(required) == sorted(re.match(r"[\w-]+", r)[0] for r in cfg["requirements"].split())
-    assert "annotated-transformer = annotated_transformer.cli:main" in info["entry_points.txt"]
+    assert sorted(required) == sorted(
+        re.match(r"[\w-]+", r)[0] for r in cfg["requirements"].split()
+    )
+    assert (
+        "annotated-transformer = annotated_transformer.cli:main"
+        in info["entry_points.txt"]
+    )
 
 
 def test_licence_is_an_spdx_expression(wheel, unpacked, cfg):
     "In the metadata of PEP 639, without the older field and classifier."
     info = "annotated_transformer-{version}.dist-info".format(**cfg)
-    metadata = wheel.read(f"{info}/METADATA").decode(), (unpacked / "PKG-INFO").read_text()
+    metadata = (
+        wheel.read(f"{info}/METADATA").decode(),
+        (unpacked / "PKG-INFO").read_text(),
+    )
     for text in metadata:
         assert f"\nLicense-Expression: {cfg['license']}\n" in text
         assert "\nLicense-File: LICENSE\n" in text
@@ -111,20 +159,33 @@ def test_licence_is_an_spdx_expression(wheel, unpacked, cfg):
 
 def test_version_has_one_source(cfg):
     import annotated_transformer
+
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert annotated_transformer.__version__ == citation["version"] == cfg["version"]
-    assert f"\n## {cfg['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {cfg['version']}" in (ROOT / "CHANGELOG.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_address_has_one_source(cfg):
     "Every link to the repository or its pages begins with the address that settings.ini gives."
-    right = (cfg["git_url"], cfg["doc_host"], f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/",
-             "https://github.com/harvardnlp/")  # the other project of this name
+    right = (
+        cfg["git_url"],
+        cfg["doc_host"],
+        f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/",
+        "https://github.com/harvardnlp/",
+    )  # the other project of this name
     wrong = []
     for name in files_of(ROOT):
-        if not name.endswith((".ipynb", ".md", ".cff", ".yml", ".toml", ".py")): continue
-        for url in re.findall(r"https?://[^\s\"'<>)\\]+", (ROOT / name).read_text(encoding="utf-8")):
-            if re.search(rf"\b{re.escape(cfg['repo'])}\b", url) and not url.startswith(right): wrong.append(f"{name}: {url}")
+        if not name.endswith((".ipynb", ".md", ".cff", ".yml", ".toml", ".py")):
+            continue
+        for url in re.findall(
+            r"https?://[^\s\"'<>)\\]+", (ROOT / name).read_text(encoding="utf-8")
+        ):
+            if re.search(rf"\b{re.escape(cfg['repo'])}\b", url) and not url.startswith(
+                right
+            ):
+                wrong.append(f"{name}: {url}")
     assert wrong == []
 
 
@@ -150,9 +211,13 @@ IMPORTS = {
 def code_in(path: Path) -> str:
     "The Python of a module or a notebook, without a notebook's % and ! lines."
     source = path.read_text(encoding="utf-8")
-    if path.suffix == ".py": return source
-    found = [code_of(joined(cell["source"])) for cell in json.loads(source)["cells"]
-             if cell["cell_type"] == "code"]
+    if path.suffix == ".py":
+        return source
+    found = [
+        code_of(joined(cell["source"]))
+        for cell in json.loads(source)["cells"]
+        if cell["cell_type"] == "code"
+    ]
     return re.sub(r"^\s*[%!].*", "", "\n".join(found), flags=re.M)
 
 
@@ -188,52 +253,84 @@ def test_imported():
 def test_every_import_is_declared(where, cfg):
     patterns, in_functions, groups = IMPORTS[where]
     paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
-    ours = {path.stem for folder in ("tools", "tests", "benchmarks")
-            for path in (ROOT / folder).glob("*.py")} | {cfg["lib_path"]}
+    ours = {
+        path.stem
+        for folder in ("tools", "tests", "benchmarks")
+        for path in (ROOT / folder).glob("*.py")
+    } | {cfg["lib_path"]}
     names = {name for path in paths for name in imported(code_in(path), in_functions)}
     distributions = packages_distributions()
     missing = {
-        name for name in names - ours - sys.stdlib_module_names
+        name
+        for name in names - ours - sys.stdlib_module_names
         if not declared(cfg, groups).keys()
-        & {canonicalize_name(found) for found in distributions.get(name, [])}}
-    assert names and missing == set(), f"declare them, or install what brings them: {missing}"
+        & {canonicalize_name(found) for found in distributions.get(name, [])}
+    }
+    assert names and missing == set(), (
+        f"declare them, or install what brings them: {missing}"
+    )
 
 
 def test_constraints_are_exact_and_allowed(cfg):
     "One exact version for each distribution that settings.ini names, within its range."
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\n")
-    found = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
-             for line in lines if line and not line.startswith("#")]
+    found = [
+        re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
+        for line in lines
+        if line and not line.startswith("#")
+    ]
     assert all(found), "not of the form name==version"
     pins = {canonicalize_name(match[1]): match[2] for match in found}
     assert len(pins) == len(found), "a distribution has two versions"
-    groups = [key.removesuffix("_requirements") for key in cfg if key.endswith("_requirements")]
-    build = re.search(r'^requires = \["(.+)"\]$', (ROOT / "pyproject.toml").read_text(), re.M)
-    asked = [*(declared(cfg, [group]) for group in groups),
-             {"setuptools": Requirement(build[1])}]
-    wrong = {str(requirement): pins.get(name) for group in asked
-             for name, requirement in group.items()
-             if name not in pins or not requirement.specifier.contains(pins[name])}
+    groups = [
+        key.removesuffix("_requirements")
+        for key in cfg
+        if key.endswith("_requirements")
+    ]
+    build = re.search(
+        r'^requires = \["(.+)"\]$', (ROOT / "pyproject.toml").read_text(), re.M
+    )
+    asked = [
+        *(declared(cfg, [group]) for group in groups),
+        {"setuptools": Requirement(build[1])},
+    ]
+    wrong = {
+        str(requirement): pins.get(name)
+        for group in asked
+        for name, requirement in group.items()
+        if name not in pins or not requirement.specifier.contains(pins[name])
+    }
     assert wrong == {}
 
 
 def test_torch_has_one_version():
     "Where a command names a build of torch, it is the version of constraints.txt."
     pin = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)[1]
-    named = {(path.name, version)
-             for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md",
-                          *(ROOT / ".github/workflows").glob("*.yml"))
-             for version in re.findall(r"torch==([\d.]+)", path.read_text(encoding="utf-8"))}
+    named = {
+        (path.name, version)
+        for path in (
+            ROOT / "README.md",
+            ROOT / "CONTRIBUTING.md",
+            *(ROOT / ".github/workflows").glob("*.yml"),
+        )
+        for version in re.findall(r"torch==([\d.]+)", path.read_text(encoding="utf-8"))
+    }
     assert named >= {("README.md", pin), ("CONTRIBUTING.md", pin)}
     assert {version for _, version in named} == {pin}
 
 
 def test_oldest_python_has_one_source(cfg):
     "CI begins with the oldest Python that settings.ini allows, and the pages name it."
-    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
-    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"][0] == cfg["min_python"]
+    workflow = yaml.safe_load(
+        (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
+    )
+    assert (
+        workflow["jobs"]["test"]["strategy"]["matrix"]["python"][0] == cfg["min_python"]
+    )
     for name in ("README.md", "CONTRIBUTING.md"):
-        said = re.findall(r"Python (3\.\d+) or newer", (ROOT / name).read_text(encoding="utf-8"))
+        said = re.findall(
+            r"Python (3\.\d+) or newer", (ROOT / name).read_text(encoding="utf-8")
+        )
         assert set(said) == {cfg["min_python"]}, name
 
 

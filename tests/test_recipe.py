@@ -1,4 +1,5 @@
 """Training end to end, on the built-in corpus, in seconds."""
+
 import json
 import math
 import os
@@ -15,37 +16,85 @@ from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.evaluate import load, validation_bleu
 from annotated_transformer.distributed import pick_device
-from annotated_transformer.recipe import precision_context, resume_run, schedule, sync_interval, train_run
+from annotated_transformer.recipe import (
+    precision_context,
+    resume_run,
+    schedule,
+    sync_interval,
+    train_run,
+)
 from annotated_transformer.train import Stop
 
-SMALL = ["n_layers=1", "d_model=32", "d_ff=64", "n_heads=2", "n_pieces=500", "max_steps=6",
-         "batch_tokens=400", "valid_every=4", "save_every=3", "average_last=0", "precision=fp32"]
+SMALL = [
+    "n_layers=1",
+    "d_model=32",
+    "d_ff=64",
+    "n_heads=2",
+    "n_pieces=500",
+    "max_steps=6",
+    "batch_tokens=400",
+    "valid_every=4",
+    "save_every=3",
+    "average_last=0",
+    "precision=fp32",
+]
 
 
 @pytest.fixture(scope="module")
-def corpus() -> Corpus: return load_corpus("builtin", n_train=300, n_valid=40, n_test=10)
+def corpus() -> Corpus:
+    return load_corpus("builtin", n_train=300, n_valid=40, n_test=10)
 
 
-def metrics(run: Path) -> list[dict]: return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+def metrics(run: Path) -> list[dict]:
+    return [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    ]
 
 
 def test_one_training_end_to_end(corpus, tmp_path):
-    run = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "run", "cpu", quiet=True)
+    run = train_run(
+        corpus, override(get_recipe("tiny"), SMALL), tmp_path / "run", "cpu", quiet=True
+    )
     records = metrics(run)
     assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4, 5, 6]
-    assert [r["step"] for r in records if "valid_loss" in r] == [4, 6], "and one look at the end"
-    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step-0000003", "step-0000006", "best.safetensors"}
+    assert [r["step"] for r in records if "valid_loss" in r] == [4, 6], (
+        "and one look at the end"
+    )
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {
+        "step-0000003",
+        "step-0000006",
+        "best.safetensors",
+    }
     assert len(load(run).translate(["The dog was tired."])) == 1
 
 
 def test_the_first_loss_is_that_of_a_guess(corpus, tmp_path):
-    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=1"]), tmp_path / "run", "cpu", quiet=True)
+    run = train_run(
+        corpus,
+        override(get_recipe("tiny"), [*SMALL, "max_steps=1"]),
+        tmp_path / "run",
+        "cpu",
+        quiet=True,
+    )
     assert abs(metrics(run)[0]["loss"] - math.log(len(load(run).vocab))) < 1.0
 
 
-@pytest.mark.parametrize("change", ["norm=pre", "position=learned", "schedule=linear", "precision=bf16", "attention_dropout=0.1"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "norm=pre",
+        "position=learned",
+        "schedule=linear",
+        "precision=bf16",
+        "attention_dropout=0.1",
+    ],
+)
 def test_every_part_trains(change, corpus, tmp_path):
-    recipe = override(get_recipe("tiny"), [*SMALL, "max_steps=20", "warmup_steps=5", "peak_lr=3e-3", change])
+    recipe = override(
+        get_recipe("tiny"),
+        [*SMALL, "max_steps=20", "warmup_steps=5", "peak_lr=3e-3", change],
+    )
     run = train_run(corpus, recipe, tmp_path / "run", "cpu", quiet=True)
     losses = [r["loss"] for r in metrics(run) if "loss" in r]
     assert losses[-1] < losses[0]
@@ -55,7 +104,8 @@ def test_every_part_trains(change, corpus, tmp_path):
 LEARNED = [*SMALL, "valid_every=2", "position=learned", "max_len=70", "n_positions=71"]
 
 
-def with_valid(corpus, valid): return corpus._replace(valid=valid)
+def with_valid(corpus, valid):
+    return corpus._replace(valid=valid)
 
 
 def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
@@ -63,55 +113,106 @@ def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
     long = [("the dog was tired. " * 60, "kurz"), ("short", "der Hund war müde. " * 60)]
     recipe, losses = override(get_recipe("tiny"), LEARNED), []
     for name, valid in (("with", [*long, *corpus.valid]), ("without", corpus.valid)):
-        run = train_run(with_valid(corpus, valid), recipe, tmp_path / name, "cpu", score=validation_bleu, quiet=True)
+        run = train_run(
+            with_valid(corpus, valid),
+            recipe,
+            tmp_path / name,
+            "cpu",
+            score=validation_bleu,
+            quiet=True,
+        )
         losses.append([r["valid_loss"] for r in metrics(run) if "valid_loss" in r])
         err = capsys.readouterr().err
-        assert err == ("validation leaves out 2 of 42 pairs: they have more than 70 pieces, and n_positions=71\n" if name == "with" else "")
+        assert err == (
+            "validation leaves out 2 of 42 pairs: they have more than 70 pieces, and n_positions=71\n"
+            if name == "with"
+            else ""
+        )
     assert len(losses[0]) == 3 and losses[0] == losses[1]
-    train_run(with_valid(corpus, long), override(recipe, ["position=sinusoidal", "max_steps=1"]), tmp_path / "all", "cpu", quiet=True)
+    train_run(
+        with_valid(corpus, long),
+        override(recipe, ["position=sinusoidal", "max_steps=1"]),
+        tmp_path / "all",
+        "cpu",
+        quiet=True,
+    )
     assert capsys.readouterr().err == ""
 
 
 def test_no_held_out_sentence_fits_the_learned_positions(corpus, tmp_path):
     only = with_valid(corpus, [("the dog was tired. " * 60, "kurz")])
-    with pytest.raises(UserError, match="n_positions=71 is too small for every one of the 1 validation pairs"):
-        train_run(only, override(get_recipe("tiny"), LEARNED), tmp_path / "run", "cpu", quiet=True)
+    with pytest.raises(
+        UserError,
+        match="n_positions=71 is too small for every one of the 1 validation pairs",
+    ):
+        train_run(
+            only,
+            override(get_recipe("tiny"), LEARNED),
+            tmp_path / "run",
+            "cpu",
+            quiet=True,
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_the_same_seed_is_the_same_run(corpus, tmp_path):
     weights = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, f"seed={seed}"]), tmp_path / name, "cpu", quiet=True)
+        run = train_run(
+            corpus,
+            override(get_recipe("tiny"), [*SMALL, f"seed={seed}"]),
+            tmp_path / name,
+            "cpu",
+            quiet=True,
+        )
         weights.append((run / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
 
 
 def test_a_hook_can_end_it_and_ctrl_c_keeps_the_weights(corpus, tmp_path):
     enough = lambda record: Stop("enough") if record.step == 2 else None
-    stopped = train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "a", "cpu", hooks=[enough], quiet=True)
+    stopped = train_run(
+        corpus,
+        override(get_recipe("tiny"), SMALL),
+        tmp_path / "a",
+        "cpu",
+        hooks=[enough],
+        quiet=True,
+    )
     assert json.loads((stopped / "config.json").read_text())["stopped"] == "enough"
 
     def interrupt(record):
-        if record.step == 3: os.kill(os.getpid(), signal.SIGINT)
+        if record.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
     averaging = override(get_recipe("tiny"), [*SMALL, "save_every=1", "average_last=2"])
-    run = train_run(corpus, averaging, tmp_path / "b", "cpu", hooks=[interrupt], quiet=True)
+    run = train_run(
+        corpus, averaging, tmp_path / "b", "cpu", hooks=[interrupt], quiet=True
+    )
     about = json.loads((run / "config.json").read_text())
-    assert about["stopped"] == "SIGINT" and about["weights"] == "last, step 3"  # an average is made at the end
+    assert (
+        about["stopped"] == "SIGINT" and about["weights"] == "last, step 3"
+    )  # an average is made at the end
     assert load(run).translate(["The dog was tired."])
 
 
 @pytest.mark.parametrize("at", [1, 5])
 def test_an_error_after_the_first_step_leaves_the_run(at, corpus, tmp_path):
     "It goes on from its last checkpoint, or from the beginning, and ends as one without the error."
+
     def broken(record):
-        if record.step == at: raise RuntimeError("a fault of ours")
+        if record.step == at:
+            raise RuntimeError("a fault of ours")
+
     recipe, run = override(get_recipe("tiny"), SMALL), tmp_path / "run"
-    with pytest.raises(RuntimeError, match="a fault of ours"): train_run(corpus, recipe, run, "cpu", hooks=[broken], quiet=True)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        train_run(corpus, recipe, run, "cpu", hooks=[broken], quiet=True)
     assert [r["step"] for r in metrics(run) if "loss" in r] == list(range(1, at + 1))
     resume_run(run, "cpu", quiet=True)
     whole = train_run(corpus, recipe, tmp_path / "whole", "cpu", quiet=True)
-    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (run / "model.safetensors").read_bytes() == (
+        whole / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("at", [2, 5], ids=["between two steps", "after the last"])
@@ -120,52 +221,101 @@ def test_nothing_is_written_into_a_folder_that_was_replaced(at, corpus, tmp_path
     run = tmp_path / "run"
 
     def replaced(record):
-        if record.step != at: return
+        if record.step != at:
+            return
         run.rename(tmp_path / "away")
         run.mkdir()
         (run / "letter").write_text("Dear")
+
     with pytest.raises(UserError, match="run was removed or replaced by someone else"):
-        train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=5"]), run, "cpu", hooks=[replaced], quiet=True)
+        train_run(
+            corpus,
+            override(get_recipe("tiny"), [*SMALL, "max_steps=5"]),
+            run,
+            "cpu",
+            hooks=[replaced],
+            quiet=True,
+        )
     assert [path.name for path in run.iterdir()] == ["letter"]
-    assert [r["step"] for r in metrics(tmp_path / "away") if "loss" in r] == list(range(1, at + 1))
+    assert [r["step"] for r in metrics(tmp_path / "away") if "loss" in r] == list(
+        range(1, at + 1)
+    )
 
 
 def test_minutes_stop_the_loop(corpus, tmp_path):
-    run = train_run(corpus, override(get_recipe("tiny"), [*SMALL, "max_steps=100000"]), tmp_path / "run", "cpu", minutes=1e-6, quiet=True)
+    run = train_run(
+        corpus,
+        override(get_recipe("tiny"), [*SMALL, "max_steps=100000"]),
+        tmp_path / "run",
+        "cpu",
+        minutes=1e-6,
+        quiet=True,
+    )
     assert [r["step"] for r in metrics(run) if "loss" in r] == [1]
 
 
 def test_nothing_is_made_when_something_is_wrong(corpus, tmp_path):
     tiny = override(get_recipe("tiny"), SMALL)
-    for what, recipe, more in (("longest sentence", override(tiny, ["batch_tokens=2"]), {}), ("max_len=1", override(tiny, ["max_len=1"]), {}),
-                               ("toaster", tiny, {"device": "toaster"}), ("minutes=-1", tiny, {"minutes": -1}),
-                               ("minutes=inf", tiny, {"minutes": float("inf")}),
-                               ("minutes=nan", tiny, {"minutes": float("nan")})):
-        with pytest.raises(ValueError, match=what): train_run(corpus, recipe, tmp_path / "run", quiet=True, **more)
+    for what, recipe, more in (
+        ("longest sentence", override(tiny, ["batch_tokens=2"]), {}),
+        ("max_len=1", override(tiny, ["max_len=1"]), {}),
+        ("toaster", tiny, {"device": "toaster"}),
+        ("minutes=-1", tiny, {"minutes": -1}),
+        ("minutes=inf", tiny, {"minutes": float("inf")}),
+        ("minutes=nan", tiny, {"minutes": float("nan")}),
+    ):
+        with pytest.raises(ValueError, match=what):
+            train_run(corpus, recipe, tmp_path / "run", quiet=True, **more)
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("native, emulated, expected", [(True, True, True), (False, True, False), (False, False, False)],
-                         ids=["Ampere and later", "T4", "none"])
-def test_auto_is_bf16_only_where_the_gpu_multiplies_it(monkeypatch, native, emulated, expected):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation and emulated)
+@pytest.mark.parametrize(
+    "native, emulated, expected",
+    [(True, True, True), (False, True, False), (False, False, False)],
+    ids=["Ampere and later", "T4", "none"],
+)
+def test_auto_is_bf16_only_where_the_gpu_multiplies_it(
+    monkeypatch, native, emulated, expected
+):
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: native or including_emulation and emulated,
+    )
     monkeypatch.setattr(torch, "autocast", lambda *settings: settings)
     found = precision_context("auto", torch.device("cuda"))
-    assert found == ("cuda", torch.bfloat16) if expected else isinstance(found, nullcontext)
-    assert precision_context("bf16", torch.device("cuda")) == ("cuda", torch.bfloat16)  # asked for
+    assert (
+        found == ("cuda", torch.bfloat16)
+        if expected
+        else isinstance(found, nullcontext)
+    )
+    assert precision_context("bf16", torch.device("cuda")) == (
+        "cuda",
+        torch.bfloat16,
+    )  # asked for
     assert isinstance(precision_context("fp32", torch.device("cuda")), nullcontext)
 
 
 def test_tensorboard_that_is_not_installed(corpus, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match="pip install tensorboard"):
-        train_run(corpus, override(get_recipe("tiny"), SMALL), tmp_path / "run", "cpu", quiet=True, tensorboard=True)
+        train_run(
+            corpus,
+            override(get_recipe("tiny"), SMALL),
+            tmp_path / "run",
+            "cpu",
+            quiet=True,
+            tensorboard=True,
+        )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
 def test_resume_checks_the_minutes(wrong, tmp_path):
-    with pytest.raises(UserError, match=f"minutes={wrong} must be positive and below 10,000,000"): resume_run(tmp_path, "cpu", minutes=wrong)
+    with pytest.raises(
+        UserError, match=f"minutes={wrong} must be positive and below 10,000,000"
+    ):
+        resume_run(tmp_path, "cpu", minutes=wrong)
 
 
 def test_steps_are_read_in_groups_on_cuda_alone():
@@ -175,11 +325,23 @@ def test_steps_are_read_in_groups_on_cuda_alone():
         for save_every in (1, 6, 7, 10, 22, 600, 1500):
             fits = [n for n in range(1, 11) if valid_every % n == save_every % n == 0]
             assert sync_interval(valid_every, save_every, cuda) == max(fits)
-            assert {sync_interval(valid_every, save_every, torch.device(kind)) for kind in ("cpu", "mps", "xpu")} == {1}
+            assert {
+                sync_interval(valid_every, save_every, torch.device(kind))
+                for kind in ("cpu", "mps", "xpu")
+            } == {1}
 
 
 def test_device_precision_schedule():
     assert pick_device("cpu").type == "cpu"
-    with precision_context("bf16", torch.device("cpu")): assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == torch.bfloat16
-    settings = override(get_recipe("tiny"), ["schedule=linear", "peak_lr=0.5", "warmup_steps=10", "max_steps=20"]).train
-    assert [schedule(settings, 8)(step) for step in (5, 10, 15, 20)] == [0.25, 0.5, 0.25, 0.0]
+    with precision_context("bf16", torch.device("cpu")):
+        assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == torch.bfloat16
+    settings = override(
+        get_recipe("tiny"),
+        ["schedule=linear", "peak_lr=0.5", "warmup_steps=10", "max_steps=20"],
+    ).train
+    assert [schedule(settings, 8)(step) for step in (5, 10, 15, 20)] == [
+        0.25,
+        0.5,
+        0.25,
+        0.0,
+    ]

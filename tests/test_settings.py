@@ -3,6 +3,7 @@
 Each row changes one field of a very small run, names the aspects of the run that must
 differ then (all others must be the same), and checks the new value by hand.
 """
+
 import dataclasses
 import math
 from collections import defaultdict
@@ -22,25 +23,48 @@ from annotated_transformer.batch import encode_pairs, epoch_batches
 from annotated_transformer.checkpoint import read_config, read_metrics
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.multi_head import (AttentionDropout, MultiHeadAttention,
-                                              fast_attention)
+from annotated_transformer.multi_head import (
+    AttentionDropout,
+    MultiHeadAttention,
+    fast_attention,
+)
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.recipe import build_training, train_run, validation_loss
 from annotated_transformer.stack import Dropout, LayerNorm, PostNorm, PreNorm
 
-FIELDS = [field.name for part in (ModelConfig, TrainConfig)
-          for field in dataclasses.fields(part)]
-BASE = ("n_layers=1", "d_model=16", "d_ff=24", "n_heads=2", "n_pieces=400",
-        "batch_tokens=600", "max_steps=6", "schedule=linear", "peak_lr=0.01",
-        "warmup_steps=2", "dropout=0", "label_smoothing=0", "precision=fp32",
-        "valid_every=2", "save_every=2", "keep_last=2", "average_last=0")
+FIELDS = [
+    field.name
+    for part in (ModelConfig, TrainConfig)
+    for field in dataclasses.fields(part)
+]
+BASE = (
+    "n_layers=1",
+    "d_model=16",
+    "d_ff=24",
+    "n_heads=2",
+    "n_pieces=400",
+    "batch_tokens=600",
+    "max_steps=6",
+    "schedule=linear",
+    "peak_lr=0.01",
+    "warmup_steps=2",
+    "dropout=0",
+    "label_smoothing=0",
+    "precision=fp32",
+    "valid_every=2",
+    "save_every=2",
+    "keep_last=2",
+    "average_last=0",
+)
 
 
 @pytest.fixture(scope="module")
-def corpus() -> Corpus: return load_corpus("builtin", n_train=80, n_valid=20, n_test=1)
+def corpus() -> Corpus:
+    return load_corpus("builtin", n_train=80, n_valid=20, n_test=1)
 
 
 # one run, watched
+
 
 def copied(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -59,35 +83,51 @@ def watch(
     losses: tuple[float, ...],  # what validation passes find; (): what they measure
 ) -> SimpleNamespace:
     "Train, and note what was built and what each step was given and did."
-    seen = SimpleNamespace(recipe=override(get_recipe("tiny"), [*BASE, *settings]),
-                           out=out, done=0, batches=defaultdict(list), noise={},
-                           compiled=[], validated=set(), dtypes=set(),
-                           gradient={}, mean={}, square={}, update={})
+    seen = SimpleNamespace(
+        recipe=override(get_recipe("tiny"), [*BASE, *settings]),
+        out=out,
+        done=0,
+        batches=defaultdict(list),
+        noise={},
+        compiled=[],
+        validated=set(),
+        dtypes=set(),
+        gradient={},
+        mean={},
+        square={},
+        update={},
+    )
 
     def build(recipe, vocab, device, *, sharded=False):
-        objective, parallel, optimizer = build_training(recipe, vocab, device,
-                                                        sharded=sharded)
+        objective, parallel, optimizer = build_training(
+            recipe, vocab, device, sharded=sharded
+        )
         seen.objective, seen.optimizer, seen.vocab = objective, optimizer, vocab
         seen.model, seen.start = objective.model, copied(objective.model)
         held_out = encode_pairs(corpus.valid, vocab, max_len=39)
         seen.held_out = validation_loss(
-            objective, list(epoch_batches(held_out, vocab, 10_000, seed=0, epoch=0)))
+            objective, list(epoch_batches(held_out, vocab, 10_000, seed=0, epoch=0))
+        )
         objective.register_forward_pre_hook(given)
         for layer in (*objective.model.encoder.layers, *objective.model.decoder.layers):
             layer.feed_forward.w_1.register_forward_hook(
-                lambda module, args, product: seen.dtypes.add(product.dtype))
+                lambda module, args, product: seen.dtypes.add(product.dtype)
+            )
         return objective, parallel, optimizer
 
     def given(objective, args):
-        if not objective.training: return seen.validated.update(sentences(args[0]))
+        if not objective.training:
+            return seen.validated.update(sentences(args[0]))
         seen.noise[seen.done + 1] = torch.initial_seed()
         seen.batches[seen.done + 1].append(args[0])
 
-    def compiled(module, **how): seen.compiled.append((type(module).__name__, how))
+    def compiled(module, **how):
+        seen.compiled.append((type(module).__name__, how))
 
     def after(record):
         seen.done = record.step
-        if record.step > 1: return
+        if record.step > 1:
+            return
         weights = dict(seen.model.named_parameters())
         state = seen.optimizer.state
         for name, weight in weights.items():
@@ -122,11 +162,13 @@ RUNS = {}
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory) -> Callable[..., SimpleNamespace]:
     "A run with these settings; each is trained once."
+
     def trained(*settings: str, losses: tuple[float, ...] = ()) -> SimpleNamespace:
         if (settings, losses) not in RUNS:
             out = tmp_path_factory.mktemp("runs") / "run"
             RUNS[settings, losses] = watch(corpus, settings, out, losses)
         return RUNS[settings, losses]
+
     yield trained
     RUNS.clear()
 
@@ -140,25 +182,27 @@ def aspects(seen: SimpleNamespace) -> dict[str, object]:
         "vocabulary": seen.vocab.model,
         "parts": {name: type(part) for name, part in seen.model.named_modules()},
         "shapes": {name: tuple(weight.shape) for name, weight in seen.start.items()},
-        "start": seen.start,             # the initial weights
-        "held_out": seen.held_out,       # their loss on held-out text
-        "batches": [sorted(row for part in parts for row in sentences(part))
-                    for parts in seen.batches.values()],
+        "start": seen.start,  # the initial weights
+        "held_out": seen.held_out,  # their loss on held-out text
+        "batches": [
+            sorted(row for part in parts for row in sentences(part))
+            for parts in seen.batches.values()
+        ],
         "micro": [len(parts) for parts in seen.batches.values()],
         "noise": list(seen.noise.values()),  # the seed of each step's dropout
-        "dtypes": seen.dtypes,           # of the products
-        "validated": seen.validated,     # the text of the validation passes
+        "dtypes": seen.dtypes,  # of the products
+        "validated": seen.validated,  # the text of the validation passes
         "compiled": str(seen.compiled),
         "loss": seen.steps[0]["loss"],
         "norm": seen.steps[0]["grad_norm"],
-        "mean": seen.mean,               # Adam's first moment after step 1
-        "square": seen.square,           # and the second
-        "update": seen.update,           # of the weights in step 1
+        "mean": seen.mean,  # Adam's first moment after step 1
+        "square": seen.square,  # and the second
+        "update": seen.update,  # of the weights in step 1
         "rates": [record["lr"] for record in seen.steps],
         "learned": [record["loss"] for record in seen.steps[1:]],
         "passes": tuple(seen.passes),
         "checkpoints": tuple(seen.checkpoints),
-        "result": seen.result,           # the weights that translate
+        "result": seen.result,  # the weights that translate
         "chosen": seen.about["weights"],
         "end": (seen.about["steps"], seen.about["stopped"]),
     }
@@ -166,7 +210,8 @@ def aspects(seen: SimpleNamespace) -> dict[str, object]:
 
 def distance(a, b) -> float:
     "How far two aspects are apart: 0 for the same, relative for numbers, else ∞."
-    if isinstance(a, float): return abs(a - b) / max(abs(a), abs(b), 1e-30)
+    if isinstance(a, float):
+        return abs(a - b) / max(abs(a), abs(b), 1e-30)
     if isinstance(a, list):
         return max((distance(x, y) for x, y in zip(a, b, strict=False)), default=0.0)
     if isinstance(a, dict) and isinstance(next(iter(a.values())), torch.Tensor):
@@ -179,6 +224,7 @@ def distance(a, b) -> float:
 
 # what the settings promise, by hand
 
+
 def rates(seen: SimpleNamespace) -> list[float]:
     "The learning rate of every step that was done (§5.3)."
     train, d_model = seen.recipe.train, seen.recipe.model.d_model
@@ -186,8 +232,11 @@ def rates(seen: SimpleNamespace) -> list[float]:
     steps = range(1, len(seen.steps) + 1)
     if train.schedule == "paper":
         return [d_model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in steps]
-    return [train.peak_lr * (step / warmup if step <= warmup
-                             else (end - step) / (end - warmup)) for step in steps]
+    return [
+        train.peak_lr
+        * (step / warmup if step <= warmup else (end - step) / (end - warmup))
+        for step in steps
+    ]
 
 
 def check_rates(seen: SimpleNamespace) -> None:
@@ -201,8 +250,10 @@ def check_first_step(seen: SimpleNamespace) -> None:
     b1, b2 = train.adam_beta1, train.adam_beta2
     mean = {name: (1 - b1) * g for name, g in gradient.items()}
     square = {name: (1 - b2) * g**2 for name, g in gradient.items()}
-    update = {name: -rates(seen)[0] * g / (g.abs() + train.adam_eps)
-              for name, g in gradient.items()}
+    update = {
+        name: -rates(seen)[0] * g / (g.abs() + train.adam_eps)
+        for name, g in gradient.items()
+    }
     assert distance(seen.mean, mean) < 1e-5 and distance(seen.square, square) < 1e-5
     # the update was rounded when it was added to the weights
     assert distance(seen.update, update) < 1e-3
@@ -212,8 +263,9 @@ def cost(seen: SimpleNamespace, smoothing: float) -> float:
     "The loss of step 1's batch under the initial weights, per target token (§5.4)."
     total = n_tokens = 0
     for batch in seen.batches[1]:
-        hidden = torch.func.functional_call(seen.model.eval(), seen.start,
-                                            (batch.src, batch.tgt_in))
+        hidden = torch.func.functional_call(
+            seen.model.eval(), seen.start, (batch.src, batch.tgt_in)
+        )
         log_p = (hidden @ seen.start["embedding.weight"].T).log_softmax(dim=-1)
         right = log_p.gather(-1, batch.tgt_out[..., None])[..., 0]
         each = -(1 - smoothing) * right - smoothing * log_p.mean(dim=-1)
@@ -231,8 +283,10 @@ def modules(seen: SimpleNamespace, *kinds: type) -> list[nn.Module]:
 
 def sizes(seen: SimpleNamespace) -> list[int]:
     "Of each step: tokens of the longer side."
-    return [max(sum(len(side) for side in column) for column in zip(*rows))
-            for rows in aspects(seen)["batches"]]
+    return [
+        max(sum(len(side) for side in column) for column in zip(*rows))
+        for rows in aspects(seen)["batches"]
+    ]
 
 
 def epochs(seen: SimpleNamespace) -> list[set]:
@@ -245,11 +299,12 @@ def epochs(seen: SimpleNamespace) -> list[set]:
 
 # the table
 
+
 class Row(NamedTuple):
-    change: str                # of one setting
-    differs: set[str]          # aspects
-    either: set[str]           # aspects that may differ by little
-    under: tuple[str, ...]     # settings of both runs
+    change: str  # of one setting
+    differs: set[str]  # aspects
+    either: set[str]  # aspects that may differ by little
+    under: tuple[str, ...]  # settings of both runs
     losses: tuple[float, ...]  # as for `watch`, of both runs
     check: Callable[[SimpleNamespace, SimpleNamespace], None]  # of both runs
 
@@ -259,14 +314,22 @@ ROWS = {}
 LEARNING = "loss norm mean square update learned result"
 
 
-def row(change: str, differs: str, either: str = "", under: tuple[str, ...] = (),
-        losses: tuple[float, ...] = ()) -> Callable:
+def row(
+    change: str,
+    differs: str,
+    either: str = "",
+    under: tuple[str, ...] = (),
+    losses: tuple[float, ...] = (),
+) -> Callable:
     "Let a function named as a setting be the last part of its row."
+
     def add(check):
         assert change.startswith(f"{check.__name__}=")
-        ROWS[check.__name__] = Row(change, set(differs.split()), set(either.split()),
-                                   under, losses, check)
+        ROWS[check.__name__] = Row(
+            change, set(differs.split()), set(either.split()), under, losses, check
+        )
         return check
+
     return add
 
 
@@ -322,8 +385,11 @@ def position(base, new):
     assert new.start.keys() - base.start.keys() == {"position.table"}
 
 
-@row("n_positions=40", f"shapes start validated held_out {LEARNING}",
-     under=("position=learned", "max_len=39"))
+@row(
+    "n_positions=40",
+    f"shapes start validated held_out {LEARNING}",
+    under=("position=learned", "max_len=39"),
+)
 def n_positions(base, new):
     "Held-out pairs that are longer are left out; of the training text none is."
     for seen, n in ((base, 1024), (new, 40)):
@@ -369,35 +435,41 @@ def max_steps(base, new):
 
 @row("schedule=paper", "rates update learned result", losses=(3, 2, 1))
 def schedule(base, new):
-    for seen in (base, new): check_rates(seen), check_first_step(seen)
+    for seen in (base, new):
+        check_rates(seen), check_first_step(seen)
 
 
 @row("peak_lr=0.02", "rates update learned result")
 def peak_lr(base, new):
-    for seen in (base, new): check_rates(seen), check_first_step(seen)
+    for seen in (base, new):
+        check_rates(seen), check_first_step(seen)
     assert max(record["lr"] for record in new.steps) == 0.02
 
 
 @row("warmup_steps=4", "rates update learned result")
 def warmup_steps(base, new):
-    for seen in (base, new): check_rates(seen), check_first_step(seen)
+    for seen in (base, new):
+        check_rates(seen), check_first_step(seen)
     assert max(new.steps, key=lambda record: record["lr"])["step"] == 4
 
 
 @row("adam_beta1=0.5", "mean learned result")
 def adam_beta1(base, new):
     "The first update is the same, since Adam divides its state by 1 − β₁."
-    for seen in (base, new): check_first_step(seen)
+    for seen in (base, new):
+        check_first_step(seen)
 
 
 @row("adam_beta2=0.5", "square learned result")
 def adam_beta2(base, new):
-    for seen in (base, new): check_first_step(seen)
+    for seen in (base, new):
+        check_first_step(seen)
 
 
 @row("adam_eps=0.01", "update learned result")
 def adam_eps(base, new):
-    for seen in (base, new): check_first_step(seen)
+    for seen in (base, new):
+        check_first_step(seen)
 
 
 @row("dropout=0.3", LEARNING)
@@ -422,8 +494,11 @@ def label_smoothing(base, new):
         assert seen.steps[0]["loss"] == pytest.approx(cost(seen, smoothing), rel=1e-5)
 
 
-@row("precision=bf16", "dtypes norm mean square update learned result",
-     either="loss held_out")
+@row(
+    "precision=bf16",
+    "dtypes norm mean square update learned result",
+    either="loss held_out",
+)
 def precision(base, new):
     """Of the products; weights and the optimiser's state keep their 32 bits.
 
@@ -457,15 +532,21 @@ def keep_last(base, new):
 def average_last(base, new):
     "The last two of three checkpoints."
     assert new.checkpoints == ["step-0000002", "step-0000004", "step-0000006"]
-    two = [load_file(new.out / "checkpoints" / name / "model.safetensors")
-           for name in ("step-0000004", "step-0000006")]
+    two = [
+        load_file(new.out / "checkpoints" / name / "model.safetensors")
+        for name in ("step-0000004", "step-0000006")
+    ]
     mean = {name: (two[0][name] + two[1][name]) / 2 for name in new.result}
     assert distance(new.result, mean) < 1e-6
     assert new.about["weights"].startswith("average of 2 checkpoints, step-0000004 to")
 
 
-@row("patience=3", "passes checkpoints result chosen end",
-     under=("valid_every=1", "max_steps=8"), losses=(3, 2, 2.5, 2, 4, 1, 1.5, 1.5))
+@row(
+    "patience=3",
+    "passes checkpoints result chosen end",
+    under=("valid_every=1", "max_steps=8"),
+    losses=(3, 2, 2.5, 2, 4, 1, 1.5, 1.5),
+)
 def patience(base, new):
     "Three passes in a row without gain after step 2; the same loss again is no gain."
     assert (base.passes, new.passes) == ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5])

@@ -2,6 +2,7 @@
 
 The published site is made of the same processed notebooks, with the same colours and type.
 """
+
 import re
 import threading
 from functools import partial
@@ -20,7 +21,8 @@ NAMES = [page_name(e.path) for e in sidebar() if e.path]
 
 @pytest.fixture(scope="module")
 def browser(chromium, tmp_path_factory):
-    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as b: yield b
+    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as b:
+        yield b
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,22 @@ def complaints(browser: Browser, url: str, reload: bool = False) -> list[str]:
 
 class Nesting(HTMLParser):
     "Notes the elements that are closed out of turn, or never: a stray `<code>` makes the rest of a page code."
-    ALONE = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+
+    ALONE = {
+        "area",
+        "base",
+        "br",
+        "col",
+        "embed",
+        "hr",
+        "img",
+        "input",
+        "link",
+        "meta",
+        "source",
+        "track",
+        "wbr",
+    }
 
     def __init__(self, text: str):
         super().__init__()
@@ -57,30 +74,43 @@ class Nesting(HTMLParser):
         self.wrong += [f"<{name}> is never closed" for name in self.open]
 
     def handle_starttag(self, tag, attrs):
-        if tag not in self.ALONE: self.open.append(tag)
+        if tag not in self.ALONE:
+            self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs): pass
+    def handle_startendtag(self, tag, attrs):
+        pass
 
     def handle_endtag(self, tag):
-        if not self.open or self.open.pop() != tag: self.wrong.append(f"line {self.getpos()[0]}: </{tag}> closes another element")
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(
+                f"line {self.getpos()[0]}: </{tag}> closes another element"
+            )
 
 
 @pytest.mark.parametrize("name", [*NAMES, "trial.html"])
 def test_page(site, browser, broken, name):
     assert Nesting((site / name).read_text(encoding="utf-8")).wrong[:1] == []
     assert complaints(browser, (site / name).as_uri()) == []
-    assert [line for line in broken if re.match(rf"(_preview/)?{re.escape(name)}(\.md)?: ", line)] == []
+    assert [
+        line
+        for line in broken
+        if re.match(rf"(_preview/)?{re.escape(name)}(\.md)?: ", line)
+    ] == []
 
 
 # ---- the same pages as they are published
 
+
 @pytest.fixture(scope="module")
 def published(docs, cfg, browser) -> str:
     "The address of Quarto's pages on a server of this machine, below the path that they will have."
-    class Pages(SimpleHTTPRequestHandler):
-        def translate_path(self, path): return super().translate_path(path.removeprefix(cfg["doc_baseurl"]))
 
-        def log_message(self, *args): pass
+    class Pages(SimpleHTTPRequestHandler):
+        def translate_path(self, path):
+            return super().translate_path(path.removeprefix(cfg["doc_baseurl"]))
+
+        def log_message(self, *args):
+            pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=docs))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -92,19 +122,28 @@ def published(docs, cfg, browser) -> str:
 
 
 @pytest.fixture(scope="module")
-def broken_in_docs(docs) -> list[str]: return check(docs)[0]
+def broken_in_docs(docs) -> list[str]:
+    return check(docs)[0]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "404.html"])
 def test_page_of_docs(docs, published, browser, broken_in_docs, name):
     text = (docs / name).read_text(encoding="utf-8")
-    assert Nesting(text).wrong[:1] == [] and not re.search(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(", text)
+    assert Nesting(text).wrong[:1] == [] and not re.search(
+        r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(", text
+    )
     assert complaints(browser, published + name, reload=True) == []
-    assert [line for line in broken_in_docs if re.match(rf"(_docs/)?{re.escape(name)}(\.md)?: ", line)] == []
+    assert [
+        line
+        for line in broken_in_docs
+        if re.match(rf"(_docs/)?{re.escape(name)}(\.md)?: ", line)
+    ] == []
 
 
 def test_links_of_readme_and_notebooks(broken):
-    assert [line for line in broken if not re.match(r"(_preview/)?[\w-]+\.html", line)] == []
+    assert [
+        line for line in broken if not re.match(r"(_preview/)?[\w-]+\.html", line)
+    ] == []
 
 
 # ---- the checks can fail
@@ -113,8 +152,8 @@ PHONE = '<meta name="viewport" content="width=device-width">'
 BARE = f"""<!DOCTYPE html><html lang=en><meta charset=utf-8>{PHONE}<link rel=icon href="data:,">
 <title>t</title><style>:root {{ color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#000, #eee) }}</style><main>"""
 FAULTS = {
-    '<p>half of $x_1$</p>': "raw TeX: half of $x_1$",
-    r'<p>a \frac{1}{2}</p>': "raw TeX",
+    "<p>half of $x_1$</p>": "raw TeX: half of $x_1$",
+    r"<p>a \frac{1}{2}</p>": "raw TeX",
     '<img src="none.png" alt="a dog">': "no picture: none.png",
     '<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=" alt="">': "no alternative text",
     '<figure id="fig-a"><svg></svg></figure>': "no alternative text: fig-a",
@@ -125,7 +164,7 @@ FAULTS = {
     '<svg aria-label="x" viewBox="0 0 99 9"><rect width="99" height="9" fill="#fff"/><text y="7" fill="#aaa">ab</text></svg>': "light: contrast",
     '<pre style="white-space: pre">' + "x" * 400 + "</pre>": "px wide in 390",
     '<script>console.log("hello")</script>': "console: hello",
-    '<script>nothing()</script>': "error: ReferenceError",
+    "<script>nothing()</script>": "error: ReferenceError",
     '<script src="none.js"></script>': "request failed",
     '<img src="https://example.org/a.png" alt="a">': "request leaves: https://example.org/a.png",
 }
@@ -140,8 +179,16 @@ def test_fault_is_found(browser, tmp_path, fault):
 
 
 def test_nesting():
-    assert Nesting("<main><p>a<br>b <code>c</code></p><svg><path d='M0 0'/></svg></main>").wrong == []
-    assert Nesting("<p>a <code>`<code></code> b</p>").wrong[0] == "line 1: </p> closes another element"
+    assert (
+        Nesting(
+            "<main><p>a<br>b <code>c</code></p><svg><path d='M0 0'/></svg></main>"
+        ).wrong
+        == []
+    )
+    assert (
+        Nesting("<p>a <code>`<code></code> b</p>").wrong[0]
+        == "line 1: </p> closes another element"
+    )
     assert Nesting("<main><p>a</p>").wrong == ["<main> is never closed"]
 
 
@@ -151,18 +198,29 @@ def test_page_without_fault(browser, tmp_path):
     assert complaints(browser, page.as_uri()) == []
 
 
-@pytest.mark.parametrize("link, says", [("none.html", "none.html is not there"), ("index.html#none", "names no place"), ("#none", "names no place"),
-                                        ("{git_url}/blob/{branch}/none.txt", "none.txt is not there"),
-                                        ("{doc_baseurl}/none.html", "none.html is not there"),
-                                        ("../index.html", "leads out of the site"), ("images/../../README.md", "leads out of the site")])
+@pytest.mark.parametrize(
+    "link, says",
+    [
+        ("none.html", "none.html is not there"),
+        ("index.html#none", "names no place"),
+        ("#none", "names no place"),
+        ("{git_url}/blob/{branch}/none.txt", "none.txt is not there"),
+        ("{doc_baseurl}/none.html", "none.html is not there"),
+        ("../index.html", "leads out of the site"),
+        ("images/../../README.md", "leads out of the site"),
+    ],
+)
 def test_broken_link_is_found(tmp_path, cfg, link, says):
-    (tmp_path / "index.html").write_text(f'<a id="x" href="{link.format(**cfg)}">a</a> <a href="#x">b</a> <a href="https://example.org">c</a>')
+    (tmp_path / "index.html").write_text(
+        f'<a id="x" href="{link.format(**cfg)}">a</a> <a href="#x">b</a> <a href="https://example.org">c</a>'
+    )
     broken, outside = check(tmp_path)
     assert len([b for b in broken if b.startswith("index.html") and says in b]) == 1
     assert outside["https://example.org"] == ["index.html"]
 
 
 # ---- what the pages do
+
 
 def test_button_changes_the_light(site, browser):
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -194,7 +252,12 @@ def test_parts_of_quartos_pages(browser, styles, tmp_path, theme):
     assert browser.ask("page.faint()") == []
     browser.look(390, theme)
     assert browser.ask("page.wide()") == []
-    assert browser.ask("parseFloat(getComputedStyle(document.querySelector('code.sourceCode')).fontSize)") < 14
+    assert (
+        browser.ask(
+            "parseFloat(getComputedStyle(document.querySelector('code.sourceCode')).fontSize)"
+        )
+        < 14
+    )
 
 
 # What Quarto's navigation script does to every link of a page that comes from a server.
@@ -207,7 +270,9 @@ def test_quartos_script_copes_with_links_in_drawings(site, browser):
     browser.open((site / "trial.html").as_uri())
     assert browser.ask("document.querySelectorAll('svg a').length") == 2
     browser.ask(NAVIGATION)
-    there = browser.ask("[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))")
+    there = browser.ask(
+        "[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))"
+    )
     assert there == [f"{site.as_uri()}/stack.html#deviations", f"{site.as_uri()}/"]
 
 
@@ -215,13 +280,16 @@ def test_quartos_script_fails_without_the_header(browser, tmp_path):
     page = tmp_path / "page.html"
     page.write_text(BARE + '<svg><a href="x.html"><text>a</text></a></svg>')
     browser.open(page.as_uri())
-    with pytest.raises(RuntimeError, match="replace is not a function"): browser.ask(NAVIGATION)
+    with pytest.raises(RuntimeError, match="replace is not a function"):
+        browser.ask(NAVIGATION)
 
 
 def test_quartos_script_leaves_the_markdown_of_the_home_page(site, browser):
     browser.open((site / "index.html").as_uri())
     browser.ask(NAVIGATION)
-    href = browser.ask("[...document.querySelectorAll('.page-links a')].find(a => a.textContent == 'Markdown').href")
+    href = browser.ask(
+        "[...document.querySelectorAll('.page-links a')].find(a => a.textContent == 'Markdown').href"
+    )
     assert href == f"{site.as_uri()}/index%2Ehtml.md"
 
 
@@ -229,9 +297,23 @@ def test_skip_link_shows_when_it_is_reached(site, browser):
     browser.open((site / "trial.html").as_uri())
     where = "document.querySelector('a.skip').getBoundingClientRect().left"
     assert browser.ask(where) < 0
-    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
-    assert browser.ask("document.activeElement.className") == "skip" and browser.ask(where) > 0
-    assert browser.ask("document.querySelector(document.activeElement.getAttribute('href')).tagName") == "MAIN"
+    browser.call(
+        "Input.dispatchKeyEvent",
+        type="keyDown",
+        key="Tab",
+        code="Tab",
+        windowsVirtualKeyCode=9,
+    )
+    assert (
+        browser.ask("document.activeElement.className") == "skip"
+        and browser.ask(where) > 0
+    )
+    assert (
+        browser.ask(
+            "document.querySelector(document.activeElement.getAttribute('href')).tagName"
+        )
+        == "MAIN"
+    )
     assert browser.ask(CHECKS + "; page.faint()") == []
 
 
@@ -245,15 +327,26 @@ def test_search(site, browser):
                                          if (found.length) { clearInterval(look); done(found); } }, 20);
     })""")
     assert hits[0] == "attention.html"
-    assert browser.ask("page = document.getElementById('site-search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
-                       "document.getElementById('found').textContent") == "Nothing found."
+    assert (
+        browser.ask(
+            "page = document.getElementById('site-search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
+            "document.getElementById('found').textContent"
+        )
+        == "Nothing found."
+    )
 
 
 def test_previous_and_next(site):
     names = [*NAMES, "trial.html"]
     for i, name in enumerate(names):
-        footer = re.search(r"<footer>(.*)</footer>", (site / name).read_text(encoding="utf-8"), re.S)[1]
-        near = [(rel, names[j]) for rel, j in (("prev", i - 1), ("next", i + 1)) if 0 <= j < len(names)]
+        footer = re.search(
+            r"<footer>(.*)</footer>", (site / name).read_text(encoding="utf-8"), re.S
+        )[1]
+        near = [
+            (rel, names[j])
+            for rel, j in (("prev", i - 1), ("next", i + 1))
+            if 0 <= j < len(names)
+        ]
         assert re.findall(r'rel="(\w+)" href="([^"]+)"', footer) == near
 
 

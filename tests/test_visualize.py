@@ -1,4 +1,5 @@
 "Pictures: sweeps over models, bytes that repeat, colours measured."
+
 import io
 import re
 import subprocess
@@ -25,7 +26,9 @@ from annotated_transformer.visualize import (
 
 
 def run_python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 # --- captions ---------------------------------------------------------------------------------------------------------------
@@ -45,36 +48,65 @@ print("markdown" in str(shell.run("#| fig-cap: none\\n1 / 0")), shell.run("x = 1
 def test_captions_below_figures():
     "Once below each figure, after it, whatever quotes and stars are in it; not after an error, and not without a caption."
     said = run_python(CAPTIONED).splitlines()
-    assert said[-3:] == ["""[['image/png', 'text/plain'], ['text/markdown', 'text/plain']] ['**Figure.** One "line", and *it*: two']""",
-                         "[['image/png', 'text/plain'], ['text/markdown', 'text/plain']] ['**Figure.** plain']", "False []"]
+    assert said[-3:] == [
+        """[['image/png', 'text/plain'], ['text/markdown', 'text/plain']] ['**Figure.** One "line", and *it*: two']""",
+        "[['image/png', 'text/plain'], ['text/markdown', 'text/plain']] ['**Figure.** plain']",
+        "False []",
+    ]
 
 
 def test_captions_without_ipython():
-    assert run_python("import sys; from annotated_transformer.visualize import show_captions as s; s(); print('IPython' in sys.modules)") == "False\n"
+    assert (
+        run_python(
+            "import sys; from annotated_transformer.visualize import show_captions as s; s(); print('IPython' in sys.modules)"
+        )
+        == "False\n"
+    )
 
 
 # --- maps -------------------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
-@pytest.mark.parametrize("n_heads, d_k, d_v", [(1, None, None), (4, None, None), (2, 3, 5)])
+@pytest.mark.parametrize(
+    "n_heads, d_k, d_v", [(1, None, None), (4, None, None), (2, 3, 5)]
+)
 def test_maps_explain_every_output(norm, position, n_heads, d_k, d_v):
     torch.manual_seed(0)
-    config = ModelConfig(n_layers=3, d_model=16, d_ff=32, n_heads=n_heads, d_k=d_k, d_v=d_v, norm=norm, position=position)
-    model = build_transformer(config, n_vocab=30, pad_id=0, dropout=0.3, attention_dropout=0.3).train()
+    config = ModelConfig(
+        n_layers=3,
+        d_model=16,
+        d_ff=32,
+        n_heads=n_heads,
+        d_k=d_k,
+        d_v=d_v,
+        norm=norm,
+        position=position,
+    )
+    model = build_transformer(
+        config, n_vocab=30, pad_id=0, dropout=0.3, attention_dropout=0.3
+    ).train()
     src, tgt_in = torch.randint(1, 30, (3, 7)), torch.randint(1, 30, (3, 5))
     src[1, 4:], tgt_in[2, 3:] = 0, 0
     seen, hooks = {}, []
     for module in (m for m in model.modules() if hasattr(m, "w_o")):
-        hooks.append(module.register_forward_hook(lambda module, args, output: seen.update({module: (args, output)})))
+        hooks.append(
+            module.register_forward_hook(
+                lambda module, args, output: seen.update({module: (args, output)})
+            )
+        )
     maps = attention_maps(model, src, tgt_in)
-    for hook in hooks: hook.remove()
+    for hook in hooks:
+        hook.remove()
     for kind, parts in attention_parts(model).items():
         for weights, attn in zip(maps[kind], parts, strict=True):
             (query, key, value, mask), output = seen[attn]
             heads = weights @ attn.keys_values(key, value)[1]
             # two orders of summation in fp32
-            torch.testing.assert_close(attn.w_o(heads.transpose(1, 2).flatten(2)), output, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                attn.w_o(heads.transpose(1, 2).flatten(2)), output, atol=1e-5, rtol=1e-4
+            )
             assert not weights.masked_select(~mask.expand_as(weights)).any()
         assert not maps[kind].requires_grad
     assert all(module.training for module in model.modules())
@@ -83,23 +115,40 @@ def test_maps_explain_every_output(norm, position, n_heads, d_k, d_v):
 
 # --- figures ----------------------------------------------------------------------------------------------------------------
 
+
 def png_of(draw) -> bytes:
     import matplotlib.pyplot as plt
+
     fig = draw().figure
     fig.savefig(out := io.BytesIO(), format="png")
     plt.close(fig)
     return out.getvalue()
 
 
-@pytest.mark.parametrize("draw", [
-    lambda: heatmap(torch.eye(5), list("abcde"), list("abcde"), x="x", y="y", numbers=True),
-    lambda: lines({"a": (range(1, 9), range(8)), "b": (torch.arange(1, 9), torch.ones(8))}, x="step", y="loss", log_x=True),
-    lambda: attention_lines(["$a", "b"], ["c", "d_e", "^"], torch.full((2, 3), 1 / 3)),
-    lambda: attention_lines(["a", "b"], ["c", "d", "e"], torch.full((3, 2, 3), 1 / 3), of=1),
-    lambda: panels(2, 3)[1][5],
-])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: heatmap(
+            torch.eye(5), list("abcde"), list("abcde"), x="x", y="y", numbers=True
+        ),
+        lambda: lines(
+            {"a": (range(1, 9), range(8)), "b": (torch.arange(1, 9), torch.ones(8))},
+            x="step",
+            y="loss",
+            log_x=True,
+        ),
+        lambda: attention_lines(
+            ["$a", "b"], ["c", "d_e", "^"], torch.full((2, 3), 1 / 3)
+        ),
+        lambda: attention_lines(
+            ["a", "b"], ["c", "d", "e"], torch.full((3, 2, 3), 1 / 3), of=1
+        ),
+        lambda: panels(2, 3)[1][5],
+    ],
+)
 def test_figures_repeat_and_set_nothing_global(draw):
     import matplotlib
+
     matplotlib.use("Agg")
     before = dict(matplotlib.rcParams)
     assert png_of(draw) == png_of(draw)
@@ -109,44 +158,72 @@ def test_figures_repeat_and_set_nothing_global(draw):
 def test_lines_are_the_weights():
     "Each line stands at its two words, as opaque as its weight; of one word, only its own."
     from matplotlib.pyplot import close
+
     torch.manual_seed(0)
     weights = (3 * torch.randn(2, 4, 5)).softmax(-1)
     for of in (None, 2):
         ax = attention_lines(list("abcd"), list("vwxyz"), weights, of=of)
-        drawn = [(line.get_color(), *line.get_ydata(), line.get_alpha()) for line in ax.lines]
+        drawn = [
+            (line.get_color(), *line.get_ydata(), line.get_alpha()) for line in ax.lines
+        ]
         close(ax.figure)
-        assert drawn == [(COLOURS[h], q, k, weights[h, q, k].double().item()) for h in range(2) for q in range(4) for k in range(5)
-                         if weights[h, q, k] >= 0.01 and of in (None, q)]
+        assert drawn == [
+            (COLOURS[h], q, k, weights[h, q, k].double().item())
+            for h in range(2)
+            for q in range(4)
+            for k in range(5)
+            if weights[h, q, k] >= 0.01 and of in (None, q)
+        ]
 
 
 def test_parts_are_named_in_reading_order():
-    model = build_transformer(ModelConfig(n_layers=3, d_model=8, d_ff=8, n_heads=2), n_vocab=9, pad_id=0)
+    model = build_transformer(
+        ModelConfig(n_layers=3, d_model=8, d_ff=8, n_heads=2), n_vocab=9, pad_id=0
+    )
     names = {module: name for name, module in model.named_modules()}
-    assert {kind: [names[m] for m in parts] for kind, parts in attention_parts(model).items()} == {
-        "encoder": [f"encoder.layers.{i}.self_attn" for i in range(3)], "decoder": [f"decoder.layers.{i}.self_attn" for i in range(3)],
-        "cross": [f"decoder.layers.{i}.cross_attn" for i in range(3)]}
+    assert {
+        kind: [names[m] for m in parts]
+        for kind, parts in attention_parts(model).items()
+    } == {
+        "encoder": [f"encoder.layers.{i}.self_attn" for i in range(3)],
+        "decoder": [f"decoder.layers.{i}.self_attn" for i in range(3)],
+        "cross": [f"decoder.layers.{i}.cross_attn" for i in range(3)],
+    }
 
 
 def test_importing_draws_in_no_drawing_library():
-    assert run_python("import sys, annotated_transformer.visualize\n"
-                      "print([m for m in ('matplotlib', 'altair', 'vl_convert') if m in sys.modules])") == "[]\n"
+    assert (
+        run_python(
+            "import sys, annotated_transformer.visualize\n"
+            "print([m for m in ('matplotlib', 'altair', 'vl_convert') if m in sys.modules])"
+        )
+        == "[]\n"
+    )
 
 
 def test_charts_repeat_between_processes_and_share_no_ids():
-    code = "import json\nfrom annotated_transformer.visualize import attention_chart, show_chart\n" \
-           "c = show_chart(attention_chart(['a', 'b'], ['\"', \"'\"], [[.1, .9], [.5, .5]]))\nprint(json.dumps(c.spec), c.svg)"
+    code = (
+        "import json\nfrom annotated_transformer.visualize import attention_chart, show_chart\n"
+        "c = show_chart(attention_chart(['a', 'b'], ['\"', \"'\"], [[.1, .9], [.5, .5]]))\nprint(json.dumps(c.spec), c.svg)"
+    )
     assert run_python(code) == run_python(code)
-    one, two = (show_chart(attention_chart(["a"], ["b"], [[w]])).svg for w in (0.25, 0.75))
+    one, two = (
+        show_chart(attention_chart(["a"], ["b"], [[w]])).svg for w in (0.25, 0.75)
+    )
     ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
     assert ids[0] and not ids[0] & ids[1]
     assert ids[0] == set(re.findall(r"url\(#([^)]+)\)", one))
-    for where in re.findall(r"https?://[^\"' ]+", one): assert where.startswith("http://www.w3.org/")  # names, not addresses
+    for where in re.findall(r"https?://[^\"' ]+", one):
+        assert where.startswith("http://www.w3.org/")  # names, not addresses
 
 
 def luminance(colour: str) -> float:
     "Relative luminance of #rrggbb, as WCAG defines it."
-    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    return sum(w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for w, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return sum(
+        w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+        for w, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+    )
 
 
 def contrast(one: str, two: str) -> float:
@@ -157,5 +234,6 @@ def contrast(one: str, two: str) -> float:
 def test_colours_can_be_told_apart_in_grey():
     shades = [luminance(c) for c in SHADES]
     assert shades == sorted(shades, reverse=True)
-    for one, two in combinations(COLOURS[:3], 2): assert contrast(one, two) > 1.3  # beyond three, the dash helps
+    for one, two in combinations(COLOURS[:3], 2):
+        assert contrast(one, two) > 1.3  # beyond three, the dash helps
     assert all(contrast(c, "#ffffff") > 1.9 for c in COLOURS)

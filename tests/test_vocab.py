@@ -1,4 +1,5 @@
 "The vocabulary: nothing is lost, nothing is unknown, the same text gives the same model (51b)."
+
 import io
 import subprocess
 import sys
@@ -9,11 +10,22 @@ import sentencepiece as spm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.vocab import SPACE, Vocab, learn_bpe, load_vocab, sample_lines
+from annotated_transformer.vocab import (
+    SPACE,
+    Vocab,
+    learn_bpe,
+    load_vocab,
+    sample_lines,
+)
 
-TEXT = ["The animal did not cross the street because it was too tired.", "Das Tier überquerte die Straße nicht, weil es zu müde war.",
-        "A young woman sings in the garden.",
-        "Eine junge Frau singt im Garten.", "Two dogs play, three cats sleep.", "Zwei Hunde spielen, drei Katzen schlafen."] * 4
+TEXT = [
+    "The animal did not cross the street because it was too tired.",
+    "Das Tier überquerte die Straße nicht, weil es zu müde war.",
+    "A young woman sings in the garden.",
+    "Eine junge Frau singt im Garten.",
+    "Two dogs play, three cats sleep.",
+    "Zwei Hunde spielen, drei Katzen schlafen.",
+] * 4
 VOCAB = learn_bpe(TEXT, 400)
 SPECIAL = {VOCAB.pad_id, VOCAB.bos_id, VOCAB.eos_id, VOCAB.pieces.unk_id()}
 
@@ -21,8 +33,19 @@ SPECIAL = {VOCAB.pad_id, VOCAB.bos_id, VOCAB.eos_id, VOCAB.pieces.unk_id()}
 def foreign(**options) -> bytes:
     "A SentencePiece model with settings of its own."
     out = io.BytesIO()
-    spm.SentencePieceTrainer.train(sentence_iterator=iter(TEXT), model_writer=out, model_type="bpe", minloglevel=2, vocab_size=400,
-                                   hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3, **options)
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_writer=out,
+        model_type="bpe",
+        minloglevel=2,
+        vocab_size=400,
+        hard_vocab_limit=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        **options,
+    )
     return out.getvalue()
 
 
@@ -48,8 +71,20 @@ def test_normal_forms_stay_apart(form):
     assert VOCAB.decode(VOCAB.encode(text)) == text
 
 
-HARD = ["", " ", "\t\ta\t", "\ufeffmark", "\ufeff", SPACE, f" {SPACE}{SPACE} a",
-        "a\r\nb\u2028\x85\x0b", "\0", "ﬁ ① ｆ Å ½", "e\u0301 é", "👩\u200d👧"]
+HARD = [
+    "",
+    " ",
+    "\t\ta\t",
+    "\ufeffmark",
+    "\ufeff",
+    SPACE,
+    f" {SPACE}{SPACE} a",
+    "a\r\nb\u2028\x85\x0b",
+    "\0",
+    "ﬁ ① ｆ Å ½",
+    "e\u0301 é",
+    "👩\u200d👧",
+]
 
 
 @settings(max_examples=200)
@@ -68,9 +103,12 @@ def test_many_keep_their_order():
     assert [VOCAB.decode(row) for row in VOCAB.encode_many(texts)] == texts
 
 
-@pytest.mark.parametrize("texts", [["a", "b\ud800"], ["\udfff"], [SPACE, f"{SPACE}\udc80"]])
+@pytest.mark.parametrize(
+    "texts", [["a", "b\ud800"], ["\udfff"], [SPACE, f"{SPACE}\udc80"]]
+)
 def test_many_with_half_a_character(texts):
-    with pytest.raises(ValueError, match="text=.*holds half of a surrogate pair"): VOCAB.encode_many(texts)
+    with pytest.raises(ValueError, match="text=.*holds half of a surrogate pair"):
+        VOCAB.encode_many(texts)
 
 
 @given(st.lists(st.integers(0, len(VOCAB) - 1)))
@@ -81,28 +119,45 @@ def test_any_ids_decode(ids):
 def test_special_symbols_in_the_text_to_learn_from():
     vocab = learn_bpe(["<s> </s> <pad> <unk> <0x41> once more"] * 200, 300)
     ids = vocab.encode("<s> </s> <pad> <unk> <0x41>")
-    assert not {vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.pieces.unk_id()} & set(ids)
+    assert not {vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.pieces.unk_id()} & set(
+        ids
+    )
     assert vocab.decode(ids) == "<s> </s> <pad> <unk> <0x41>"
 
 
 def test_words_join_to_the_text():
     sentence = TEXT[0]
-    assert "".join(VOCAB.words(VOCAB.encode(sentence))).replace(SPACE, " ") == " " + sentence
+    assert (
+        "".join(VOCAB.words(VOCAB.encode(sentence))).replace(SPACE, " ")
+        == " " + sentence
+    )
 
 
 def test_same_text_same_model():
     assert learn_bpe(TEXT, 400).model == VOCAB.model
-    assert learn_bpe(TEXT * 9, 360, n_sample=101).model == learn_bpe(iter(TEXT * 9), 360, n_sample=101).model
+    assert (
+        learn_bpe(TEXT * 9, 360, n_sample=101).model
+        == learn_bpe(iter(TEXT * 9), 360, n_sample=101).model
+    )
     assert learn_bpe(TEXT, 400, n_sample=len(TEXT)).model == VOCAB.model
-    one, two = (learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2))  # the file notes the number of threads; the pieces are the same
+    one, two = (
+        learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2)
+    )  # the file notes the number of threads; the pieces are the same
     assert one.words(range(len(one))) == two.words(range(len(two)))
 
 
 def test_same_sample_in_another_process():
     "SentencePiece's own sampling begins anew with each process, whatever seed it is given."
-    code = "from annotated_transformer.vocab import learn_bpe; import hashlib; " \
-           "print(hashlib.sha256(learn_bpe((f'{i * i} {i % 7}' for i in range(2000)), 340, n_sample=150).model).hexdigest())"
-    first, second = (subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2))
+    code = (
+        "from annotated_transformer.vocab import learn_bpe; import hashlib; "
+        "print(hashlib.sha256(learn_bpe((f'{i * i} {i % 7}' for i in range(2000)), 340, n_sample=150).model).hexdigest())"
+    )
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    )
     assert first == second and len(first) == 65
 
 
@@ -110,7 +165,9 @@ def test_same_sample_in_another_process():
 def test_sample(n_lines, n, seed):
     lines = [str(i) for i in range(n_lines)]
     sample = sample_lines(iter(lines), n, seed)
-    assert len(sample) == min(n, n_lines) == len(set(sample)) and set(sample) <= set(lines)
+    assert len(sample) == min(n, n_lines) == len(set(sample)) and set(sample) <= set(
+        lines
+    )
     assert sample == lines or n_lines > n
     assert sample == sample_lines(lines, n, seed)
 
@@ -119,52 +176,85 @@ def test_every_line_has_the_same_chance():
     "5 of 20 lines, 4,000 times: 1,000 each, with a standard deviation of 27; five of them allowed."
     times = [0] * 20
     for seed in range(4000):
-        for i in sample_lines(range(20), 5, seed): times[i] += 1
+        for i in sample_lines(range(20), 5, seed):
+            times[i] += 1
     assert max(abs(n - 1000) for n in times) < 137
 
 
 def test_a_mistake_in_the_text_is_told_as_it_is():
     "SentencePiece would wrap it; a line that is not UTF-8 should not read as a text that is empty."
+
     def lines():
         yield from TEXT
         raise ValueError("a.en, line 25: byte 1 is not UTF-8")
-    with pytest.raises(ValueError, match="^a.en, line 25"): learn_bpe(lines(), 400)
+
+    with pytest.raises(ValueError, match="^a.en, line 25"):
+        learn_bpe(lines(), 400)
 
 
 def test_save_and_load(tmp_path):
     VOCAB.save(tmp_path / "vocab.model")
-    again, plain = load_vocab(tmp_path / "vocab.model"), spm.SentencePieceProcessor(model_file=str(tmp_path / "vocab.model"))
+    again, plain = (
+        load_vocab(tmp_path / "vocab.model"),
+        spm.SentencePieceProcessor(model_file=str(tmp_path / "vocab.model")),
+    )
     assert again.model == VOCAB.model and len(again) == len(VOCAB)
-    for sentence in TEXT: assert VOCAB.encode(sentence) == again.encode(sentence) == plain.encode(" " + sentence)
+    for sentence in TEXT:
+        assert (
+            VOCAB.encode(sentence)
+            == again.encode(sentence)
+            == plain.encode(" " + sentence)
+        )
 
 
 def test_errors(tmp_path):
     (tmp_path / "junk").write_bytes(b"junk")
-    with pytest.raises(ValueError, match="junk: not a SentencePiece model"): load_vocab(tmp_path / "junk")
-    with pytest.raises(ValueError, match="no vocabulary file there"): load_vocab(tmp_path)
-    with pytest.raises(ValueError, match="n_pieces=299 is too few"): learn_bpe(TEXT, 299)
-    with pytest.raises(ValueError, match="n_sample=0 is too few"): learn_bpe(TEXT, 400, n_sample=0)
-    with pytest.raises(ValueError, match="the text is empty"): learn_bpe([], 300)
-    with pytest.raises(ValueError, match="too many different characters"): learn_bpe(["".join(map(chr, range(0x4e00, 0x5200)))], 300)
-    with pytest.raises(ValueError, match="half of a surrogate pair"): VOCAB.encode("a\udc80")
+    with pytest.raises(ValueError, match="junk: not a SentencePiece model"):
+        load_vocab(tmp_path / "junk")
+    with pytest.raises(ValueError, match="no vocabulary file there"):
+        load_vocab(tmp_path)
+    with pytest.raises(ValueError, match="n_pieces=299 is too few"):
+        learn_bpe(TEXT, 299)
+    with pytest.raises(ValueError, match="n_sample=0 is too few"):
+        learn_bpe(TEXT, 400, n_sample=0)
+    with pytest.raises(ValueError, match="the text is empty"):
+        learn_bpe([], 300)
+    with pytest.raises(ValueError, match="too many different characters"):
+        learn_bpe(["".join(map(chr, range(0x4E00, 0x5200)))], 300)
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        VOCAB.encode("a\udc80")
 
 
-@pytest.mark.parametrize("options", [{}, {"byte_fallback": True}, {"byte_fallback": True, "normalization_rule_name": "identity"},
-                                     {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"byte_fallback": True},
+        {"byte_fallback": True, "normalization_rule_name": "identity"},
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    ],
+)
 def test_lossy_models_are_refused(options):
-    with pytest.raises(ValueError, match="does not give text back"): Vocab(foreign(**options))
+    with pytest.raises(ValueError, match="does not give text back"):
+        Vocab(foreign(**options))
 
 
 def test_models_cut_short_are_refused():
     for n in (0, 10, len(VOCAB.model) // 2, len(VOCAB.model) - 100):
-        with pytest.raises(ValueError): Vocab(VOCAB.model[:n])
+        with pytest.raises(ValueError):
+            Vocab(VOCAB.model[:n])
 
 
 def test_multi30k(data_dir):
     import gzip
+
     lines = []
     for name in ("val.en", "val.de"):
-        with gzip.open(data_dir / "multi30k" / f"{name}.gz", "rt", encoding="utf-8", newline="\n") as f: lines += [line.rstrip("\n") for line in f]
+        with gzip.open(
+            data_dir / "multi30k" / f"{name}.gz", "rt", encoding="utf-8", newline="\n"
+        ) as f:
+            lines += [line.rstrip("\n") for line in f]
     vocab = learn_bpe(lines, 2000)
     assert len(vocab) == 2000
-    for line, ids in zip(lines, vocab.encode_many(lines)): assert vocab.decode(ids) == line and ids == vocab.encode(line)
+    for line, ids in zip(lines, vocab.encode_many(lines)):
+        assert vocab.decode(ids) == line and ids == vocab.encode(line)

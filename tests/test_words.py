@@ -1,4 +1,5 @@
 "Home, symbols, the map of the paper, the reference, the drawings: links lead somewhere, names exist, numbers are those of the records."
+
 import ast
 import contextlib
 import importlib
@@ -22,14 +23,26 @@ WORDS = ("index", "glossary", "map", "reference")
 
 
 @cache
-def cells(name: str) -> list[dict]: return json.loads((NBS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+def cells(name: str) -> list[dict]:
+    return json.loads((NBS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
 
 
 @cache
 def text_of(name: str) -> str:
     "What a page says: its Markdown, and what its cells put out as Markdown."
-    said = [out["data"]["text/markdown"] for c in cells(name) for out in c.get("outputs", []) if "text/markdown" in out.get("data", {})]
-    return "\n\n".join(joined(t) for t in [*(c["source"] for c in cells(name) if c["cell_type"] == "markdown"), *said])
+    said = [
+        out["data"]["text/markdown"]
+        for c in cells(name)
+        for out in c.get("outputs", [])
+        if "text/markdown" in out.get("data", {})
+    ]
+    return "\n\n".join(
+        joined(t)
+        for t in [
+            *(c["source"] for c in cells(name) if c["cell_type"] == "markdown"),
+            *said,
+        ]
+    )
 
 
 def shown(name: str) -> list[tuple[str, str]]:
@@ -39,24 +52,37 @@ def shown(name: str) -> list[tuple[str, str]]:
     try:
         for cell in cells(name):
             source = joined(cell["source"])
-            if cell["cell_type"] != "code" or not {"echo", "include"} & directives(source).keys(): continue
+            if (
+                cell["cell_type"] != "code"
+                or not {"echo", "include"} & directives(source).keys()
+            ):
+                continue
             tree, value, printed = ast.parse(code_of(source)), None, io.StringIO()
             last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
             with contextlib.redirect_stdout(printed):
                 exec(compile(tree, name, "exec"), space)
-                if last: value = eval(compile(ast.Expression(last.value), name, "eval"), space)
+                if last:
+                    value = eval(
+                        compile(ast.Expression(last.value), name, "eval"), space
+                    )
             now = value.data if hasattr(value, "data") else printed.getvalue()
-            stored = "".join(joined(o.get("text") or o["data"]["text/markdown"]) for o in cell["outputs"])
+            stored = "".join(
+                joined(o.get("text") or o["data"]["text/markdown"])
+                for o in cell["outputs"]
+            )
             found.append((now, stored))
-    finally: os.chdir(here)
+    finally:
+        os.chdir(here)
     return found
 
 
 @pytest.fixture(scope="module")
-def reference() -> str: return shown("reference")[-1][0]
+def reference() -> str:
+    return shown("reference")[-1][0]
 
 
 # ---- links
+
 
 def slug(heading: str) -> str:
     "The anchor that pandoc gives a heading."
@@ -69,9 +95,21 @@ def slug(heading: str) -> str:
 def anchors(name: str) -> set[str]:
     "Headings and equations of a notebook's page, and the names whose reference nbdev puts there."
     text = "\n".join(joined(c["source"]) for c in cells(name))
-    names = re.findall(r"^(?:def|class) (\w+)", "\n".join(joined(c["source"]) for c in cells(name) if "#| export" in joined(c["source"])), re.M)
+    names = re.findall(
+        r"^(?:def|class) (\w+)",
+        "\n".join(
+            joined(c["source"])
+            for c in cells(name)
+            if "#| export" in joined(c["source"])
+        ),
+        re.M,
+    )
     equations = {f"equation-{n}" for n in re.findall(r"\\tag\{(\w+)\}", text)}
-    return {slug(h) for h in re.findall(r"^#{2,4} (.+)$", text, re.M)} | {n.lower() for n in names} | equations
+    return (
+        {slug(h) for h in re.findall(r"^#{2,4} (.+)$", text, re.M)}
+        | {n.lower() for n in names}
+        | equations
+    )
 
 
 def broken(links: list[str]) -> list[str]:
@@ -79,50 +117,89 @@ def broken(links: list[str]) -> list[str]:
     found = []
     for link in links:
         file, _, anchor = link.removeprefix("../").partition("#")
-        if not (NBS / file).exists() or anchor and anchor not in anchors(Path(file).stem): found.append(link)
+        if (
+            not (NBS / file).exists()
+            or anchor
+            and anchor not in anchors(Path(file).stem)
+        ):
+            found.append(link)
     return found
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_links_lead_to_a_place(name):
-    links = re.findall(r"\]\(([\w./-]+\.ipynb(?:#[^)\s]+)?)\)|href=\"([\w./-]+\.ipynb(?:#[^\"]+)?)\"", text_of(name))
+    links = re.findall(
+        r"\]\(([\w./-]+\.ipynb(?:#[^)\s]+)?)\)|href=\"([\w./-]+\.ipynb(?:#[^\"]+)?)\"",
+        text_of(name),
+    )
     assert links and broken([a or b for a, b in links]) == []
 
 
 def test_references_of_links_are_defined():
     text = text_of("index")
-    used, defined = set(re.findall(r"\]\[([\w-]+)\]", text)), set(re.findall(r"^\[([\w-]+)\]: https://", text, re.M))
+    used, defined = (
+        set(re.findall(r"\]\[([\w-]+)\]", text)),
+        set(re.findall(r"^\[([\w-]+)\]: https://", text, re.M)),
+    )
     assert used == defined
 
 
 # ---- symbols
 
 # Settings that share a row, without values.
-TOGETHER = {"schedule", "peak_lr", "precision", "compile", "seed", "keep_last", "save_every", "valid_every", "position", "norm"}
+TOGETHER = {
+    "schedule",
+    "peak_lr",
+    "precision",
+    "compile",
+    "seed",
+    "keep_last",
+    "save_every",
+    "valid_every",
+    "position",
+    "norm",
+}
 
 
 def rows(name: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text_of(name).split("\n") if re.match(r"\|(?! ?-)", line)]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text_of(name).split("\n")
+        if re.match(r"\|(?! ?-)", line)
+    ]
 
 
 def test_every_setting_has_its_row_and_its_values():
-    table = {code: row for row in rows("glossary") for code in re.findall(r"`(\w+)`", row[1])}
+    table = {
+        code: row for row in rows("glossary") for code in re.findall(r"`(\w+)`", row[1])
+    }
     wrong = []
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
         for field in fields(kind):
             assert field.name in table, f"{field.name} is not among the symbols"
-            if field.name in TOGETHER: continue
+            if field.name in TOGETHER:
+                continue
             for name, said in zip(("base", "big"), table[field.name][4:6], strict=True):
-                model, value = get_recipe(name).model, getattr(getattr(get_recipe(name), part), field.name)
-                if field.name in ("d_k", "d_v"): value = model.d_model // model.n_heads
-                if (None if said == "none" else float(said.replace(",", ""))) != value: wrong.append(f"{field.name} of {name}: {said}, not {value}")
+                model, value = (
+                    get_recipe(name).model,
+                    getattr(getattr(get_recipe(name), part), field.name),
+                )
+                if field.name in ("d_k", "d_v"):
+                    value = model.d_model // model.n_heads
+                if (None if said == "none" else float(said.replace(",", ""))) != value:
+                    wrong.append(f"{field.name} of {name}: {said}, not {value}")
     assert wrong == []
 
 
 def test_search_has_the_papers_values():
-    paper = json.loads((ROOT / "reference/paper_tables.json").read_text(encoding="utf-8"))["setup"]["inference"]
+    paper = json.loads(
+        (ROOT / "reference/paper_tables.json").read_text(encoding="utf-8")
+    )["setup"]["inference"]
     table = {row[1].strip("`"): row[4] for row in rows("glossary") if len(row) == 6}
-    assert (float(table["beam_size"]), float(table["alpha"])) == (paper["beam"], paper["alpha"])
+    assert (float(table["beam_size"]), float(table["alpha"])) == (
+        paper["beam"],
+        paper["alpha"],
+    )
     assert paper["max_length"] == f"input length + {table['max_lens']}"
 
 
@@ -134,25 +211,38 @@ SETTINGS = {f.name for kind in (ModelConfig, TrainConfig) for f in fields(kind)}
 @cache
 def public() -> dict[str, object]:
     "Every public name of every module; a dotted one is looked up in its class."
-    modules = [importlib.import_module(f"annotated_transformer.{p.stem}") for p in (ROOT / "annotated_transformer").glob("[!_]*.py")]
-    return {name: getattr(module, name) for module in modules for name in module.__all__}
+    modules = [
+        importlib.import_module(f"annotated_transformer.{p.stem}")
+        for p in (ROOT / "annotated_transformer").glob("[!_]*.py")
+    ]
+    return {
+        name: getattr(module, name) for module in modules for name in module.__all__
+    }
 
 
 def test_names_of_the_map_exist():
     names = {name for row in rows("map") for name in re.findall(r"`([\w.]+)`", row[-1])}
-    whole, parts = {n for n in names if "." not in n}, [n.split(".") for n in names if "." in n]
+    whole, parts = (
+        {n for n in names if "." not in n},
+        [n.split(".") for n in names if "." in n],
+    )
     assert len(names) > 50 and whole - SETTINGS - public().keys() == set()
-    for name, part in parts: assert hasattr(public()[name], part), f"{name}.{part}"
+    for name, part in parts:
+        assert hasattr(public()[name], part), f"{name}.{part}"
 
 
 def test_map_gives_the_papers_numbers():
-    setup = json.loads((ROOT / "reference/paper_tables.json").read_text(encoding="utf-8"))["setup"]
+    setup = json.loads(
+        (ROOT / "reference/paper_tables.json").read_text(encoding="utf-8")
+    )["setup"]
     training, search, parsing = setup["training"], setup["inference"], setup["parsing"]
-    for said in (f"{training['base']['steps']:,} and {training['big']['steps']:,} steps",
-                 f"about {training['batch_tokens_per_side']:,} tokens a side",
-                 f"the last {search['averaged_checkpoints']['base']} or {search['averaged_checkpoints']['big']} checkpoints",
-                 f"beam {search['beam']}, α {search['alpha']}, at most {search['max_length']}",
-                 f"{parsing['layers']} layers, {parsing['d_model']} wide; beam {parsing['beam']}, α {parsing['alpha']}, {parsing['max_length']}"):
+    for said in (
+        f"{training['base']['steps']:,} and {training['big']['steps']:,} steps",
+        f"about {training['batch_tokens_per_side']:,} tokens a side",
+        f"the last {search['averaged_checkpoints']['base']} or {search['averaged_checkpoints']['big']} checkpoints",
+        f"beam {search['beam']}, α {search['alpha']}, at most {search['max_length']}",
+        f"{parsing['layers']} layers, {parsing['d_model']} wide; beam {parsing['beam']}, α {parsing['alpha']}, {parsing['max_length']}",
+    ):
         assert said in text_of("map"), said
 
 
@@ -162,73 +252,128 @@ def test_map_has_all_of_the_paper():
     assert [s for s in sections if s not in firsts] == []
     for word, n in (("Equations", 3), ("Tables", 4), ("Figures", 5)):
         part = re.search(rf"## {word}\n(.*?)(?=\n## |\Z)", text_of("map"), re.S)[1]
-        assert [k for k in range(1, n + 1) if not re.search(rf"^\| {k}\b", part, re.M)] == [], word
+        assert [
+            k for k in range(1, n + 1) if not re.search(rf"^\| {k}\b", part, re.M)
+        ] == [], word
 
 
 def test_every_notebook_of_a_section_is_on_the_map():
     linked = set(re.findall(r"\]\(([\w-]+)\.ipynb", text_of("map")))
-    of_sections = {p.stem for p in NBS.glob("[2-8]*.ipynb") if "beside" not in joined(cells(p.stem)[0]["source"]).split("·")[-1]}
+    of_sections = {
+        p.stem
+        for p in NBS.glob("[2-8]*.ipynb")
+        if "beside" not in joined(cells(p.stem)[0]["source"]).split("·")[-1]
+    }
     assert of_sections <= linked
 
 
 # ---- the reference
 
+
 def test_reference_has_every_public_name(reference):
     ids = re.findall(r'id="([\w.]+)"', reference)
     assert len(ids) == len(set(ids))
-    modules = {p.stem: importlib.import_module(f"annotated_transformer.{p.stem}") for p in (ROOT / "annotated_transformer").glob("[!_]*.py")}
-    assert set(ids) == {f"{name}.{n}" for name, module in modules.items() for n in module.__all__}
+    modules = {
+        p.stem: importlib.import_module(f"annotated_transformer.{p.stem}")
+        for p in (ROOT / "annotated_transformer").glob("[!_]*.py")
+    }
+    assert set(ids) == {
+        f"{name}.{n}" for name, module in modules.items() for n in module.__all__
+    }
 
 
 def test_reference_says_what_one_needs(reference):
     "Parameters with their comments, methods, errors: looked at in one entry."
-    entry = re.search(r'<details id="multi_head.MultiHeadAttention">.*?</details>', reference, re.S)[0]
-    for said in ("n_heads: int,                            # h", "def keys_values(", "Keys and values per head",
-                 "ValueError: key has &#123;key.size(1)&#125; positions", 'href="322_multi_head.ipynb#multiheadattention"',
-                 "/annotated_transformer/multi_head.py#L"):
+    entry = re.search(
+        r'<details id="multi_head.MultiHeadAttention">.*?</details>', reference, re.S
+    )[0]
+    for said in (
+        "n_heads: int,                            # h",
+        "def keys_values(",
+        "Keys and values per head",
+        "ValueError: key has &#123;key.size(1)&#125; positions",
+        'href="322_multi_head.ipynb#multiheadattention"',
+        "/annotated_transformer/multi_head.py#L",
+    ):
         assert said in entry, said
     assert broken(re.findall(r'href="([\w.]+\.ipynb#[^"]+)"', reference)) == []
 
 
 # ---- home
 
+
 def test_home_says_what_the_records_say():
     found = shown("index")
     assert len(found) > 4
-    for now, stored in found: assert now.strip() == stored.strip(), "the records or the sidebar changed: make notebooks NAMES=index"
+    for now, stored in found:
+        assert now.strip() == stored.strip(), (
+            "the records or the sidebar changed: make notebooks NAMES=index"
+        )
 
 
 def test_home_has_no_number_of_a_run_in_its_text():
     "Whatever was measured is put in by code."
-    text = "\n".join(joined(c["source"]) for c in cells("index") if c["cell_type"] == "markdown")
+    text = "\n".join(
+        joined(c["source"]) for c in cells("index") if c["cell_type"] == "markdown"
+    )
     assert not re.search(r"\b\d+\.\d %|BLEU = ?\d|trained in \d", text)
 
 
 # ---- drawings
+
 
 @pytest.mark.parametrize("path", DRAWINGS, ids=lambda p: p.stem)
 def test_drawing_tells_what_it_shows_and_leads_on(path):
     svg, at = "{http://www.w3.org/2000/svg}", ET.parse(path).getroot()
     assert at.find(f"{svg}title").text and len(at.find(f"{svg}desc").text) > 100
     links = list(at.iter(f"{svg}a"))
-    assert all(a.get("aria-label") for a in links) and broken([a.get("href") for a in links]) == []
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", path.read_text(encoding="utf-8")), "it loads something from elsewhere"
+    assert (
+        all(a.get("aria-label") for a in links)
+        and broken([a.get("href") for a in links]) == []
+    )
+    assert not re.search(
+        r"https?://(?!www\.w3\.org/2000/svg)", path.read_text(encoding="utf-8")
+    ), "it loads something from elsewhere"
 
 
 def test_drawings_share_one_style():
-    assert len({re.search(r"<style>.*?</style>", path.read_text(encoding="utf-8"), re.S)[0] for path in DRAWINGS}) == 1
+    assert (
+        len(
+            {
+                re.search(
+                    r"<style>.*?</style>", path.read_text(encoding="utf-8"), re.S
+                )[0]
+                for path in DRAWINGS
+            }
+        )
+        == 1
+    )
 
 
 def brightness(colour: str) -> float:
-    linear = [c / 12.92 if c <= .03928 else ((c + .055) / 1.055) ** 2.4 for c in (int(colour[i:i + 2], 16) / 255 for i in (0, 2, 4))]
-    return .2126 * linear[0] + .7152 * linear[1] + .0722 * linear[2]
+    linear = [
+        c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_words_in_drawings_can_be_read(theme):
     "Each colour of text on each ground it stands on: at least 4.5 to 1 (WCAG AA)."
-    style = re.search(r"@supports.*?</style>", DRAWINGS[0].read_text(encoding="utf-8"), re.S)[0]
-    colour = {name: brightness(both[theme]) for name, *both in re.findall(r"--([\w-]+): light-dark\(#(\w+), #(\w+)\)", style)}
-    for text, ground in [*(("ink", g) for g in ("paper", "frame", "look", "work", "plain")), ("soft", "paper"), ("on-matrix", "matrix")]:
+    style = re.search(
+        r"@supports.*?</style>", DRAWINGS[0].read_text(encoding="utf-8"), re.S
+    )[0]
+    colour = {
+        name: brightness(both[theme])
+        for name, *both in re.findall(
+            r"--([\w-]+): light-dark\(#(\w+), #(\w+)\)", style
+        )
+    }
+    for text, ground in [
+        *(("ink", g) for g in ("paper", "frame", "look", "work", "plain")),
+        ("soft", "paper"),
+        ("on-matrix", "matrix"),
+    ]:
         high, low = sorted((colour[text], colour[ground]), reverse=True)
-        assert (high + .05) / (low + .05) >= 4.5, (text, ground)
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)

@@ -3,6 +3,7 @@
 
 Makes it all anew in a copy and compares. The checkout itself is only read, and may hold uncommitted work.
 """
+
 import os
 import re
 import shutil
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from notebooks import ROOT, readme, settings
 
-BY_HAND = {"__init__.py", "__main__.py"}  # nbdev keeps the version line of __init__.py, people keep the rest
+BY_HAND = {
+    "__init__.py",
+    "__main__.py",
+}  # nbdev keeps the version line of __init__.py, people keep the rest
 REMAKE = "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev_clean; nbdev_export(); nbdev_clean()"
 
 
@@ -23,11 +27,20 @@ def files_of(root: Path) -> list[str]:
     if shutil.which("git"):
         command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
         found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout
-    if found: names = found.split("\0")
+    if found:
+        names = found.split("\0")
     else:
-        left = re.compile(r"(^|/)(\.|(_proc|_docs|_preview|__pycache__|build|dist|runs)(/|$)|nbdev\.yml)")
-        names = [n for p in root.rglob("*") if not left.search(n := p.relative_to(root).as_posix())]
-    return sorted(n for n in set(names) if n and ((root / n).is_symlink() or (root / n).is_file()))
+        left = re.compile(
+            r"(^|/)(\.|(_proc|_docs|_preview|__pycache__|build|dist|runs)(/|$)|nbdev\.yml)"
+        )
+        names = [
+            n
+            for p in root.rglob("*")
+            if not left.search(n := p.relative_to(root).as_posix())
+        ]
+    return sorted(
+        n for n in set(names) if n and ((root / n).is_symlink() or (root / n).is_file())
+    )
 
 
 def copy(root: Path, to: Path, names: list[str]) -> None:
@@ -40,12 +53,23 @@ def remake(root: Path) -> None:
     "Delete what is exported, export it anew, clean the notebooks, make README.md."
     cfg = settings(root)
     for module in (root / cfg["lib_path"]).glob("*.py"):
-        if module.name not in BY_HAND: module.unlink()
-    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}  # with it nbdev exports nothing
-    done = subprocess.run([sys.executable, "-c", REMAKE], cwd=root, env=env, capture_output=True, text=True)
-    if done.returncode: sys.exit(f"gate: the notebooks do not export:\n{done.stderr}")
+        if module.name not in BY_HAND:
+            module.unlink()
+    env = {
+        k: v for k, v in os.environ.items() if k != "IN_TEST"
+    }  # with it nbdev exports nothing
+    done = subprocess.run(
+        [sys.executable, "-c", REMAKE],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"gate: the notebooks do not export:\n{done.stderr}")
     index = root / cfg["nbs_path"] / cfg["readme_nb"]
-    if index.exists(): (root / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
+    if index.exists():
+        (root / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
 
 
 def drift(root: Path) -> list[str]:
@@ -56,26 +80,47 @@ def drift(root: Path) -> list[str]:
         made = Path(tmp).resolve()
         copy(root, made, names)
         remake(made)
-        watched = [n for n in names if n.startswith((lib, nbs)) or n in ("README.md", "pyproject.toml")]
-        watched += [p.relative_to(made).as_posix() for p in [*(made / lib).glob("*.py"), *made.glob("README.md")]]
+        watched = [
+            n
+            for n in names
+            if n.startswith((lib, nbs)) or n in ("README.md", "pyproject.toml")
+        ]
+        watched += [
+            p.relative_to(made).as_posix()
+            for p in [*(made / lib).glob("*.py"), *made.glob("README.md")]
+        ]
         lines = []
         for name in sorted(set(watched)):
             here, there = root / name, made / name
-            if not there.exists(): lines.append(f"{name}: no notebook exports it; delete it, or move it to a notebook")
-            elif not here.exists(): lines.append(f"{name}: missing; a notebook exports it")
-            elif here.read_bytes() == there.read_bytes(): continue
-            elif name.endswith(".ipynb"): lines.append(f"{name}: not clean (execution counts or metadata)")
-            elif name == "README.md": lines.append(f"{name}: not what {nbs}{cfg['readme_nb']} makes")
-            elif name == "pyproject.toml" or Path(name).name in BY_HAND: lines.append(f"{name}: not what settings.ini says")
-            else: lines.append(f"{name}: not what its notebook exports (edited by hand, or not exported yet)")
+            if not there.exists():
+                lines.append(
+                    f"{name}: no notebook exports it; delete it, or move it to a notebook"
+                )
+            elif not here.exists():
+                lines.append(f"{name}: missing; a notebook exports it")
+            elif here.read_bytes() == there.read_bytes():
+                continue
+            elif name.endswith(".ipynb"):
+                lines.append(f"{name}: not clean (execution counts or metadata)")
+            elif name == "README.md":
+                lines.append(f"{name}: not what {nbs}{cfg['readme_nb']} makes")
+            elif name == "pyproject.toml" or Path(name).name in BY_HAND:
+                lines.append(f"{name}: not what settings.ini says")
+            else:
+                lines.append(
+                    f"{name}: not what its notebook exports (edited by hand, or not exported yet)"
+                )
     return lines
 
 
 def main() -> int:
     lines = drift(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT)
-    for line in lines: print(f"gate: {line}")
-    if lines: print("gate: change the notebook, then run `make export`")
-    else: print("gate: package, notebooks and README agree")
+    for line in lines:
+        print(f"gate: {line}")
+    if lines:
+        print("gate: change the notebook, then run `make export`")
+    else:
+        print("gate: package, notebooks and README agree")
     return 1 if lines else 0
 
 

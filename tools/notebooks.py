@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Export the notebooks, run them, make README.md from the index.
 
-    tools/notebooks.py export            notebooks → package, notebooks cleaned, README.md made; nothing is run
-    tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default: all) run top to bottom, their outputs stored
+tools/notebooks.py export            notebooks → package, notebooks cleaned, README.md made; nothing is run
+tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default: all) run top to bottom, their outputs stored
 """
+
 import argparse
 import json
 import os
@@ -15,7 +16,9 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SKIP_TAG = "skip-execution"  # nbclient leaves cells with this tag, and their outputs, alone
+SKIP_TAG = (
+    "skip-execution"  # nbclient leaves cells with this tag, and their outputs, alone
+)
 
 
 def settings(root: Path = ROOT) -> dict[str, str]:
@@ -29,9 +32,11 @@ def directives(source: str) -> dict[str, str]:
     "The `#| name: value` lines at the top of a cell, as nbdev and Quarto read them."
     found = {}
     for line in source.split("\n"):
-        if not line.strip(): continue
+        if not line.strip():
+            continue
         m = re.match(r"\s*#\s*\|\s*([\w.-]+):?\s*(.*)", line)
-        if not m: break
+        if not m:
+            break
         found[m[1]] = m[2].strip().strip('"')
     return found
 
@@ -39,7 +44,8 @@ def directives(source: str) -> dict[str, str]:
 def code_of(source: str) -> str:
     "A cell without its directives."
     lines = source.split("\n")
-    while lines and (not lines[0].strip() or re.match(r"\s*#\s*\|", lines[0])): lines.pop(0)
+    while lines and (not lines[0].strip() or re.match(r"\s*#\s*\|", lines[0])):
+        lines.pop(0)
     return "\n".join(lines).rstrip()
 
 
@@ -56,6 +62,7 @@ def joined(text: str | list[str]) -> str:
 
 # ---- running
 
+
 def run(path: Path, flags: set[str]) -> str:
     "Run one notebook in a Jupyter kernel of its own and store its outputs. Returns what went wrong, or nothing."
     import nbformat
@@ -64,11 +71,22 @@ def run(path: Path, flags: set[str]) -> str:
 
     nb = nbformat.read(path, 4)
     for cell in nb.cells:
-        if cell.cell_type == "code" and not is_run(cell.source, flags): cell.metadata["tags"] = [SKIP_TAG]
-    client = NotebookClient(nb, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True, skip_cells_with_tag=SKIP_TAG,
-                            extra_arguments=["--IPKernelApp.log_level=40"], resources={"metadata": {"path": str(path.parent)}})
-    try: client.execute()
-    except CellExecutionError as e: return re.sub(r"\x1b\[[0-9;]*m", "", str(e))
+        if cell.cell_type == "code" and not is_run(cell.source, flags):
+            cell.metadata["tags"] = [SKIP_TAG]
+    client = NotebookClient(
+        nb,
+        timeout=1800,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        skip_cells_with_tag=SKIP_TAG,
+        extra_arguments=["--IPKernelApp.log_level=40"],
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    try:
+        client.execute()
+    except CellExecutionError as e:
+        return re.sub(r"\x1b\[[0-9;]*m", "", str(e))
     write_clean(json.loads(nbformat.writes(nb)), path)
     return ""
 
@@ -77,6 +95,7 @@ def write_clean(nb: dict, path: Path) -> None:
     "Write a notebook as nbdev_clean leaves it; a file that would not change is not touched."
     from execnb.nbio import dict2nb, write_nb
     from nbdev.clean import clean_nb
+
     nb = dict2nb(nb)
     clean_nb(nb)
     write_nb(nb, path)
@@ -85,27 +104,45 @@ def write_clean(nb: dict, path: Path) -> None:
 def run_all(names: list[str], workers: int) -> int:
     "Run notebooks, two at a time; returns how many failed."
     nbs = ROOT / "nbs"
-    paths = [nbs / f"{n.removesuffix('.ipynb').removeprefix('nbs/')}.ipynb" for n in names] or sorted(nbs.glob("[!_.]*.ipynb"))
-    if missing := [p.name for p in paths if not p.exists()]: sys.exit(f"no such notebook in nbs/: {', '.join(missing)}")
+    paths = [
+        nbs / f"{n.removesuffix('.ipynb').removeprefix('nbs/')}.ipynb" for n in names
+    ] or sorted(nbs.glob("[!_.]*.ipynb"))
+    if missing := [p.name for p in paths if not p.exists()]:
+        sys.exit(f"no such notebook in nbs/: {', '.join(missing)}")
     # One thread and one order of sets: the same figures on every machine, as far as that goes.
     # tqdm, once imported by pooch, would complain that it has no widgets, and name this machine's folders.
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore:IProgress not found"}
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONWARNINGS": "ignore:IProgress not found",
+    }
     flags, failed = set(settings()["tst_flags"].split()), 0
     with ProcessPoolExecutor(workers) as pool:
-        for path, error in zip(paths, pool.map(run, paths, [flags] * len(paths)), strict=True):
-            print(f"{'failed' if error else 'ran   '} {path.relative_to(ROOT)}", error, sep="\n" if error else "", flush=True)
+        for path, error in zip(
+            paths, pool.map(run, paths, [flags] * len(paths)), strict=True
+        ):
+            print(
+                f"{'failed' if error else 'ran   '} {path.relative_to(ROOT)}",
+                error,
+                sep="\n" if error else "",
+                flush=True,
+            )
             failed += bool(error)
     return failed
 
 
 # ---- README.md
 
+
 def relink(markdown: str) -> str:
     "Links are relative to nbs/ in the notebook and to the repository's top in README.md."
+
     def move(m: re.Match) -> str:
         target = m[2]
-        if re.match(r"[a-z][a-z+.-]*:|[#/]", target): return m[0]
+        if re.match(r"[a-z][a-z+.-]*:|[#/]", target):
+            return m[0]
         return m[1] + posixpath.normpath(posixpath.join("nbs", target)) + m[3]
+
     blocks = re.split(r"(^```.*?^```)", markdown, flags=re.M | re.S)
     for i in range(0, len(blocks), 2):
         blocks[i] = re.sub(r"(\]\()([^)\s]+)([^)]*\))", move, blocks[i])
@@ -115,14 +152,26 @@ def relink(markdown: str) -> str:
 
 def shown(output: dict, where: str) -> str:
     "One output of a code cell as Markdown."
-    if output["output_type"] == "stream": text = joined(output["text"]) if output["name"] == "stdout" else ""
-    elif output["output_type"] == "error": raise ValueError(f"{where} ends in an error: mend it and run it again")
+    if output["output_type"] == "stream":
+        text = joined(output["text"]) if output["name"] == "stdout" else ""
+    elif output["output_type"] == "error":
+        raise ValueError(f"{where} ends in an error: mend it and run it again")
     else:
         data = output["data"]
-        if any(k.startswith("image/") for k in data): raise ValueError(f"{where} draws a picture: README.md can only link one, from nbs/images/")
-        if "text/markdown" in data: return relink(joined(data["text/markdown"])).strip()
+        if any(k.startswith("image/") for k in data):
+            raise ValueError(
+                f"{where} draws a picture: README.md can only link one, from nbs/images/"
+            )
+        if "text/markdown" in data:
+            return relink(joined(data["text/markdown"])).strip()
         text = joined(data.get("text/plain", ""))
-    return "\n".join("    " + line if line else "" for line in text.rstrip("\n").split("\n")) if text.strip() else ""
+    return (
+        "\n".join(
+            "    " + line if line else "" for line in text.rstrip("\n").split("\n")
+        )
+        if text.strip()
+        else ""
+    )
 
 
 def readme(index: Path) -> str:
@@ -130,14 +179,18 @@ def readme(index: Path) -> str:
     parts = ["<!-- Made from nbs/index.ipynb by `make export`. Edit that. -->"]
     for i, cell in enumerate(json.loads(index.read_text(encoding="utf-8"))["cells"]):
         source, where = joined(cell["source"]).strip(), f"{index.name}, cell {i}"
-        if cell["cell_type"] == "raw": continue  # front matter
+        if cell["cell_type"] == "raw":
+            continue  # front matter
         if cell["cell_type"] == "markdown":
             parts.append(relink(source))
             continue
         d = directives(source)
-        if {"hide", "default_exp"} & d.keys() or d.get("include") == "false": continue
-        if code_of(source) and d.get("echo") != "false": parts.append(f"```python\n{code_of(source)}\n```")
-        if d.get("output") != "false": parts += [shown(o, where) for o in cell["outputs"]]
+        if {"hide", "default_exp"} & d.keys() or d.get("include") == "false":
+            continue
+        if code_of(source) and d.get("echo") != "false":
+            parts.append(f"```python\n{code_of(source)}\n```")
+        if d.get("output") != "false":
+            parts += [shown(o, where) for o in cell["outputs"]]
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
@@ -145,21 +198,28 @@ def export() -> None:
     "Notebooks → package, notebooks cleaned, README.md made."
     from nbdev.clean import nbdev_clean
     from nbdev.doclinks import nbdev_export
+
     nbdev_export()
     nbdev_clean()
     index = ROOT / "nbs" / settings()["readme_nb"]
-    if index.exists(): (ROOT / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
+    if index.exists():
+        (ROOT / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("verb", choices=["export", "run"])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks, by their stem: 31_stack")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="notebooks, by their stem: 31_stack"
+    )
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     os.chdir(ROOT)
     export()
-    if args.verb == "export": return 0
+    if args.verb == "export":
+        return 0
     failed = run_all(args.names, args.workers)
     export()  # README.md shows what the index printed
     return 1 if failed else 0

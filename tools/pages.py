@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """What the published site (Quarto) and the preview share: a page's links, its plain Markdown, notebooks for Colab, llms.txt.
 
-    tools/pages.py FOLDER    beside the pages that Quarto wrote to FOLDER from _proc/: Markdown, notebooks, charts.js, llms.txt
+tools/pages.py FOLDER    beside the pages that Quarto wrote to FOLDER from _proc/: Markdown, notebooks, charts.js, llms.txt
 """
+
 import ast
 import base64
 import json
@@ -27,7 +28,9 @@ BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branc
 PAGE_LINKS = ("Open in Colab", "View source", "Download notebook", "Markdown")
 VEGA = "application/vnd.vegalite.v5+json"
 CAPTION = "**Figure.** "  # how a notebook's captions begin
-CAPTIONED = rf"^!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]*)\)\n\n{re.escape(CAPTION)}(?P<caption>.*)$"
+CAPTIONED = (
+    rf"^!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]*)\)\n\n{re.escape(CAPTION)}(?P<caption>.*)$"
+)
 CHARTS = """for (const box of document.querySelectorAll(".chart")) {
     const spec = JSON.parse(box.querySelector("script").textContent);
     delete spec.$schema;  // of an older Vega-Lite, which the newer reads
@@ -37,8 +40,10 @@ CHARTS = """for (const box of document.querySelectorAll(".chart")) {
 
 # ---- which pages
 
+
 class Entry(NamedTuple):
     "A line of the sidebar: a part of the paper, or a notebook below it."
+
     text: str
     path: Path | None = None  # None: a part
 
@@ -51,23 +56,40 @@ def page_name(path: Path) -> str:
 def heading(path: Path) -> tuple[str, str]:
     "A notebook's title and the sentence below it."
     first = joined(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
-    title, about = re.search(r"^#\s+(.+)$", first, re.M), re.search(r"^>\s+(.+)$", first, re.M)
+    title, about = (
+        re.search(r"^#\s+(.+)$", first, re.M),
+        re.search(r"^>\s+(.+)$", first, re.M),
+    )
     return title[1].strip() if title else path.stem, about[1].strip() if about else ""
 
 
 def sidebar() -> list[Entry]:
     "The sidebar of _quarto.yml, in order; a notebook that is not there is left out, with a line that says so."
+
     def walk(items):
         for item in items:
             item = {"href": item} if isinstance(item, str) else item
             if "section" in item:
                 inside = list(walk(item["contents"]))
-                if inside: yield from [Entry(item["section"]), *inside]
+                if inside:
+                    yield from [Entry(item["section"]), *inside]
                 continue
             path = ROOT / "nbs" / item["href"]
-            if path.exists(): yield Entry(item.get("text") or heading(path)[0], path)
-            else: print(f"preview: the sidebar lists nbs/{path.name}, which is not there", file=sys.stderr)
-    return list(walk(yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]))
+            if path.exists():
+                yield Entry(item.get("text") or heading(path)[0], path)
+            else:
+                print(
+                    f"preview: the sidebar lists nbs/{path.name}, which is not there",
+                    file=sys.stderr,
+                )
+
+    return list(
+        walk(
+            yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))[
+                "website"
+            ]["sidebar"]["contents"]
+        )
+    )
 
 
 # ---- links
@@ -86,16 +108,26 @@ def repository(target: str, cfg: dict[str, str]) -> str:
 
 def retarget(text: str, lead: Callable[[str], str]) -> str:
     "Markdown whose relative links and pictures go where `lead` says; code, raw HTML apart, stays as it is."
+
     def change(m: re.Match) -> str:
-        if m["target"]: return m["before"] + lead(m["target"])
+        if m["target"]:
+            return m["before"] + lead(m["target"])
         raw = m["fence"] and re.match(r"[`~]+ *\{=html\}", m[0].lstrip())
-        return re.sub(TARGET, lambda t: t["before"] + lead(t["target"]), m[0]) if raw else m[0]
+        return (
+            re.sub(TARGET, lambda t: t["before"] + lead(t["target"]), m[0])
+            if raw
+            else m[0]
+        )
+
     return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
 
 
 def leave_site(text: str, cfg: dict[str, str]) -> str:
     "Markdown whose links out of nbs/ lead to the repository."
-    return retarget(text, lambda target: repository(target, cfg) if target.startswith("../") else target)
+    return retarget(
+        text,
+        lambda target: repository(target, cfg) if target.startswith("../") else target,
+    )
 
 
 def absolute(text: str, cfg: dict[str, str]) -> str:
@@ -113,6 +145,7 @@ def slug(heading: str) -> str:
 
 class Names(NamedTuple):
     "What the package defines, and which of these names are also used for something else."
+
     places: dict[str, dict[str, str]]  # name → page → anchor
     taken: frozenset[str]
 
@@ -125,85 +158,153 @@ def names_of_package() -> Names:
         taken.add(module.rpartition(".")[2])
         for name, (address, _) in symbols.items():
             page, _, anchor = address.partition("#")  # that of a method is its class's
-            places.setdefault(name.removeprefix(f"{module}."), {})[page] = anchor.partition(".")[0]
+            places.setdefault(name.removeprefix(f"{module}."), {})[page] = (
+                anchor.partition(".")[0]
+            )
     for path in (ROOT / library).glob("[!_]*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)): taken.add(name)
-                case ast.Call(func=ast.Attribute(attr="command"), args=[ast.Constant(value=name), *_]): taken.add(name)
+                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    taken.add(name)
+                case ast.Call(
+                    func=ast.Attribute(attr="command"),
+                    args=[ast.Constant(value=name), *_],
+                ):
+                    taken.add(name)
     return Names(places, frozenset(taken))
 
 
 NAME = r"(?<!`)`(?P<name>[^`\s()]+)(?P<call>\(\))?`(?!`)"
-LINKED = (r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\](?:\([^)]*\)|\[[^\]]*\])|^\[[^\]\n]+\]:[^\n]*|<a\b.*?</a>|<code\b.*?</code>"
-          r"|<!--.*?-->|</?[a-zA-Z][^>]*>")
+LINKED = (
+    r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\](?:\([^)]*\)|\[[^\]]*\])|^\[[^\]\n]+\]:[^\n]*|<a\b.*?</a>|<code\b.*?</code>"
+    r"|<!--.*?-->|</?[a-zA-Z][^>]*>"
+)
 NO_PROSE = rf"{FENCED}|^(?: {{4}}|\t)[^\n]*|^#{{1,6}} [^\n]*|{LINKED}"
 
 
 def link_names(text: str, page: str, names: Names) -> str:
     "Markdown whose names of definitions lead to them: not in code, links and headings, and none that may mean something else."
+
     def change(m: re.Match) -> str:
         places = names.places.get(m["name"] or "", {})
-        if page in places: return f"[{m[0]}](#{places[page]})"
-        if len(places) != 1 or m["name"] in names.taken: return m[0]
+        if page in places:
+            return f"[{m[0]}](#{places[page]})"
+        if len(places) != 1 or m["name"] in names.taken:
+            return m[0]
         [(there, anchor)] = places.items()
         return f"[{m[0]}]({there}#{anchor})"
+
     return re.sub(f"{NO_PROSE}|{NAME}|{INLINE}", change, text, flags=re.M | re.S)
 
 
 def markdown_of(cell):
     "The Markdown of a cell and of its outputs: (where it is kept, its name there, text)."
-    if cell.cell_type == "markdown": yield cell, "source", joined(cell.source)
+    if cell.cell_type == "markdown":
+        yield cell, "source", joined(cell.source)
     for out in cell.get("outputs") or []:
         data = out.get("data", {})
-        yield from ((data, kind, joined(data[kind])) for kind in ("text/markdown", "text/html") if kind in data)
+        yield from (
+            (data, kind, joined(data[kind]))
+            for kind in ("text/markdown", "text/html")
+            if kind in data
+        )
 
 
 # ---- what nbdev does to each notebook on top of its own steps (settings.ini: procs)
 
+
 class Definitions(Processor):
     "A place to link to above each definition. nbdev's add_show_docs, left out, repeats the definition's head below it."
+
     def __init__(self, nb):
         super().__init__(nb)
-        nb.has_docs_ = any("exec_doc" in c.directives_ for c in nb.cells)  # are there cells that are run whenever the page is made?
+        nb.has_docs_ = any(
+            "exec_doc" in c.directives_ for c in nb.cells
+        )  # are there cells that are run whenever the page is made?
 
     def end(self):
-        text = "\n\n".join(joined(c.source) for c in self.nb.cells if c.cell_type == "markdown")
+        text = "\n\n".join(
+            joined(c.source) for c in self.nb.cells if c.cell_type == "markdown"
+        )
         taken, cells = {slug(h) for h in re.findall(r"^#{2,6} +(.+)$", text, re.M)}, []
         for cell in self.nb.cells:
             if cell.cell_type == "code" and "export" in cell.directives_:
-                names = re.findall(r"^(?:class|def|async def) (\w+)", joined(cell.source), re.M)
-                new = [name for name in dict.fromkeys(map(str.lower, names)) if name not in taken]
+                names = re.findall(
+                    r"^(?:class|def|async def) (\w+)", joined(cell.source), re.M
+                )
+                new = [
+                    name
+                    for name in dict.fromkeys(map(str.lower, names))
+                    if name not in taken
+                ]
                 taken.update(new)
-                if new: cells.append(mk_cell(html("".join(f'<span class="place" id="{name}"></span>' for name in new)), "markdown"))
+                if new:
+                    cells.append(
+                        mk_cell(
+                            html(
+                                "".join(
+                                    f'<span class="place" id="{name}"></span>'
+                                    for name in new
+                                )
+                            ),
+                            "markdown",
+                        )
+                    )
             cells.append(cell)
         self.nb.cells = cells
 
 
 class PageLinks(Processor):
     "Below the title: open it in Colab, see its source, take it along, read it as plain text."
+
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
-        plain = f"{page_name(path)}.md".replace("index.", "index%2E")  # Quarto's script cuts off /index.html
-        links = [f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}",
-                 f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}", f"notebooks/{path.name}", plain]
-        rows = " ".join(f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>'
-                        for text, href in zip(PAGE_LINKS, links, strict=True))
-        self.nb.cells.insert(1, mk_cell(f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```', "markdown"))
+        plain = f"{page_name(path)}.md".replace(
+            "index.", "index%2E"
+        )  # Quarto's script cuts off /index.html
+        links = [
+            f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/blob/{BRANCH}/notebooks/{path.name}",
+            f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/{path.name}",
+            f"notebooks/{path.name}",
+            plain,
+        ]
+        rows = " ".join(
+            f'<a href="{href}"{" download" if text.startswith("Down") else ""}>{text}</a>'
+            for text, href in zip(PAGE_LINKS, links, strict=True)
+        )
+        self.nb.cells.insert(
+            1,
+            mk_cell(
+                f'```{{=html}}\n<nav class="page-links" aria-label="This notebook">{rows}</nav>\n```',
+                "markdown",
+            ),
+        )
 
 
 class RepositoryLinks(Processor):
     "A link to a file beside nbs/ leads to the repository: the site holds no such file."
+
     def cell(self, cell):
-        for kept, kind, text in markdown_of(cell): kept[kind] = leave_site(text, settings())
+        for kept, kind, text in markdown_of(cell):
+            kept[kind] = leave_site(text, settings())
 
 
 class Captions(Processor):
     "What other readers see below a figure becomes the caption that Quarto numbers: see `show_captions`."
+
     def cell(self, cell):
-        if cell.cell_type == "markdown": cell.source = re.sub(CAPTIONED, self.figure, joined(cell.source), flags=re.M)
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(
+                CAPTIONED, self.figure, joined(cell.source), flags=re.M
+            )
         elif "fig-cap" in directives(joined(cell.source)):
-            cell.outputs = [out for out in cell.get("outputs") or [] if not joined(out.get("data", {}).get("text/markdown", "")).startswith(CAPTION)]
+            cell.outputs = [
+                out
+                for out in cell.get("outputs") or []
+                if not joined(out.get("data", {}).get("text/markdown", "")).startswith(
+                    CAPTION
+                )
+            ]
 
     def figure(self, m: re.Match) -> str:
         alt = m["alt"].replace('"', "'")
@@ -212,52 +313,89 @@ class Captions(Processor):
 
 class Folds(Processor):
     "Cells that only import are folded, and a folded cell says what is in it."
+
     def cell(self, cell):
-        if cell.cell_type != "code" or not (code := code_of(joined(cell.source))): return
+        if cell.cell_type != "code" or not (code := code_of(joined(cell.source))):
+            return
         opts = directives(joined(cell.source))
-        try: kinds = {type(node) for node in ast.parse(code).body}
-        except SyntaxError: kinds = set()  # a line for the shell
+        try:
+            kinds = {type(node) for node in ast.parse(code).body}
+        except SyntaxError:
+            kinds = set()  # a line for the shell
         imports = kinds <= {ast.Import, ast.ImportFrom} and kinds
-        if not imports and "code-fold" not in opts: return
-        what = "Imports" if imports else "Checks" if ast.Assert in kinds else "Code of the figure" if "fig-cap" in opts else "Show the code"
-        new = {"code-fold": "true"} | ({} if "code-summary" in opts else {"code-summary": what})
-        cell.source = "".join(f"#| {k}: {v}\n" for k, v in new.items() if k not in opts) + joined(cell.source)
+        if not imports and "code-fold" not in opts:
+            return
+        what = (
+            "Imports"
+            if imports
+            else "Checks"
+            if ast.Assert in kinds
+            else "Code of the figure"
+            if "fig-cap" in opts
+            else "Show the code"
+        )
+        new = {"code-fold": "true"} | (
+            {} if "code-summary" in opts else {"code-summary": what}
+        )
+        cell.source = "".join(
+            f"#| {k}: {v}\n" for k, v in new.items() if k not in opts
+        ) + joined(cell.source)
 
 
 class NameLinks(Processor):
     "A backticked name leads to its definition. nbdev's own add_links, left out, links names in code, and of two the wrong one."
+
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell):
-            if kind != "text/html": kept[kind] = link_names(text, page_name(Path(self.nb.path_)), names_of_package())
+            if kind != "text/html":
+                kept[kind] = link_names(
+                    text, page_name(Path(self.nb.path_)), names_of_package()
+                )
 
 
 class LiveCharts(Processor):
     "An Altair chart becomes its drawing and its description in one box; charts.js makes the box live."
+
     def cell(self, cell):
         for out in cell.get("outputs") or []:
             data = out.get("data", {})
-            if VEGA not in data: continue
-            alt, spec = directives(cell.source).get("fig-alt", ""), json.dumps(data[VEGA]).replace("</", "<\\/")
+            if VEGA not in data:
+                continue
+            alt, spec = (
+                directives(cell.source).get("fig-alt", ""),
+                json.dumps(data[VEGA]).replace("</", "<\\/"),
+            )
             drawing = joined(data.get("image/svg+xml", ""))
-            out["data"] = {"text/html": f'<div class="chart" role="img" aria-label="{escape(alt)}"><div>{drawing}</div>'
-                                        f'<script type="application/json">{spec}</script></div><script defer src="charts.js"></script>'}
+            out["data"] = {
+                "text/html": f'<div class="chart" role="img" aria-label="{escape(alt)}"><div>{drawing}</div>'
+                f'<script type="application/json">{spec}</script></div><script defer src="charts.js"></script>'
+            }
 
 
 class RawHtml(Processor):
     "An HTML output becomes Markdown with a raw block: for `text/html` Quarto asks another host for require.js and jquery."
+
     def cell(self, cell):
         for out in cell.get("outputs") or []:
             text = out.get("data", {}).pop("text/html", None)
-            if text: out["data"] = {"text/markdown": html(f'<div class="wide">{joined(text)}</div>')}
+            if text:
+                out["data"] = {
+                    "text/markdown": html(f'<div class="wide">{joined(text)}</div>')
+                }
 
 
 # ---- one processed notebook → Markdown
 
+
 def options(source: str, where: str) -> dict:
     "Quarto's `#| name: value` lines of a cell."
     lines = [m[1] for m in re.finditer(r"^\s*#\s*\|\s*(.*:.*)$", source, re.M)]
-    try: return yaml.safe_load("\n".join(lines)) or {}
-    except yaml.YAMLError as e: raise ValueError(f"{where}: the #| lines are no YAML; put the text in quotes\n{e}") from None
+    try:
+        return yaml.safe_load("\n".join(lines)) or {}
+    except yaml.YAMLError as e:
+        raise ValueError(
+            f"{where}: the #| lines are no YAML; put the text in quotes\n{e}"
+        ) from None
 
 
 def fenced(text: str, css: str) -> str:
@@ -272,9 +410,15 @@ def html(text: str) -> str:
 
 def picture(data: dict, stem: Path) -> Path | None:
     "Write an output's picture beside the page; returns the file, or None where there is no picture."
-    if "image/svg+xml" in data: file, content = stem.with_suffix(".svg"), joined(data["image/svg+xml"]).encode()
-    elif "image/png" in data: file, content = stem.with_suffix(".png"), base64.b64decode(joined(data["image/png"]))
-    else: return None
+    if "image/svg+xml" in data:
+        file, content = stem.with_suffix(".svg"), joined(data["image/svg+xml"]).encode()
+    elif "image/png" in data:
+        file, content = (
+            stem.with_suffix(".png"),
+            base64.b64decode(joined(data["image/png"])),
+        )
+    else:
+        return None
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     return file
@@ -282,25 +426,37 @@ def picture(data: dict, stem: Path) -> Path | None:
 
 def numbered(label: str, numbers: dict) -> str:
     "Give the next figure its number and remember it for references."
-    if not label.startswith("fig-"): return ""
+    if not label.startswith("fig-"):
+        return ""
     numbers[label] = f"Figure {1 + len(numbers)}"
     return f"{numbers[label]}: "
 
 
 def output(out: dict, opts: dict, stem: Path, folder: Path, numbers: dict) -> str:
     "One output as Markdown."
-    if out["output_type"] == "stream": return fenced(joined(out["text"]), f".cell-output .{out['name']}")
-    if out["output_type"] == "error": return fenced("\n".join(out["traceback"]), ".cell-output .stderr")
+    if out["output_type"] == "stream":
+        return fenced(joined(out["text"]), f".cell-output .{out['name']}")
+    if out["output_type"] == "error":
+        return fenced("\n".join(out["traceback"]), ".cell-output .stderr")
     data, label, caption = out["data"], opts.get("label", ""), opts.get("fig-cap", "")
     if file := picture(data, stem):
         alt = opts.get("fig-alt", "").replace('"', '\\"')
         return f'![{numbered(label, numbers)}{caption}]({file.relative_to(folder).as_posix()}){{{"#" + label if label else ""} alt="{alt}"}}'
     if "text/markdown" in data:
         box = joined(data["text/markdown"])
-        if not label.startswith("fig-"): return box
-        return "\n\n".join([html(f'<figure id="{escape(label)}">'), box, html("<figcaption>"), numbered(label, numbers) + caption,
-                            html("</figcaption></figure>")])
-    if "text/latex" in data: return joined(data["text/latex"])
+        if not label.startswith("fig-"):
+            return box
+        return "\n\n".join(
+            [
+                html(f'<figure id="{escape(label)}">'),
+                box,
+                html("<figcaption>"),
+                numbered(label, numbers) + caption,
+                html("</figcaption></figure>"),
+            ]
+        )
+    if "text/latex" in data:
+        return joined(data["text/latex"])
     return fenced(joined(data.get("text/plain", "")), ".cell-output")
 
 
@@ -308,16 +464,28 @@ def code_cell(cell, name: str, folder: Path, numbers: dict) -> list[str]:
     "The code a cell shows and its outputs, as the cell's options ask."
     where = f"{name}, cell {cell.idx_}"
     opts, code = options(cell.source, where), code_of(cell.source)
-    if opts.get("include") is False: return []
+    if opts.get("include") is False:
+        return []
     parts = []
     if code and opts.get("echo") is not False:
         parts = [fenced(code, ".python")]
         if opts.get("code-fold") in (True, "show"):
-            opened, title = " open" if opts["code-fold"] == "show" else "", escape(opts.get("code-summary", "Code"))
-            parts = [html(f"<details{opened}><summary>{title}</summary>"), *parts, html("</details>")]
-    if opts.get("output") is False: return parts
+            opened, title = (
+                " open" if opts["code-fold"] == "show" else "",
+                escape(opts.get("code-summary", "Code")),
+            )
+            parts = [
+                html(f"<details{opened}><summary>{title}</summary>"),
+                *parts,
+                html("</details>"),
+            ]
+    if opts.get("output") is False:
+        return parts
     stem = folder / f"{name}_files" / f"cell-{cell.idx_}"
-    return parts + [output(o, opts, stem.with_name(f"{stem.name}-{i}"), folder, numbers) for i, o in enumerate(cell.get("outputs") or [])]
+    return parts + [
+        output(o, opts, stem.with_name(f"{stem.name}-{i}"), folder, numbers)
+        for i, o in enumerate(cell.get("outputs") or [])
+    ]
 
 
 def markdown(nb, name: str, folder: Path) -> str:
@@ -328,27 +496,45 @@ def markdown(nb, name: str, folder: Path) -> str:
     for i, cell in enumerate(nb.cells):
         cell.idx_ = i
         if cell.cell_type == "markdown":
-            parts.append(re.sub(r"!\[([^\]]*)\](\([^)]*\)\{#(fig-[\w-]+))", lambda m: f"![{numbered(m[3], numbers)}{m[1]}]{m[2]}",
-                                joined(cell.source).replace("fig-alt=", "alt=")))
-        elif cell.cell_type == "code": parts += code_cell(cell, name, folder, numbers)
+            parts.append(
+                re.sub(
+                    r"!\[([^\]]*)\](\([^)]*\)\{#(fig-[\w-]+))",
+                    lambda m: f"![{numbered(m[3], numbers)}{m[1]}]{m[2]}",
+                    joined(cell.source).replace("fig-alt=", "alt="),
+                )
+            )
+        elif cell.cell_type == "code":
+            parts += code_cell(cell, name, folder, numbers)
     text = "\n\n".join(parts)
-    for label, number in numbers.items(): text = re.sub(rf"@{re.escape(label)}(?![\w-])", f"[{number}](#{label})", text)
+    for label, number in numbers.items():
+        text = re.sub(rf"@{re.escape(label)}(?![\w-])", f"[{number}](#{label})", text)
     return text
 
 
 def pandoc(text: str, *options: str) -> str:
     import pypandoc  # many columns: else a table with a long line gets the widths of its dashes
-    command = [pypandoc.get_pandoc_path(), "-f", DIALECT, "--wrap=none", "--columns=9999", *options]
+
+    command = [
+        pypandoc.get_pandoc_path(),
+        "-f",
+        DIALECT,
+        "--wrap=none",
+        "--columns=9999",
+        *options,
+    ]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
-    if done.returncode: raise ValueError(f"pandoc says\n{done.stderr}")
+    if done.returncode:
+        raise ValueError(f"pandoc says\n{done.stderr}")
     return done.stdout
 
 
 def link(target: str, cfg: dict[str, str]) -> str:
     "Where a link of a notebook leads on its page."
     site = cfg["doc_host"] + cfg["doc_baseurl"] + "/"
-    if target.startswith(site): return target.removeprefix(site)
-    if re.match(r"[a-z][a-z+.-]*:|#|notebooks/", target): return target
+    if target.startswith(site):
+        return target.removeprefix(site)
+    if re.match(r"[a-z][a-z+.-]*:|#|notebooks/", target):
+        return target
     file, hash_, anchor = target.partition("#")
     return page_name(Path(file)) + hash_ + anchor if file.endswith(".ipynb") else target
 
@@ -356,24 +542,34 @@ def link(target: str, cfg: dict[str, str]) -> str:
 def write_plain(text: str, path: Path, folder: Path) -> None:
     "The page as plain Markdown, beside it: what language models and terminals read."
     cfg = settings()
-    text = re.sub(r"^(```+)\{=html\}$.*?^\1$|<!--.*?-->", "", text, flags=re.M | re.S).replace("{.cell-output", "{.text .cell-output")
+    text = re.sub(
+        r"^(```+)\{=html\}$.*?^\1$|<!--.*?-->", "", text, flags=re.M | re.S
+    ).replace("{.cell-output", "{.text .cell-output")
     plain = pandoc(text, "-t", "gfm-raw_html-tex_math_gfm+tex_math_dollars")
-    plain = re.sub(r"(?<=\]\()([^)\s]+\.ipynb[^)\s]*)", lambda m: link(m[1], cfg), plain)
-    (folder / f"{page_name(path)}.md").write_text(f"# {heading(path)[0]}\n\n{plain}", encoding="utf-8")
+    plain = re.sub(
+        r"(?<=\]\()([^)\s]+\.ipynb[^)\s]*)", lambda m: link(m[1], cfg), plain
+    )
+    (folder / f"{page_name(path)}.md").write_text(
+        f"# {heading(path)[0]}\n\n{plain}", encoding="utf-8"
+    )
 
 
 # ---- beside the pages
+
 
 def install_cell(cfg: dict[str, str]) -> str:
     "What Colab has to run first: the package and its records, at the commit that the page was made from."
     at = f"v{cfg['version']}"
     if shutil.which("git"):
-        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        if git.returncode == 0: at = git.stdout.strip()
-    return f"""# In Colab: {cfg['lib_name']} {cfg['version']}, as this page was made from it.
+        git = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        )
+        if git.returncode == 0:
+            at = git.stdout.strip()
+    return f"""# In Colab: {cfg["lib_name"]} {cfg["version"]}, as this page was made from it.
 import sys
 if "google.colab" in sys.modules:
-    !git clone -q --filter=blob:none {cfg['git_url']} project && git -C project checkout -q {at}
+    !git clone -q --filter=blob:none {cfg["git_url"]} project && git -C project checkout -q {at}
     !pip install -q "./project[plot,bench]" "fastcore<2"
     %cd project/nbs"""
 
@@ -381,8 +577,16 @@ if "google.colab" in sys.modules:
 def finish(menu: list[Entry], folder: Path) -> None:
     "Notebooks that run in Colab, the script of the charts, llms.txt."
     import vl_convert
+
     cfg = settings()
-    first = {"cell_type": "code", "id": "colab", "metadata": {}, "source": install_cell(cfg), "execution_count": None, "outputs": []}
+    first = {
+        "cell_type": "code",
+        "id": "colab",
+        "metadata": {},
+        "source": install_cell(cfg),
+        "execution_count": None,
+        "outputs": [],
+    }
     (folder / "notebooks").mkdir(exist_ok=True)
     lines = [f"# {cfg['title']}\n\n> {cfg['description']}\n"]
     for entry in menu:
@@ -392,30 +596,50 @@ def finish(menu: list[Entry], folder: Path) -> None:
         nb = json.loads(entry.path.read_text(encoding="utf-8"))
         for cell in nb["cells"]:
             texts = [(cell, "source")] if cell["cell_type"] == "markdown" else []
-            texts += [(out["data"], "text/markdown") for out in cell.get("outputs", []) if "text/markdown" in out.get("data", {})]
-            for kept, kind in texts: kept[kind] = absolute(joined(kept[kind]), cfg)
+            texts += [
+                (out["data"], "text/markdown")
+                for out in cell.get("outputs", [])
+                if "text/markdown" in out.get("data", {})
+            ]
+            for kept, kind in texts:
+                kept[kind] = absolute(joined(kept[kind]), cfg)
         nb["cells"].insert(1, first)
-        (folder / "notebooks" / entry.path.name).write_text(json.dumps(nb, ensure_ascii=False), encoding="utf-8")
+        (folder / "notebooks" / entry.path.name).write_text(
+            json.dumps(nb, ensure_ascii=False), encoding="utf-8"
+        )
         about = heading(entry.path)[1]
-        lines.append(f"- [{entry.text}]({cfg['doc_host']}{cfg['doc_baseurl']}/{page_name(entry.path)}.md){': ' + about if about else ''}")
+        lines.append(
+            f"- [{entry.text}]({cfg['doc_host']}{cfg['doc_baseurl']}/{page_name(entry.path)}.md){': ' + about if about else ''}"
+        )
     (folder / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "charts.js").write_text(vl_convert.javascript_bundle(CHARTS), encoding="utf-8")
+    (folder / "charts.js").write_text(
+        vl_convert.javascript_bundle(CHARTS), encoding="utf-8"
+    )
 
 
 def clean_search(index: Path) -> None:
     "What Quarto's search shows of a page begins with its text, not with the links that stand on every page."
     entries = json.loads(index.read_text(encoding="utf-8"))
     every = re.compile(r"^\s*" + r"\s*".join(map(re.escape, PAGE_LINKS)) + r"\s*")
-    for entry in entries: entry["text"] = every.sub("", entry["text"])
-    index.write_text(json.dumps(entries, ensure_ascii=False, indent=2), encoding="utf-8")
+    for entry in entries:
+        entry["text"] = every.sub("", entry["text"])
+    index.write_text(
+        json.dumps(entries, ensure_ascii=False, indent=2), encoding="utf-8"
+    )
 
 
 def main(folder: Path) -> None:
     menu = sidebar()
     for path in (e.path for e in menu if e.path):
-        write_plain(markdown(read_nb(ROOT / "_proc" / path.name), path.stem, folder), path, folder)
+        write_plain(
+            markdown(read_nb(ROOT / "_proc" / path.name), path.stem, folder),
+            path,
+            folder,
+        )
     clean_search(folder / "search.json")
-    shutil.copytree(ROOT / "nbs/images", folder / "images", dirs_exist_ok=True)  # Quarto copies those alone that it shows as pictures
+    shutil.copytree(
+        ROOT / "nbs/images", folder / "images", dirs_exist_ok=True
+    )  # Quarto copies those alone that it shows as pictures
     finish(menu, folder)
 
 

@@ -8,6 +8,7 @@
 
 What passed on the same files is not run again without --again. Logs are in .portable/.
 """
+
 import argparse
 import hashlib
 import json
@@ -26,14 +27,19 @@ from notebooks import ROOT
 FOLDER = ROOT / ".portable"
 # What a variant changes. Everything else about it is as in `make test`: one thread.
 VARIANTS = {
-    "threads-1": {"OMP_NUM_THREADS": "1"},  # and what this processor chooses, oneDNN's kernels included
+    "threads-1": {
+        "OMP_NUM_THREADS": "1"
+    },  # and what this processor chooses, oneDNN's kernels included
     "default": {"ATEN_CPU_CAPABILITY": "default"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "onednn-sse41": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
     "onednn-avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "mkl-compatible": {"MKL_CBWR": "COMPATIBLE"},
     "mkl-avx2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "threads-2": {"OMP_NUM_THREADS": "2", "MKL_DYNAMIC": "FALSE"},  # otherwise it takes no more than there are cores
+    "threads-2": {
+        "OMP_NUM_THREADS": "2",
+        "MKL_DYNAMIC": "FALSE",
+    },  # otherwise it takes no more than there are cores
     "threads-4": {"OMP_NUM_THREADS": "4", "MKL_DYNAMIC": "FALSE"},
     "hash-0": {"PYTHONHASHSEED": "0"},
     "hash-1": {"PYTHONHASHSEED": "1"},
@@ -52,23 +58,36 @@ print(torch.backends.cpu.get_cpu_capability().lower(), torch.get_num_threads())
 def here() -> dict[str, dict[str, str]]:
     "The variants that mean something on this machine."
     import torch
+
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     missing = set() if x86 else {"avx2", "onednn-sse41", "onednn-avx2", "mkl-avx2"}
-    if not torch.backends.mkl.is_available(): missing |= {"mkl-compatible", "mkl-avx2"}
-    if not torch.backends.mkldnn.is_available(): missing |= {"onednn-sse41", "onednn-avx2"}
+    if not torch.backends.mkl.is_available():
+        missing |= {"mkl-compatible", "mkl-avx2"}
+    if not torch.backends.mkldnn.is_available():
+        missing |= {"onednn-sse41", "onednn-avx2"}
     return {name: found for name, found in VARIANTS.items() if name not in missing}
 
 
 def environment(variant: str) -> dict[str, str]:
     "What the processes of a variant see; `a+b` is both."
     chosen = {"OMP_NUM_THREADS": "1"}
-    for name in variant.split("+"): chosen |= VARIANTS[name]
-    dropped = {"IN_TEST", *(key for found in VARIANTS.values() for key in found)} - {"LANG"}
-    env = {key: value for key, value in os.environ.items() if key not in dropped} | chosen
+    for name in variant.split("+"):
+        chosen |= VARIANTS[name]
+    dropped = {"IN_TEST", *(key for found in VARIANTS.values() for key in found)} - {
+        "LANG"
+    }
+    env = {
+        key: value for key, value in os.environ.items() if key not in dropped
+    } | chosen
     # Threads that wait would otherwise do so in a loop, and take the cores from those that work.
-    if int(chosen["OMP_NUM_THREADS"]) > 1: env["OMP_WAIT_POLICY"] = "PASSIVE"
-    env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", "")))  # where nbdev_test is
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    if int(chosen["OMP_NUM_THREADS"]) > 1:
+        env["OMP_WAIT_POLICY"] = "PASSIVE"
+    env["PATH"] = os.pathsep.join(
+        (str(Path(sys.executable).parent), env.get("PATH", ""))
+    )  # where nbdev_test is
+    env["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(ROOT), env.get("PYTHONPATH")))
+    )
     return env
 
 
@@ -79,7 +98,15 @@ def n_workers(env: dict[str, str]) -> int:
 
 def logged(command: list[str], env: dict[str, str], log: Path) -> tuple[int, str]:
     "Exit status and all that a command printed, which the log keeps."
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
     return done.returncode, done.stdout + done.stderr
 
@@ -87,9 +114,12 @@ def logged(command: list[str], env: dict[str, str], log: Path) -> tuple[int, str
 def run_notebooks(names: list[str], env: dict[str, str], log: Path) -> dict:
     "How many notebooks ran, and which failed."
     only = "^(" + "|".join(map(re.escape, names)) + r")\.ipynb$"
-    status, said = logged(["nbdev_test", "--file_re", only, "--n_workers", str(n_workers(env))], env, log)
+    status, said = logged(
+        ["nbdev_test", "--file_re", only, "--n_workers", str(n_workers(env))], env, log
+    )
     failed = re.findall(r"^\t(\S+)\.ipynb$", said, re.M)
-    if status and not failed: failed = ["nbdev_test itself"]
+    if status and not failed:
+        failed = ["nbdev_test itself"]
     return {"ran": len(names), "failed": failed}
 
 
@@ -98,42 +128,89 @@ def run_tests(names: list[str], env: dict[str, str], log: Path) -> dict:
     report = log.with_suffix(".xml")
     report.unlink(missing_ok=True)
     paths = [f"tests/{name}.py" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *paths]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        *paths,
+    ]
     status, _ = logged(command, env, log)
-    if not report.exists(): return {"passed": 0, "skipped": 0, "failed": ["pytest itself"]}
+    if not report.exists():
+        return {"passed": 0, "skipped": 0, "failed": ["pytest itself"]}
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    failed = [
+        case
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
     skipped = sum(case.find("skipped") is not None for case in cases)
-    names = sorted({f"{case.get('classname')}::{case.get('name')}".removeprefix("tests.") for case in failed})
-    if status and not names: names = ["pytest itself"]
-    return {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": names}
+    names = sorted(
+        {
+            f"{case.get('classname')}::{case.get('name')}".removeprefix("tests.")
+            for case in failed
+        }
+    )
+    if status and not names:
+        names = ["pytest itself"]
+    return {
+        "passed": len(cases) - len(failed) - skipped,
+        "skipped": skipped,
+        "failed": names,
+    }
 
 
 def fingerprint(variant: str, notebooks: list[str], tests: list[str]) -> str:
     "Of all that the result depends on: the files, what is run, the settings, the version of torch."
     import torch
+
     what = [variant, notebooks, tests, torch.__version__, sys.version]
     found = hashlib.sha256(json.dumps(what).encode())
     for name in files_of(ROOT):
-        if not (ROOT / name).is_symlink(): found.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
+        if not (ROOT / name).is_symlink():
+            found.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
     return found.hexdigest()
 
 
 def one_variant(variant: str, notebooks: list[str], tests: list[str]) -> dict:
     "Run it all under one variant."
     env, began = environment(variant), time.monotonic()
-    kernels, n_threads = subprocess.run([sys.executable, "-c", KERNELS], env=env, capture_output=True, text=True, check=True).stdout.split()
+    kernels, n_threads = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     row = {"variant": variant, "kernels": kernels, "threads": int(n_threads)}
-    row["notebooks"] = run_notebooks(notebooks, env, FOLDER / f"{variant}.notebooks.log") if notebooks else {"ran": 0, "failed": []}
-    row["tests"] = run_tests(tests, env, FOLDER / f"{variant}.tests.log") if tests else {"passed": 0, "skipped": 0, "failed": []}
-    return row | {"seconds": round(time.monotonic() - began), "ok": not row["notebooks"]["failed"] and not row["tests"]["failed"]}
+    row["notebooks"] = (
+        run_notebooks(notebooks, env, FOLDER / f"{variant}.notebooks.log")
+        if notebooks
+        else {"ran": 0, "failed": []}
+    )
+    row["tests"] = (
+        run_tests(tests, env, FOLDER / f"{variant}.tests.log")
+        if tests
+        else {"passed": 0, "skipped": 0, "failed": []}
+    )
+    return row | {
+        "seconds": round(time.monotonic() - began),
+        "ok": not row["notebooks"]["failed"] and not row["tests"]["failed"],
+    }
 
 
 def line(row: dict) -> str:
     "A row of the table."
     books, tests = row["notebooks"], row["tests"]
     n_failed = len(books["failed"])
-    told = f"{books['ran'] - n_failed} ok, {n_failed} failed" if n_failed else f"{books['ran']} ok"
+    told = (
+        f"{books['ran'] - n_failed} ok, {n_failed} failed"
+        if n_failed
+        else f"{books['ran']} ok"
+    )
     counts = f"{tests['passed']:>6}  {len(tests['failed']):>6}  {tests['skipped']:>7}"
     return f"{row['variant']:22}{row['kernels']:>8}  {row['threads']:>7}  {told:16}{counts}  {row['seconds']:>7}"
 
@@ -146,23 +223,47 @@ def chosen(names: list[str], quick: bool) -> tuple[list[str], list[str]]:
     notebooks = sorted(path.stem for path in (ROOT / "nbs").glob("[!_.]*.ipynb"))
     tests = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py"))
     if names:
-        names = [Path(name).name.removesuffix(".ipynb").removesuffix(".py") for name in names]
-        if unknown := set(names) - {*notebooks, *tests}: sys.exit(f"no such notebook or test file: {', '.join(sorted(unknown))}")
-        return [name for name in notebooks if name in names], [name for name in tests if name in names]
+        names = [
+            Path(name).name.removesuffix(".ipynb").removesuffix(".py") for name in names
+        ]
+        if unknown := set(names) - {*notebooks, *tests}:
+            sys.exit(f"no such notebook or test file: {', '.join(sorted(unknown))}")
+        return [name for name in notebooks if name in names], [
+            name for name in tests if name in names
+        ]
     return (QUICK_NOTEBOOKS, QUICK_TESTS) if quick else (notebooks, tests)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", default="", help="by name, with blanks between; all that this machine has otherwise")
-    parser.add_argument("--names", default="", help="notebooks and test files, by their stems: 31_stack test_model")
-    parser.add_argument("--quick", action="store_true", help="only what computes with floats")
-    parser.add_argument("--again", action="store_true", help="also what passed on these files before")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--variants",
+        default="",
+        help="by name, with blanks between; all that this machine has otherwise",
+    )
+    parser.add_argument(
+        "--names",
+        default="",
+        help="notebooks and test files, by their stems: 31_stack test_model",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only what computes with floats"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="also what passed on these files before"
+    )
     args = parser.parse_args()
     possible = here()
     variants = args.variants.split() or list(possible)
-    if unknown := {name for variant in variants for name in variant.split("+")} - possible.keys():
-        sys.exit(f"no such variant on this machine: {', '.join(sorted(unknown))}; there are {', '.join(possible)}")
+    if (
+        unknown := {name for variant in variants for name in variant.split("+")}
+        - possible.keys()
+    ):
+        sys.exit(
+            f"no such variant on this machine: {', '.join(sorted(unknown))}; there are {', '.join(possible)}"
+        )
     notebooks, tests = chosen(args.names.split(), args.quick)
     FOLDER.mkdir(exist_ok=True)
     results = FOLDER / "results.json"
@@ -174,13 +275,16 @@ def main() -> int:
         row = None if args.again else passed.get(key)
         if row is None:
             row = one_variant(variant, notebooks, tests)
-            if row["ok"]: results.write_text(json.dumps(passed := passed | {key: row}))
+            if row["ok"]:
+                results.write_text(json.dumps(passed := passed | {key: row}))
         rows.append(row)
         print(line(row), flush=True)
     bad = [row for row in rows if not row["ok"]]
     for row in bad:
-        for name in row["notebooks"]["failed"] + row["tests"]["failed"]: print(f"failed under {row['variant']}: {name}")
-    if bad: print(f"logs are in {os.path.relpath(FOLDER)}/")
+        for name in row["notebooks"]["failed"] + row["tests"]["failed"]:
+            print(f"failed under {row['variant']}: {name}")
+    if bad:
+        print(f"logs are in {os.path.relpath(FOLDER)}/")
     return 1 if bad else 0
 
 
