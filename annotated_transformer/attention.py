@@ -9,73 +9,64 @@ __all__ = ['attention_weights', 'attention', 'AdditiveAttention']
 import math
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 # %% ../nbs/321_attention.ipynb #4edee479
 def attention_weights(
-    query: Tensor,  # (…, n_q, d_k)
-    key: Tensor,  # (…, n_k, d_k)
-    mask: Tensor
-    | None = None,  # broadcastable to (…, n_q, n_k) bool, True = may look; None = everything may
-) -> Tensor:  # (…, n_q, n_k), rows sum to 1; a row that may look nowhere is 0
-    "How much each query looks at each key: softmax(QKᵀ/√d_k) (§3.2.1, equation 1)."
+    query: Float[Tensor, "*batch n_q d_k"],
+    key: Float[Tensor, "*batch n_k d_k"],
+    mask: Bool[Tensor, "*#batch #n_q #n_k"] | None = None,
+) -> Float[Tensor, "*batch n_q n_k"]:
+    """softmax(QKᵀ/√d_k), where `mask` is True for keys that may be attended to (§3.2.1).
+
+    Rows sum to 1; a fully masked row is 0.
+    """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
     if mask is None:
         return scores.softmax(dim=-1)
     weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-    return weights.masked_fill(
-        ~mask, 0.0
-    )  # where a row may look nowhere, the softmax of nothing is NaN
+    return weights.masked_fill(~mask, 0.0)  # the softmax of a fully masked row is NaN
 
 # %% ../nbs/321_attention.ipynb #13a396c6
 def attention(
-    query: Tensor,  # (…, n_q, d_k)
-    key: Tensor,  # (…, n_k, d_k)
-    value: Tensor,  # (…, n_k, d_v)
-    mask: Tensor
-    | None = None,  # broadcastable to (…, n_q, n_k) bool, True = may look; None = everything may
-) -> Tensor:  # (…, n_q, d_v)
-    "Scaled dot-product attention: a mean of the values, weighted by where each query looks (§3.2.1, equation 1)."
+    query: Float[Tensor, "*batch n_q d_k"],
+    key: Float[Tensor, "*batch n_k d_k"],
+    value: Float[Tensor, "*batch n_k d_v"],
+    mask: Bool[Tensor, "*#batch #n_q #n_k"] | None = None,
+) -> Float[Tensor, "*batch n_q d_v"]:
+    "softmax(QKᵀ/√d_k) V: a mean of the values for each query (§3.2.1, equation 1)."
     return attention_weights(query, key, mask) @ value
 
 # %% ../nbs/321_attention.ipynb #8acf679b
 class AdditiveAttention(nn.Module):
-    "Attention scored by a small network, vᵀ tanh(W_q q + W_k k), instead of a dot product (Bahdanau et al. 2015; §3.2.1 compares)."
+    "Scores vᵀ tanh(W_q q + W_k k) instead of dot products (Bahdanau et al. 2015)."
 
-    def __init__(
-        self,
-        d_k: int,  # width of queries and keys
-        d_hidden: int,  # width of the scoring network
-    ):
+    def __init__(self, d_k: int, d_hidden: int):
         super().__init__()
-        self.w_q, self.w_k = (
-            nn.Linear(d_k, d_hidden, bias=False),
-            nn.Linear(d_k, d_hidden, bias=False),
-        )
+        self.w_q = nn.Linear(d_k, d_hidden, bias=False)
+        self.w_k = nn.Linear(d_k, d_hidden, bias=False)
         self.v = nn.Linear(d_hidden, 1, bias=False)
 
-    def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        "How well each pair matches: (…, n_q, d_k) and (…, n_k, d_k) to (…, n_q, n_k)."
-        pairs = self.w_q(query).unsqueeze(-2) + self.w_k(key).unsqueeze(
-            -3
-        )  # (…, n_q, n_k, d_hidden)
-        return self.v(torch.tanh(pairs)).squeeze(-1)
+    def scores(
+        self,
+        query: Float[Tensor, "*batch n_q d_k"],
+        key: Float[Tensor, "*batch n_k d_k"],
+    ) -> Float[Tensor, "*batch n_q n_k"]:
+        "How well each query matches each key."
+        sums = self.w_q(query).unsqueeze(-2) + self.w_k(key).unsqueeze(-3)
+        return self.v(torch.tanh(sums)).squeeze(-1)
 
     def forward(
         self,
-        query: Tensor,  # (…, n_q, d_k)
-        key: Tensor,  # (…, n_k, d_k)
-        value: Tensor,  # (…, n_k, d_v)
-        mask: Tensor
-        | None = None,  # broadcastable to (…, n_q, n_k) bool, True = may look; None = everything may
-    ) -> Tensor:  # (…, n_q, d_v)
-        "A mean of the values, weighted by the softmax of `scores`; a query that may look nowhere gets 0."
+        query: Float[Tensor, "*batch n_q d_k"],
+        key: Float[Tensor, "*batch n_k d_k"],
+        value: Float[Tensor, "*batch n_k d_v"],
+        mask: Bool[Tensor, "*#batch #n_q #n_k"] | None = None,
+    ) -> Float[Tensor, "*batch n_q d_v"]:
+        "As `attention`, with additive scores."
         scores = self.scores(query, key)
         if mask is None:
             return scores.softmax(dim=-1) @ value
-        return (
-            scores.masked_fill(~mask, float("-inf"))
-            .softmax(dim=-1)
-            .masked_fill(~mask, 0.0)
-            @ value
-        )
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+        return weights.masked_fill(~mask, 0.0) @ value

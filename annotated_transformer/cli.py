@@ -475,7 +475,7 @@ def chosen_search(
     n_best: int = 1,
 ):  # a search of 61a; None = the model's own
     "The search that the options ask for."
-    from annotated_transformer.decode import search_with
+    from annotated_transformer.batched_search import search_with
 
     if beam_size is None and alpha is None and n_best == 1:
         return None
@@ -739,7 +739,7 @@ def measure_row(
 ):  # `Measured`
     "What Table 3 says of a run: its last weights on the validation set, beam 4 and α = 0.6, no averaging (§6.2)."
     from annotated_transformer.checkpoint import read_metrics
-    from annotated_transformer.decode import search_with
+    from annotated_transformer.batched_search import search_with
     from annotated_transformer.distributed import pick_device
     from annotated_transformer.evaluate import bleu, load
     from annotated_transformer.variations import Measured

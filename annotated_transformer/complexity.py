@@ -42,16 +42,16 @@ class SelfAttention(nn.Module):
 
     def __init__(
         self,
-        attend_with: Callable = attention,  # the attention itself: query, key, value, mask
+        attend: Callable = attention,  # the attention itself: query, key, value, mask
     ):
         super().__init__()
-        self.attend_with = attend_with
+        self.attend = attend
 
     def forward(
         self,
         x: Tensor,  # (b, n, d)
     ) -> Tensor:  # (b, n, d)
-        return self.attend_with(x, x, x, None)
+        return self.attend(x, x, x, None)
 
 # %% ../nbs/40_complexity.ipynb #b03cd69f
 def fused_attention(

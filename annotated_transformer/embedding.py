@@ -10,35 +10,25 @@ import math
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 # %% ../nbs/34_embedding.ipynb #4dee74b3
 class Embedding(nn.Module):
-    "One matrix in three places: source words, target words, and the map from hidden states to logits (§3.4)."
+    "One matrix for source tokens, target tokens and the map to the logits (§3.4)."
 
-    def __init__(
-        self,
-        n_vocab: int,  # words of the shared vocabulary
-        d_model: int,  # width of a word's vector
-    ):
+    def __init__(self, n_vocab: int, d_model: int):
         super().__init__()
-        self.weight, self.scale = (
-            nn.Parameter(torch.empty(n_vocab, d_model)),
-            math.sqrt(d_model),
-        )
-        nn.init.normal_(
-            self.weight, std=d_model**-0.5
-        )  # so the authors' code; what it is good for is measured below
+        self.weight = nn.Parameter(torch.empty(n_vocab, d_model))
+        self.scale = math.sqrt(d_model)
+        nn.init.normal_(self.weight, std=d_model**-0.5)  # as in the authors' code
 
-    def forward(
-        self,
-        ids: Tensor,  # (b, n) token ids
-    ) -> Tensor:  # (b, n, d_model), of variance about 1 per feature at the start
+    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n d_model"]:
+        "The rows of the tokens times √d_model: variance about 1 before training."
         return F.embedding(ids, self.weight) * self.scale
 
     def logits(
-        self,
-        hidden: Tensor,  # (…, d_model)
-    ) -> Tensor:  # (…, n_vocab)
+        self, hidden: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch n_vocab"]:
         "The pre-softmax linear map: the same matrix, without the factor √d_model."
         return F.linear(hidden, self.weight)

@@ -33,7 +33,11 @@ from annotated_transformer.batch import (
 )
 from .checkpoint import load_run
 from .corpus import MAX_LINE, read_lines, text_lines
-from .decode import Hypothesis, beam_search, greedy_search
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
+)
+from .decode import Hypothesis
 from .distributed import pick_device
 from .inference import ready_to_translate
 from .transformer import Transformer
@@ -93,7 +97,7 @@ class Translator:
         vocab: Vocab,
         batch_tokens: int = 4096,  # source tokens translated at once
         max_pieces: int = 256,  # longer lines are translated in parts of at most this many pieces
-        search: Callable = beam_search,  # called with step, state, bos_id, eos_id, max_lens (61a); its settings bound by `partial`
+        search: Callable = batched_beam_search,  # called with step, state, bos_id, eos_id, max_lens (61a); its settings bound by `partial`
         more: int = 50,  # pieces that a translation may have beyond its source's, at least 0 (§6.1)
     ):
         if max_pieces < 4:
@@ -211,7 +215,7 @@ def joined(
 def load(
     run: Path,  # a run folder
     device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
-    search: Callable = beam_search,  # as in `Translator`
+    search: Callable = batched_beam_search,  # as in `Translator`
     batch_tokens: int = 4096,  # source tokens translated at once
     precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
 ) -> Translator:
@@ -353,7 +357,9 @@ def validation_bleu(
         for side in (valid.src, valid.tgt)
     )
     was_training = model.training
-    hypotheses = Translator(model, vocab, search=greedy_search).translate(sources)
+    hypotheses = Translator(model, vocab, search=batched_greedy_search).translate(
+        sources
+    )
     model.train(was_training)
     return {"valid_bleu": bleu(hypotheses, references).value}
 

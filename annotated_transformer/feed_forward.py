@@ -6,29 +6,18 @@
 __all__ = ['FeedForward']
 
 # %% ../nbs/33_feed_forward.ipynb #4171b1a0
+from jaxtyping import Float
 from torch import Tensor, nn
 
 # %% ../nbs/33_feed_forward.ipynb #fdad482a
 class FeedForward(nn.Module):
-    "max(0, xW₁ + b₁)W₂ + b₂, the same at every position (§3.3, equation 2)."
+    "max(0, xW₁ + b₁)W₂ + b₂, applied to each position separately (§3.3, equation 2)."
 
-    def __init__(
-        self,
-        d_model: int,  # width of what comes in and goes out
-        d_ff: int,  # inner width
-        activation: type[
-            nn.Module
-        ] = nn.ReLU,  # what bends between the two; the paper's
-    ):
+    def __init__(self, d_model: int, d_ff: int, activation: nn.Module = nn.ReLU()):
         super().__init__()
-        self.w_1, self.activation, self.w_2 = (
-            nn.Linear(d_model, d_ff),
-            activation(),
-            nn.Linear(d_ff, d_model),
-        )
+        self.w_1 = nn.Linear(d_model, d_ff)
+        self.activation = activation
+        self.w_2 = nn.Linear(d_ff, d_model)
 
-    def forward(
-        self,
-        x: Tensor,  # (b, n, d_model)
-    ) -> Tensor:  # (b, n, d_model)
+    def forward(self, x: Float[Tensor, "b n d_model"]) -> Float[Tensor, "b n d_model"]:
         return self.w_2(self.activation(self.w_1(x)))

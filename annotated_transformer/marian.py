@@ -20,6 +20,7 @@ from typing import Any
 import sentencepiece as spm
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
@@ -37,7 +38,11 @@ from annotated_transformer.checkpoint import (
     shapes,
 )
 from .config import check_types, one_of, within
-from .decode import beam_search, best_ends, greedy_search
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
+    eos_among_best,
+)
 from .distributed import pick_device
 from .embedding import Embedding
 from .evaluate import Translator, load
@@ -52,9 +57,9 @@ from annotated_transformer.files import (
     sha256,
     write_json,
 )
+from .fused_attention import FusedMultiHeadAttention
 from .inference import ready_to_translate
 from .masking import causal_mask
-from .multi_head import MultiHeadAttention
 from .position import SinusoidalPosition, positional_encoding
 from annotated_transformer.stack import (
     Decoder,
@@ -85,58 +90,42 @@ class SinusoidalHalves(SinusoidalPosition):
         return x + in_halves(super().forward(x.new_zeros(1, *x.shape[1:]), start))
 
 # %% ../nbs/90_marian.ipynb #6eede217
-class MarianAttention(MultiHeadAttention):
+class MarianAttention(FusedMultiHeadAttention):
     "§3.2.2 with a bias in each of the four projections."
 
-    def __init__(
-        self,
-        d_model: int,  # width of what comes in and goes out
-        n_heads: int,  # h
-    ):
+    def __init__(self, d_model: int, n_heads: int):
         super().__init__(d_model, n_heads)
-        self.w_q, self.w_k, self.w_v, self.w_o = (
-            nn.Linear(d_model, d_model) for _ in range(4)
-        )
+        for name in ("w_q", "w_k", "w_v", "w_o"):
+            setattr(self, name, nn.Linear(d_model, d_model))
 
 # %% ../nbs/90_marian.ipynb #684f5ac6
 class MarianEmbedding(Embedding):
     "One matrix in three places (§3.4), and a bias on the logits."
 
-    def __init__(
-        self,
-        n_vocab: int,  # words of the shared vocabulary
-        d_model: int,  # width of a word's vector
-        scaled: bool,  # multiply by √d_model, as the paper does
-    ):
+    def __init__(self, n_vocab: int, d_model: int, scaled: bool):
+        "`scaled`: multiply by √d_model, as the paper does."
         super().__init__(n_vocab, d_model)
         if not scaled:
             self.scale = 1.0
-        self.bias = nn.Parameter(
-            torch.zeros(1, n_vocab)
-        )  # a matrix of one row, as they keep it
+        self.bias = nn.Parameter(torch.zeros(1, n_vocab))  # one row, as Marian keeps it
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        "(…, d_model) to (…, n_vocab)."
+    def logits(
+        self, hidden: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch n_vocab"]:
         return F.linear(hidden, self.weight, self.bias[0])
 
 # %% ../nbs/90_marian.ipynb #0d460dd2
 class MarianTransformer(Transformer):
-    "Figure 1, where the decoder starts with the padding symbol."
+    "Figure 1, where the decoder's first input is the padding token."
 
-    def forward(
+    def decode(
         self,
-        src: Tensor,  # (b, s) source ids
-        tgt_in: Tensor,  # (b, t) target ids, shifted right: the first is the start symbol
-    ) -> (
-        Tensor
-    ):  # (b, t, d_model) hidden states; `embedding.logits` turns them into logits
-        memory, src_mask = self.encode(src)
-        return self.decoder(
-            self.embed(tgt_in),
-            memory,
-            causal_mask(tgt_in.size(1), tgt_in.device),
-            src_mask,
-        )
+        tgt_in: Int[Tensor, "b t"],
+        memory: Float[Tensor, "b s d_model"],
+        src_mask: Bool[Tensor, "b 1 1 s"],
+    ) -> Float[Tensor, "b t d_model"]:
+        tgt_mask = causal_mask(tgt_in.size(1), tgt_in.device)
+        return self.decoder(self._embed(tgt_in), memory, tgt_mask, src_mask)
 
 # %% ../nbs/90_marian.ipynb #5a88f0b6
 ACTIVATIONS = {
@@ -305,7 +294,7 @@ def build_marian(
     def encoder_layer():
         attention = MarianAttention(d, config.encoder_attention_heads)
         return EncoderLayer(
-            attention, FeedForward(d, config.encoder_ffn_dim, activation), residual
+            attention, FeedForward(d, config.encoder_ffn_dim, activation()), residual
         )
 
     def decoder_layer():
@@ -313,7 +302,7 @@ def build_marian(
             MarianAttention(d, config.decoder_attention_heads) for _ in range(2)
         ]
         return DecoderLayer(
-            *attentions, FeedForward(d, config.decoder_ffn_dim, activation), residual
+            *attentions, FeedForward(d, config.decoder_ffn_dim, activation()), residual
         )
 
     encoder = Encoder(
@@ -324,7 +313,12 @@ def build_marian(
     )
     embedding = MarianEmbedding(config.vocab_size, d, config.scale_embedding)
     return MarianTransformer(
-        encoder, decoder, embedding, SinusoidalHalves(d), 0.0, config.pad_token_id
+        encoder,
+        decoder,
+        embedding,
+        SinusoidalHalves(d),
+        nn.Identity(),
+        config.pad_token_id,
     )
 
 # %% ../nbs/90_marian.ipynb #cbdfc27d
@@ -550,17 +544,17 @@ def marian_search(
 ) -> Callable:
     "The search that the checkpoint asks for, with Hugging Face's rules."
     if config.num_beams == 1:
-        return greedy_search
+        return batched_greedy_search
     return partial(
-        beam_search,
+        batched_beam_search,
         beam_size=config.num_beams,
         penalty=lambda n: n**config.length_penalty,
-        may_end=best_ends,
+        may_end=eos_among_best,
     )
 
 # %% ../nbs/90_marian.ipynb #cec35c59
 def with_marian_rules(
-    search: Callable,  # as `greedy_search` and `beam_search`: step, state, bos_id, eos_id, max_lens
+    search: Callable,  # as `batched_greedy_search` and `batched_beam_search`: step, state, bos_id, eos_id, max_lens
     config: MarianConfig,
 ) -> Callable:  # a search with the same arguments
     "The same search, that never says padding, and says the end symbol free of charge where the length limit is reached."
@@ -614,7 +608,7 @@ def load_marian(
     run: Path,  # a run folder that `import_marian` made
     device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
     search: Callable
-    | None = None,  # as `greedy_search` and `beam_search`; None = what the checkpoint asks for
+    | None = None,  # as `batched_greedy_search` and `batched_beam_search`; None = what the checkpoint asks for
     batch_tokens: int = 4096,  # source tokens translated at once
     precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
 ) -> MarianTranslator:
@@ -650,11 +644,11 @@ def load_any(
     run: Path,  # a run folder, trained here or imported
     device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
     search: Callable
-    | None = None,  # as `greedy_search` and `beam_search`; None = the run's own
+    | None = None,  # as `batched_greedy_search` and `batched_beam_search`; None = the run's own
     batch_tokens: int = 4096,  # source tokens translated at once
     precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
 ) -> Translator:
     "The translator of a run of either kind."
     if is_imported(run):
         return load_marian(run, device, search, batch_tokens, precision)
-    return load(run, device, search or beam_search, batch_tokens, precision)
+    return load(run, device, search or batched_beam_search, batch_tokens, precision)

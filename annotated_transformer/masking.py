@@ -7,32 +7,27 @@ __all__ = ['padding_mask', 'causal_mask', 'target_mask']
 
 # %% ../nbs/323_masking.ipynb #7e2455d4
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 # %% ../nbs/323_masking.ipynb #af9cdb9a
-def padding_mask(
-    ids: Tensor,  # (b, n) token ids
-    pad_id: int,  # id of the padding token
-) -> Tensor:  # (b, 1, 1, n) bool, True = may look
-    "Every query may look at real tokens and at no padding (beside §3.2.3, which speaks of the future alone)."
+def padding_mask(ids: Int[Tensor, "b n"], pad_id: int) -> Bool[Tensor, "b 1 1 n"]:
+    "True = attend: all queries to all real tokens, none to padding (§3.2.3)."
     if ids.dim() != 2:
         raise ValueError(
-            f"ids has shape {tuple(ids.shape)}: give a batch (b, n), one sentence as ids[None]"
+            f"ids has shape {tuple(ids.shape)}: give a batch (b, n),"
+            " one sentence as ids[None]"
         )
     return (ids != pad_id)[:, None, None, :]
 
 # %% ../nbs/323_masking.ipynb #a16e54eb
 def causal_mask(
-    n: int,  # target positions
-    device: torch.device | None = None,  # None = the default device
-) -> Tensor:  # (1, 1, n, n) bool, True = may look
-    "Position i may look at positions up to and including i (§3.2.3)."
+    n: int, device: torch.device | None = None
+) -> Bool[Tensor, "1 1 {n} {n}"]:
+    "True = attend: position i to positions up to and including i (§3.2.3)."
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()[None, None]
 
 # %% ../nbs/323_masking.ipynb #b2521e5a
-def target_mask(
-    ids: Tensor,  # (b, t) the decoder's input
-    pad_id: int,  # id of the padding token
-) -> Tensor:  # (b, 1, t, t) bool, True = may look
-    "The decoder's self-attention: no padding, and nothing that is still to come (§3.2.3)."
+def target_mask(ids: Int[Tensor, "b t"], pad_id: int) -> Bool[Tensor, "b 1 t t"]:
+    "The decoder's self-attention: no padding and no later position (§3.2.3)."
     return padding_mask(ids, pad_id) & causal_mask(ids.size(1), ids.device)

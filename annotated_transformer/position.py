@@ -7,75 +7,61 @@ __all__ = ['positional_encoding', 'SinusoidalPosition', 'LearnedPosition']
 
 # %% ../nbs/35_position.ipynb #383a764c
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 # %% ../nbs/35_position.ipynb #64a21f59
-def positional_encoding(
-    n: int,  # positions, from 0
-    d_model: int,  # even
-) -> Tensor:  # (n, d_model) float32
-    "Sines in the even features, cosines in the odd ones, wavelengths from 2π to nearly 10000·2π (§3.5)."
+def positional_encoding(n: int, d_model: int) -> Float[Tensor, "{n} {d_model}"]:
+    "Sines in even features, cosines in odd ones, wavelengths from 2π to 10000·2π (§3.5)."
     if d_model % 2:
         raise ValueError(
             f"d_model={d_model} must be even: a position is pairs of sine and cosine"
         )
-    rates = 10000.0 ** (
-        -torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
-    )  # one a pair
-    angles = torch.arange(n, dtype=torch.float64)[:, None] * rates  # (n, d_model/2)
+    pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
+    frequencies = 10000.0 ** (-pairs / d_model)  # (d_model / 2,)
+    positions = torch.arange(n, dtype=torch.float64)
+    angles = positions[:, None] * frequencies  # (n, d_model / 2)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()
 
 # %% ../nbs/35_position.ipynb #b1a6edef
 class SinusoidalPosition(nn.Module):
-    "Adds `positional_encoding`; nothing to learn, and no length it cannot name (§3.5)."
+    "Adds `positional_encoding`; nothing is learned, and any length will do (§3.5)."
 
-    def __init__(
-        self,
-        d_model: int,  # even
-        n_start: int = 1024,  # positions computed at once; more are added when needed
-    ):
+    def __init__(self, d_model: int, n_start: int = 1024):
+        "`n_start` positions are computed at once, more when they are needed."
         super().__init__()
-        self.register_buffer(
-            "table", positional_encoding(n_start, d_model), persistent=False
-        )
+        table = positional_encoding(n_start, d_model)
+        self.register_buffer("table", table, persistent=False)
 
     def forward(
-        self,
-        x: Tensor,  # (b, n, d_model)
-        start: int = 0,  # position of the first of the n
-    ) -> Tensor:  # (b, n, d_model)
+        self, x: Float[Tensor, "b n d_model"], start: int = 0
+    ) -> Float[Tensor, "b n d_model"]:
+        "`start` is the position of the first of the n."
         end = start + x.size(1)
         if end > len(self.table):
-            with torch.inference_mode(False):
-                self.table = positional_encoding(2 * end, x.size(-1)).to(
-                    self.table
-                )  # may be trained with later
+            with torch.inference_mode(False):  # training may use the table later
+                self.table = positional_encoding(2 * end, x.size(-1)).to(self.table)
         return x + self.table[start:end]
 
 # %% ../nbs/35_position.ipynb #32401057
 class LearnedPosition(nn.Module):
     "Adds a learned vector per position (Table 3, row E)."
 
-    def __init__(
-        self,
-        d_model: int,  # width of what it is added to
-        n_positions: int,  # longest sequence it can name, in tokens
-    ):
+    def __init__(self, d_model: int, n_positions: int):
+        "`n_positions` is the length of the longest sequence, in tokens."
         super().__init__()
         self.n_positions = n_positions
         self.table = nn.Parameter(torch.empty(n_positions, d_model))
-        nn.init.normal_(
-            self.table, std=d_model**-0.5
-        )  # as the words' matrix starts (§3.4)
+        nn.init.normal_(self.table, std=d_model**-0.5)  # as the embedding (§3.4)
 
     def forward(
-        self,
-        x: Tensor,  # (b, n, d_model)
-        start: int = 0,  # position of the first of the n
-    ) -> Tensor:  # (b, n, d_model)
+        self, x: Float[Tensor, "b n d_model"], start: int = 0
+    ) -> Float[Tensor, "b n d_model"]:
+        "`start` is the position of the first of the n."
         end, n = start + x.size(1), self.n_positions
         if end > n:
             raise ValueError(
-                f"position {end - 1} was never learned: n_positions={n} ends at {n - 1}, so shorten the sentence"
+                f"position {end - 1} was never learned: n_positions={n} ends at {n - 1},"
+                " so shorten the sentence"
             )
         return x + self.table[start:end]

@@ -36,7 +36,7 @@ def layers(d: int, args: argparse.Namespace) -> dict[str, nn.Module]:
     more = {
         "self-attention (fused)": SelfAttention(fused_attention),
         "self-attention, projected": SelfAttention(
-            MultiHeadAttention(d, n_heads=1, attend_with=attention)
+            MultiHeadAttention(d, n_heads=1, attend=attention)
         ),
     }
     return layers_of_table_1(d, args.k, args.r) | more

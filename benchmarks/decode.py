@@ -34,7 +34,11 @@ from annotated_transformer.batch import pad_ids
 from annotated_transformer.checkpoint import Run, load_run
 from annotated_transformer.corpus import load_corpus, read_lines
 from annotated_transformer.ct2 import export_ct2, position_table
-from annotated_transformer.decode import beam_search, best_ends, greedy_search
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
+    eos_among_best,
+)
 from annotated_transformer.evaluate import Translator
 from annotated_transformer.inference import ready_to_translate
 
@@ -57,12 +61,15 @@ class Ours:
     def __init__(self, run: Run, args: argparse.Namespace):
         self.model = ready_to_translate(load_run(args.run).model, self.precision)
         beam = partial(
-            beam_search, beam_size=4, penalty=lambda n: n**0, may_end=best_ends
+            batched_beam_search,
+            beam_size=4,
+            penalty=lambda n: n**0,
+            may_end=eos_among_best,
         )
         self.eos_id = run.vocab.eos_id
         self.translators = {
             size: Translator(self.model, run.vocab, search=search)
-            for size, search in ((1, greedy_search), (4, beam))
+            for size, search in ((1, batched_greedy_search), (4, beam))
         }
 
     def prepare(self, rows: list[list[int]]) -> list[list[int]]:

@@ -21,7 +21,7 @@ from annotated_transformer.batch import pad_ids
 from annotated_transformer.checkpoint import load_run
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
-from annotated_transformer.decode import greedy_search
+from annotated_transformer.batched_search import batched_greedy_search
 from annotated_transformer.evaluate import Translator
 from annotated_transformer.explorer import shown_pieces
 from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
@@ -101,7 +101,7 @@ def main() -> None:
         it_sentences(args.n, args.seed),
         time.process_time(),
     )
-    translator = Translator(run.model, run.vocab, search=greedy_search)
+    translator = Translator(run.model, run.vocab, search=batched_greedy_search)
     with torch.inference_mode():
         follows = follow(run.model, run.vocab, sentences)
     whole, without = (

@@ -23,7 +23,7 @@ from pathlib import Path
 from annotated_transformer.checkpoint import load_run
 from annotated_transformer.config import Recipe, get_recipe, override
 from annotated_transformer.corpus import Corpus
-from annotated_transformer.decode import search_with
+from annotated_transformer.batched_search import search_with
 from annotated_transformer.evaluate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.inference import ready_to_translate

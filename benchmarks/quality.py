@@ -14,7 +14,7 @@ from pathlib import Path
 
 from annotated_transformer import load
 from annotated_transformer.corpus import load_corpus
-from annotated_transformer.decode import search_with
+from annotated_transformer.batched_search import search_with
 from annotated_transformer.evaluate import (
     bleu,
     chrf,

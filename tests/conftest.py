@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -33,6 +34,14 @@ SLOW = (
 
 
 def pytest_configure(config):
+    # a shell's background job ignores these, and so would all that the tests start
+    for name, handler in (
+        ("SIGINT", signal.default_int_handler),
+        ("SIGHUP", signal.SIG_DFL),
+    ):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     config.addinivalue_line("markers", "xdist_group(name): tests that one process runs")
 
 

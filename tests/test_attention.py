@@ -13,12 +13,12 @@ from annotated_transformer.attention import (
     attention_weights,
 )
 from annotated_transformer.masking import causal_mask, padding_mask, target_mask
-from annotated_transformer.multi_head import (
-    AttentionDropout,
-    MultiHeadAttention,
-    fast_attention,
-    project,
+from annotated_transformer.fused_attention import (
+    FusedMultiHeadAttention,
+    _project,
+    fused_attention,
 )
+from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 
 # Both sides round each score, weight and sum once or so: a few units in the last place of numbers near 1, summed over at most 9 keys.
 # Half precision has 11 bits and bfloat16 8, so their last place near 1 is about 1e-3 and 8e-3; gradients add up over queries as well.
@@ -87,7 +87,7 @@ def test_readable_attention_is_the_fused_kernel(n_q, n_k, d_k, d_v, kind, dtype,
     mask = draw_mask(kind, n_q, n_k, seed)
     readable, fused = (
         out_and_grads(attention, *inputs, mask=mask),
-        out_and_grads(fast_attention, *inputs, mask=mask),
+        out_and_grads(fused_attention, *inputs, mask=mask),
     )
     for a, b in zip(readable, fused):
         assert a.dtype == dtype and a.isfinite().all()
@@ -140,7 +140,7 @@ def test_scores_of_any_size_stay_finite():
 
 @pytest.mark.parametrize(
     "attend",
-    [attention, fast_attention, AttentionDropout(0.5), AdditiveAttention(8, 5)],
+    [attention, fused_attention, AttentionDropout(0.5), AdditiveAttention(8, 5)],
     ids=["readable", "fused", "dropout", "additive"],
 )
 def test_a_row_that_may_look_nowhere_is_zero_and_harmless(attend):
@@ -225,7 +225,7 @@ def test_multi_head_is_one_head_after_another(n_q, n_k, d_k, d_v, kind, seed):
         and v.shape == (2, 3, n_k, d_v or 4)
         and fast[0].shape == (2, n_q, 12)
     )
-    assert torch.equal(module.attend(query, k, v, mask), fast[0])
+    assert torch.equal(module.output(module.queries(query), k, v, mask), fast[0])
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 4, 8])
@@ -308,14 +308,16 @@ def test_a_step_at_a_time_is_all_at_once():
         ks.append(k)
         vs.append(v)
         outs.append(
-            module.attend(new, torch.cat(ks, dim=2), torch.cat(vs, dim=2), None)
+            module.output(
+                module.queries(new), torch.cat(ks, dim=2), torch.cat(vs, dim=2)
+            )
         )
     close(torch.cat(outs, dim=1), module(x, x, x, causal_mask(7)))
 
 
 def test_dropout_on_weights_is_a_part_and_only_while_training():
     torch.manual_seed(0)
-    module = MultiHeadAttention(16, 4, attend_with=AttentionDropout(0.3))
+    module = MultiHeadAttention(16, 4, attend=AttentionDropout(0.3))
     plain, x = MultiHeadAttention(16, 4), torch.randn(2, 7, 16)
     plain.load_state_dict(module.state_dict())
     assert not torch.equal(module(x, x, x, None), module(x, x, x, None))
@@ -330,7 +332,7 @@ def test_dropout_on_weights_is_a_part_and_only_while_training():
         None,
     ).mean(0, keepdim=True)
     close(
-        mean, fast_attention(q, k, v, None), 0.03
+        mean, fused_attention(q, k, v, None), 0.03
     )  # 20,000 draws of a spread near 1: 0.007, four times over
 
 
@@ -399,7 +401,7 @@ def test_fused_projections_are_the_separate_ones(d_model, maps, seed):
     linears = [nn.Linear(d_model, width, bias) for width, bias in maps]
     x = torch.randn(2, 3, d_model, requires_grad=True)
     weights = [x, *(p for linear in linears for p in linear.parameters())]
-    together, apart = project(x, *linears), [linear(x) for linear in linears]
+    together, apart = _project(x, *linears), [linear(x) for linear in linears]
     ones = [torch.randn_like(y) for y in apart]
     for a, b in zip(together, apart, strict=True):
         close(a, b)
@@ -454,7 +456,7 @@ def test_a_map_that_is_not_a_plain_linear_is_called():
 
 def test_errors_name_the_value_and_what_would_be_right():
     x, mask = torch.randn(2, 3, 8), torch.ones(3, 3)
-    module = MultiHeadAttention(8, 2)
+    fused = FusedMultiHeadAttention(8, 2)
     for call, message in [
         (
             lambda: MultiHeadAttention(10, 4),
@@ -467,18 +469,18 @@ def test_errors_name_the_value_and_what_would_be_right():
         (lambda: MultiHeadAttention(8, 0), "n_heads=0 must be 1 or more"),
         (
             lambda: AttentionDropout(1.0),
-            "dropout=1.0 is a share of the weights: take at least 0 and less than 1",
+            "dropout=1.0 must be at least 0 and less than 1",
         ),
         (
             lambda: AttentionDropout(-0.1),
-            "dropout=-0.1 is a share of the weights: take at least 0 and less than 1",
+            "dropout=-0.1 must be at least 0 and less than 1",
         ),
         (
-            lambda: module(x, x, x, mask),
-            "mask has dtype torch.float32: give torch.bool, True = may look",
+            lambda: fused(x, x, x, mask),
+            "mask has dtype torch.float32: give torch.bool, True = attend",
         ),
         (
-            lambda: module(x, x, x[:, :2], None),
+            lambda: fused(x, x, x[:, :2], None),
             "key has 3 positions and value has 2: each key needs one value",
         ),
         (

@@ -32,13 +32,13 @@ from annotated_transformer.background import (
     behind,
 )
 from annotated_transformer.batch import encode_pairs, training_steps
-from annotated_transformer.decode import (
-    beam_search,
-    beam_search_one,
-    greedy_search,
-    keep_rows,
-    reorder,
+from annotated_transformer.batched_search import (
+    _reorder,
+    _select_rows,
+    batched_beam_search,
+    batched_greedy_search,
 )
+from annotated_transformer.decode import beam_search
 from annotated_transformer.embedding import Embedding
 from annotated_transformer.evaluate import Translator
 from annotated_transformer.grammar import builtin
@@ -183,13 +183,13 @@ def test_step_by_step_is_all_at_once(model):
 def test_a_search_may_reorder_and_leave_out(model):
     src, tgt = draw(3, 6, 4)
     _, state = model.step(tgt[:, :1], model.start(src))
-    state = reorder(
+    state = _reorder(
         state, torch.zeros(3, 2, dtype=torch.int64)
     )  # two hypotheses of each
     second = torch.tensor([[5, 6], [7, 8], [9, 10]])
     _, state = model.step(second, state)
-    state = keep_rows(
-        reorder(state, torch.tensor([[1, 0], [1, 1], [0, 0]])), torch.tensor([0, 2])
+    state = _select_rows(
+        _reorder(state, torch.tensor([[1, 0], [1, 1], [0, 0]])), torch.tensor([0, 2])
     )
     found, _ = model.step(torch.tensor([[3, 4], [3, 4]]), state)
     said = {(0, 0): [6, 3], (0, 1): [5, 4], (1, 0): [9, 3], (1, 1): [9, 4]}
@@ -202,7 +202,7 @@ def test_a_search_may_reorder_and_leave_out(model):
 
 def test_search_finds_what_the_readable_one_finds(model):
     src, _ = draw(4, 6, 2)
-    found = beam_search(
+    found = batched_beam_search(
         model.step,
         model.start(src),
         BOS,
@@ -219,7 +219,7 @@ def test_search_finds_what_the_readable_one_finds(model):
                     0, -1
                 ].tolist()
 
-        slow = beam_search_one(next_log_probs, EOS, 7, beam_size=3, n_best=2)
+        slow = beam_search(next_log_probs, EOS, 7, beam_size=3, n_best=2)
         assert [h.ids for h in found[i]] == [h.ids for h in slow]
         for a, b in zip(found[i], slow):
             assert a.score == pytest.approx(
@@ -269,7 +269,9 @@ def test_a_small_one_learns_to_copy(name):
         ).backward()
         optimizer.step()
     new = words(100)
-    found = greedy_search(model.step, model.start(new), BOS, EOS, torch.full((100,), 8))
+    found = batched_greedy_search(
+        model.step, model.start(new), BOS, EOS, torch.full((100,), 8)
+    )
     assert sum(best.ids == x for (best,), x in zip(found, new[:, :-1].tolist())) >= 80
 
 

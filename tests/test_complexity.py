@@ -192,7 +192,7 @@ def test_operations_by_arithmetic(n, d, k, r):
     assert {
         name: operations(layer, x) for name, layer in layers_of_table_1(d, k, r).items()
     } == {name: 2 * c for name, c in expected.items()}
-    projected = SelfAttention(MultiHeadAttention(d, 2, attend_with=attention))
+    projected = SelfAttention(MultiHeadAttention(d, 2, attend=attention))
     assert operations(projected, x) == 2 * (2 * n * n * d + 4 * n * d * d)
 
 

@@ -28,8 +28,13 @@ from annotated_transformer.ct2 import (
     engine_spec,
     export_ct2,
 )
-from annotated_transformer.decode import beam_search, best_ends, greedy_search
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
+    eos_among_best,
+)
 from annotated_transformer.recipe import train_run
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
 
@@ -187,8 +192,8 @@ def ours(run, rows, limit, search, **options) -> list[list]:
     src = pad_ids([row + [run.vocab.eos_id] for row in rows], run.vocab.pad_id)
     with torch.no_grad():
         return search(
-            run.model.step,
-            run.model.start(src),
+            KVCache(run.model).step,
+            KVCache(run.model).start(src),
             run.vocab.bos_id,
             run.vocab.eos_id,
             torch.full((len(rows),), limit),
@@ -237,7 +242,9 @@ def test_greedy(trained, limit):
     other = theirs(
         run, engine_of(folder / "out"), rows, limit, beam_size=1, length_penalty=0
     )
-    assert_equal_but_for_ties(ours(run, rows, limit, greedy_search), other, n_ties=5)
+    assert_equal_but_for_ties(
+        ours(run, rows, limit, batched_greedy_search), other, n_ties=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,11 +264,11 @@ def test_beam(trained, alpha, patience, beam, n_best, limit):
         run,
         rows,
         limit,
-        beam_search,
+        batched_beam_search,
         beam_size=beam,
         n_best=n_best,
         penalty=lambda n: n**alpha,
-        may_end=best_ends,
+        may_end=eos_among_best,
     )
     other = theirs(
         run,
@@ -279,7 +286,9 @@ def test_beam(trained, alpha, patience, beam, n_best, limit):
 def test_impatience_only_loses(trained):
     "At the engine's default patience a sentence that differs scores lower than ours."
     run, folder, rows = trained
-    mine = ours(run, rows, 40, beam_search, penalty=lambda n: n, may_end=best_ends)
+    mine = ours(
+        run, rows, 40, batched_beam_search, penalty=lambda n: n, may_end=eos_among_best
+    )
     other = theirs(
         run, engine_of(folder / "out"), rows, 40, beam_size=4, length_penalty=1
     )
@@ -290,7 +299,7 @@ def test_impatience_only_loses(trained):
 def test_fewer_bits(trained, tmp_path):
     "Smaller files that still translate; how many sentences stay the same is printed, since nothing promises it."
     run, folder, rows = trained
-    greedy = [some[0].ids for some in ours(run, rows, 40, greedy_search)]
+    greedy = [some[0].ids for some in ours(run, rows, 40, batched_greedy_search)]
     sizes, gaps = [], []
     for kind in QUANTIZATIONS:
         engine = engine_of(export_ct2(folder / "run", tmp_path / kind, kind))
@@ -339,7 +348,9 @@ def test_folder_is_enough(trained):
         check=True,
     )
     expected = [
-        run.vocab.decode(ours(run, [row], len(row) + 50, greedy_search)[0][0].ids)
+        run.vocab.decode(
+            ours(run, [row], len(row) + 50, batched_greedy_search)[0][0].ids
+        )
         for row in map(run.vocab.encode, lines)
     ]
     assert done.stdout.decode().split("\n") == [*expected, ""]

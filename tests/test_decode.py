@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from annotated_transformer.config import ModelConfig
-from annotated_transformer.decode import (
-    any_end,
-    beam_search,
-    beam_search_one,
-    best_ends,
-    best_words,
-    greedy_search,
-    length_penalty,
-    sample,
+from annotated_transformer.batched_search import (
+    _best_tokens,
+    batched_beam_search,
+    batched_greedy_search,
+    eos_among_best,
+    every_eos,
     search_with,
 )
+from annotated_transformer.decode import beam_search, length_penalty, sample
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
 
 PAD, BOS, EOS, N_VOCAB = 0, 2, 3, 20
@@ -62,7 +61,7 @@ def look_up(tables):
     return lambda said: tables[len(said) % len(tables), [BOS, *said][-1]].tolist()
 
 
-def search_tables(tables, limits, search=greedy_search):
+def search_tables(tables, limits, search=batched_greedy_search):
     return search(table_step, table_start(tables), BOS, EOS, limits)
 
 
@@ -116,7 +115,7 @@ def ids_of(those):
     return [found.ids for found in those]
 
 
-@pytest.mark.parametrize("search", [greedy_search, beam_search, sample])
+@pytest.mark.parametrize("search", [batched_greedy_search, batched_beam_search, sample])
 def test_nothing_to_do(search):
     def never(last_ids, state):
         raise AssertionError("nothing was to be asked")
@@ -128,7 +127,7 @@ def test_nothing_to_do(search):
     )
 
 
-@pytest.mark.parametrize("search", [greedy_search, beam_search, sample])
+@pytest.mark.parametrize("search", [batched_greedy_search, batched_beam_search, sample])
 def test_no_gradient_is_recorded(search):
     weight = torch.zeros(N_VOCAB, requires_grad=True)
     seen = []
@@ -180,9 +179,9 @@ def test_exhaustive(seed):
     ((found,),) = search_tables(
         tables,
         torch.tensor([limit]),
-        partial(beam_search, beam_size=(n_vocab - 1) ** limit, penalty=penalty),
+        partial(batched_beam_search, beam_size=(n_vocab - 1) ** limit, penalty=penalty),
     )
-    (plain,) = beam_search_one(
+    (plain,) = beam_search(
         look_up(tables[0]),
         EOS,
         limit,
@@ -209,7 +208,7 @@ def test_a_narrow_beam_is_never_better_than_everything(seed, beam_size, alpha):
     ((found,),) = search_tables(
         tables,
         torch.tensor([3]),
-        partial(beam_search, beam_size=beam_size, penalty=penalty),
+        partial(batched_beam_search, beam_size=beam_size, penalty=penalty),
     )
     assert found.score <= max(scores.values()) + 1e-9 and found.score == pytest.approx(
         scores[tuple(found.ids)], abs=1e-9
@@ -241,9 +240,9 @@ def test_fast_is_readable(seed, b, n_vocab, beam_size, n_best, longest, sharp, a
     options = dict(
         beam_size=beam_size, n_best=n_best, penalty=partial(length_penalty, alpha=alpha)
     )
-    together = search_tables(tables, limits, partial(beam_search, **options))
+    together = search_tables(tables, limits, partial(batched_beam_search, **options))
     for table, limit, those in zip(tables, limits, together):
-        alone = beam_search_one(look_up(table), EOS, int(limit), **options)
+        alone = beam_search(look_up(table), EOS, int(limit), **options)
         assert ids_of(those) == ids_of(alone)
         for a, b in zip(those, alone):
             assert (a.score, a.log_prob) == (
@@ -259,7 +258,7 @@ def test_order_and_neighbours_do_not_matter(seed, beam_size):
     tables, limits, search = (
         random_tables(9, 10, 8, 3.0),
         torch.randint(0, 9, (9,)),
-        partial(beam_search, beam_size=beam_size),
+        partial(batched_beam_search, beam_size=beam_size),
     )
     together, order = search_tables(tables, limits, search), torch.randperm(9)
     alone = [
@@ -294,7 +293,7 @@ def test_best_words(seed, b, beam, n_vocab, n, coarse):
     log_probs, scores = torch.randn(b, beam, n_vocab), torch.randn(b, beam)
     if coarse:
         log_probs, scores = log_probs.round(), scores.round()
-    found, parents, words = best_words(log_probs, scores, n)
+    found, parents, words = _best_tokens(log_probs, scores, n)
     everything = (log_probs + scores[..., None]).flatten(1)
     assert torch.equal(found, everything.topk(min(n, beam * n_vocab)).values)
     place = parents * n_vocab + words
@@ -314,10 +313,10 @@ def test_a_word_that_cannot_come_never_comes():
         math.log(0.5),
         0.0,
     )  # 0 leads nowhere
-    ((found,),) = search_tables(tables, torch.tensor([3]), beam_search)
+    ((found,),) = search_tables(tables, torch.tensor([3]), batched_beam_search)
     assert found.ids == [4, 4, 4] and found.log_prob == pytest.approx(math.log(0.5))
     ((found,),) = search_tables(
-        torch.full_like(tables, -math.inf), torch.tensor([3]), beam_search
+        torch.full_like(tables, -math.inf), torch.tensor([3]), batched_beam_search
     )
     assert found.score == -math.inf
 
@@ -331,9 +330,11 @@ def test_which_ends_count():
     options = dict(beam_size=2, penalty=partial(length_penalty, alpha=0))
     ((lenient,),), ((strict,),) = (
         search_tables(
-            tables, torch.tensor([5]), partial(beam_search, may_end=rule, **options)
+            tables,
+            torch.tensor([5]),
+            partial(batched_beam_search, may_end=rule, **options),
         )
-        for rule in (any_end, best_ends)
+        for rule in (every_eos, eos_among_best)
     )
     assert lenient.ids == [] and lenient.log_prob == pytest.approx(math.log(0.25))
     assert len(strict.ids) == 2 and strict.log_prob == pytest.approx(math.log(0.2))
@@ -348,7 +349,7 @@ def test_it_stops_as_soon_as_nothing_open_can_win():
 
     sure = torch.full((1, 1, 5, 5), math.log(0.15))
     sure[..., EOS] = math.log(0.4)
-    beam_search(
+    batched_beam_search(
         step,
         table_start(sure),
         BOS,
@@ -360,7 +361,7 @@ def test_it_stops_as_soon_as_nothing_open_can_win():
         len(calls) == 1
     )  # 0.4 against 0.15 at most: with no penalty nothing can follow that
     calls.clear()
-    beam_search(
+    batched_beam_search(
         step,
         table_start(sure),
         BOS,
@@ -383,13 +384,13 @@ def test_length_penalty():
 
 
 def test_settings():
-    assert search_with(1) is greedy_search
+    assert search_with(1) is batched_greedy_search
     tables, limits = random_tables(7, 10, 8, 3.0), torch.full((7,), 6)
     assert search_tables(tables, limits, search_with(3, 1.0, 2)) == search_tables(
         tables,
         limits,
         partial(
-            beam_search,
+            batched_beam_search,
             beam_size=3,
             n_best=2,
             penalty=partial(length_penalty, alpha=1.0),
@@ -406,7 +407,7 @@ def test_settings():
         with pytest.raises(ValueError, match=what):
             search_with(**wrong)
     with pytest.raises(ValueError, match="n_best=5 with beam_size=4"):
-        search_tables(tables, limits, partial(beam_search, n_best=5))
+        search_tables(tables, limits, partial(batched_beam_search, n_best=5))
 
 
 # Sampling
@@ -525,12 +526,16 @@ def test_transformer(sizes, beam_size):
         )  # forward takes padding in the target for no word
 
     def step(last_ids, state):
-        log_probs, state = model.step(last_ids, state)
+        log_probs, state = KVCache(model).step(last_ids, state)
         return sayable(log_probs), state
 
-    search = partial(beam_search, beam_size=beam_size) if beam_size else greedy_search
+    search = (
+        partial(batched_beam_search, beam_size=beam_size)
+        if beam_size
+        else batched_greedy_search
+    )
     for row, limit, (found,) in zip(
-        src, limits, search(step, model.start(src), BOS, EOS, limits)
+        src, limits, search(step, KVCache(model).start(src), BOS, EOS, limits)
     ):
 
         def next_log_probs(said, row=row):
@@ -542,7 +547,7 @@ def test_transformer(sizes, beam_size):
         if beam_size:
             assert (
                 found.ids
-                == beam_search_one(next_log_probs, EOS, int(limit), beam_size)[0].ids
+                == beam_search(next_log_probs, EOS, int(limit), beam_size)[0].ids
             )
         else:
             assert found.ids == one_by_hand(next_log_probs, int(limit))[0]

@@ -14,13 +14,12 @@ from annotated_transformer import UserError
 from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.corpus import MAX_LINE, text_lines
-from annotated_transformer.decode import (
-    Hypothesis,
-    beam_search,
-    greedy_search,
-    sample,
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
     search_with,
 )
+from annotated_transformer.decode import Hypothesis, sample
 from annotated_transformer.evaluate import (
     Translation,
     Translator,
@@ -138,8 +137,8 @@ def searching(translator, search, batch_tokens=4096):
 
 
 SEARCHES = {
-    "beam": beam_search,
-    "greedy": greedy_search,
+    "beam": batched_beam_search,
+    "greedy": batched_greedy_search,
     "wide, three best": search_with(6, 1.0, 3),
 }
 
@@ -491,7 +490,7 @@ def endless(step, state, bos_id, eos_id, max_lens):
         log_probs[..., eos_id] = -torch.inf
         return log_probs, state
 
-    return greedy_search(without_end, state, bos_id, eos_id, max_lens)
+    return batched_greedy_search(without_end, state, bos_id, eos_id, max_lens)
 
 
 @pytest.mark.parametrize("n_positions", [5, 6, 9, 10, 30, 53, 54, 60, 102, 400])
@@ -582,10 +581,10 @@ def test_load(tmp_path, vocab, position, n_positions, longest):
     assert (
         found.max_pieces == longest
         and not found.model.training
-        and found.search is beam_search
+        and found.search is batched_beam_search
     )
-    other = load(tmp_path / "run", search=greedy_search, batch_tokens=7)
-    assert (other.search, other.batch_tokens) == (greedy_search, 7)
+    other = load(tmp_path / "run", search=batched_greedy_search, batch_tokens=7)
+    assert (other.search, other.batch_tokens) == (batched_greedy_search, 7)
     assert len(found.translate(["the dog " * 100, "x" * 300])) == 2
     with pytest.raises(ValueError, match="device 'nowhere' cannot be used here"):
         load(tmp_path / "run", "nowhere")

@@ -24,6 +24,7 @@ from annotated_transformer.heads import (
     without_head,
     words_of,
 )
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import Transformer, build_transformer
 from annotated_transformer.visualize import attention_maps, attention_parts
 from annotated_transformer.vocab import Vocab, learn_bpe
@@ -227,9 +228,9 @@ def test_a_silent_head_is_silent_step_by_step_too(vocab):
     )
     with torch.no_grad(), without_head(model, "cross", 1, 2):
         at_once = model.embedding.logits(model(src, tgt_in)).log_softmax(-1)
-        state, steps = model.start(src), []
+        state, steps = KVCache(model).start(src), []
         for i in range(5):
-            log_probs, state = model.step(tgt_in[:, i : i + 1], state)
+            log_probs, state = KVCache(model).step(tgt_in[:, i : i + 1], state)
             steps.append(log_probs)
     torch.testing.assert_close(
         torch.cat(steps, 1), at_once, atol=1e-5, rtol=1e-5

@@ -16,6 +16,7 @@ from annotated_transformer.inference import (
     ready_to_translate,
 )
 from annotated_transformer.marian import MarianEmbedding
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
 
 packs = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no oneDNN")
@@ -105,9 +106,9 @@ def test_a_row_of_zeros_stays_zero():
 
 def words_of(model, src, tgt_in):
     with torch.no_grad():
-        state, said = model.start(src), []
+        state, said = KVCache(model).start(src), []
         for i in range(tgt_in.size(1)):
-            log_probs, state = model.step(tgt_in[:, i : i + 1], state)
+            log_probs, state = KVCache(model).step(tgt_in[:, i : i + 1], state)
             said.append(log_probs)
     return torch.cat(said, dim=1)
 

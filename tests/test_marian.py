@@ -18,7 +18,11 @@ from safetensors.torch import load_file, save_file
 from annotated_transformer.batch import pad_ids
 from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.decode import beam_search, best_ends, greedy_search
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
+    eos_among_best,
+)
 from annotated_transformer.evaluate import load, translate_stream
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import (
@@ -43,6 +47,7 @@ from annotated_transformer.marian import (
 )
 from annotated_transformer.marian import with_marian_rules
 from annotated_transformer.position import positional_encoding
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.visualize import attention_maps
 from annotated_transformer.vocab import learn_bpe
@@ -208,10 +213,10 @@ def test_step_by_step_is_all_at_once(both):
     tgt_in[:, 0] = config.decoder_start_token_id
     at_once, state = (
         ours.embedding.logits(ours(src, tgt_in)).log_softmax(dim=-1),
-        ours.start(src),
+        KVCache(ours).start(src),
     )
     for t in range(7):
-        log_probs, state = ours.step(tgt_in[:, t : t + 1], state)
+        log_probs, state = KVCache(ours).step(tgt_in[:, t : t + 1], state)
         torch.testing.assert_close(log_probs[:, 0], at_once[:, t], atol=1e-4, rtol=0)
 
 
@@ -281,10 +286,10 @@ def generate(theirs, src, mask, n_beams, alpha, max_len, n_best):
 
 def ours_found(ours, config, src, search, max_len):
     with torch.no_grad():
-        state = ours.start(src)
+        state = KVCache(ours).start(src)
     bos, eos = config.decoder_start_token_id, config.eos_token_id
     return with_marian_rules(search, config)(
-        ours.step, state, bos, eos, torch.full((len(src),), max_len)
+        KVCache(ours).step, state, bos, eos, torch.full((len(src),), max_len)
     )
 
 
@@ -294,7 +299,7 @@ N, MAX_LEN = 16, 9
 def test_greedy_search_is_theirs(taught):
     theirs, ours, config = taught
     src, mask = sentences(config.vocab_size, N, 9)
-    found = ours_found(ours, config, src, greedy_search, MAX_LEN)
+    found = ours_found(ours, config, src, batched_greedy_search, MAX_LEN)
     assert [best.ids for (best,) in found] == [
         best[0] for (best,) in generate(theirs, src, mask, 1, 1.0, MAX_LEN, 1)
     ]
@@ -337,7 +342,7 @@ def test_some_sentences_end_and_some_are_cut_off(taught):
         ours,
         config,
         src,
-        partial(beam_search, beam_size=4, n_best=4, may_end=best_ends),
+        partial(batched_beam_search, beam_size=4, n_best=4, may_end=eos_among_best),
         MAX_LEN,
     )
     lengths = [len(h.ids) for those in found for h in those]
@@ -352,9 +357,13 @@ def test_a_limit_of_its_own_for_each_sentence(taught):
         marian_search(replace(config, num_beams=4)),
     )
     with torch.no_grad():
-        state = ours.start(src)
+        state = KVCache(ours).start(src)
     found = with_marian_rules(search, config)(
-        ours.step, state, config.decoder_start_token_id, config.eos_token_id, limits
+        KVCache(ours).step,
+        state,
+        config.decoder_start_token_id,
+        config.eos_token_id,
+        limits,
     )
     for i, limit in enumerate(limits.tolist()):
         assert (
@@ -375,7 +384,11 @@ def test_padding_is_said_unless_it_is_forbidden(taught):
         found = [
             best.ids
             for (best,) in ours_found(
-                ours, config, sentences(config.vocab_size, 4, 5)[0], greedy_search, 6
+                ours,
+                config,
+                sentences(config.vocab_size, 4, 5)[0],
+                batched_greedy_search,
+                6,
             )
         ]
     finally:
@@ -566,12 +579,12 @@ def test_batches_and_order_change_nothing(run):
 def test_a_search_of_ones_own(run):
     "It keeps the rules: no padding, and an end at the limit."
     lines = LINES[:5]
-    assert load_marian(run, search=greedy_search).translate(lines) != load_marian(
-        run
-    ).translate(lines)
-    found = load_any(run, search=partial(beam_search, beam_size=3, n_best=3)).n_best(
+    assert load_marian(run, search=batched_greedy_search).translate(
         lines
-    )
+    ) != load_marian(run).translate(lines)
+    found = load_any(
+        run, search=partial(batched_beam_search, beam_size=3, n_best=3)
+    ).n_best(lines)
     assert [len(those) for those in found] == [3] * 5
 
 

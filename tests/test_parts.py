@@ -33,7 +33,7 @@ def seed():
 @pytest.mark.parametrize("activation, function", [(nn.ReLU, F.relu), (nn.SiLU, F.silu)])
 def test_feed_forward_is_two_convolutions(b, n, d_model, d_ff, activation, function):
     ff, x = (
-        FeedForward(d_model, d_ff, activation).double(),
+        FeedForward(d_model, d_ff, activation()).double(),
         torch.randn(b, n, d_model).double(),
     )
     inner = function(F.conv1d(x.transpose(1, 2), ff.w_1.weight[..., None], ff.w_1.bias))

@@ -23,14 +23,12 @@ from annotated_transformer.batch import encode_pairs, epoch_batches
 from annotated_transformer.checkpoint import read_config, read_metrics
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.multi_head import (
-    AttentionDropout,
-    MultiHeadAttention,
-    fast_attention,
-)
+from annotated_transformer.fused_attention import fused_attention
+from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.recipe import build_training, train_run, validation_loss
-from annotated_transformer.stack import Dropout, LayerNorm, PostNorm, PreNorm
+from annotated_transformer.stack import PostNorm, PreNorm
+from torch.nn import Dropout, LayerNorm
 
 FIELDS = [
     field.name
@@ -481,10 +479,10 @@ def dropout(base, new):
 @row("attention_dropout=0.3", f"parts {LEARNING}")
 def attention_dropout(base, new):
     for layer in modules(base, MultiHeadAttention):
-        assert layer.attend_with is fast_attention
+        assert layer.attend is fused_attention
     for layer in modules(new, MultiHeadAttention):
-        assert isinstance(layer.attend_with, AttentionDropout)
-        assert layer.attend_with.dropout == 0.3
+        assert isinstance(layer.attend, AttentionDropout)
+        assert layer.attend.dropout == 0.3
 
 
 @row("label_smoothing=0.2", LEARNING)

@@ -14,7 +14,7 @@ import torch
 
 from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.decode import greedy_search
+from annotated_transformer.batched_search import batched_greedy_search
 from annotated_transformer.evaluate import load
 from annotated_transformer.grammar import builtin
 from annotated_transformer.transformer import build_transformer
@@ -63,7 +63,7 @@ def lines() -> list[str]:
 @pytest.fixture(scope="module")
 def answers(run, lines) -> list[str]:
     "What each line is translated to, found in this process."
-    found = load(run, search=greedy_search).translate(lines[:1000])
+    found = load(run, search=batched_greedy_search).translate(lines[:1000])
     assert len(set(found)) > 900, "the lines are to be told apart by their answers"
     return found
 
