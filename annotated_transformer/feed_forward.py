@@ -19,5 +19,7 @@ class FeedForward(nn.Module):
         self.activation = activation
         self.w_2 = nn.Linear(d_ff, d_model)
 
-    def forward(self, x: Float[Tensor, "b n d_model"]) -> Float[Tensor, "b n d_model"]:
+    def forward(
+        self, x: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
         return self.w_2(self.activation(self.w_1(x)))

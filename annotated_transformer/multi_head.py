@@ -8,7 +8,6 @@ __all__ = ['MultiHeadAttention', 'AttentionDropout']
 # %% ../nbs/322_multi_head.ipynb #6721ef8a
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from jaxtyping import config, install_import_hook
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(
     0, str(ROOT / "tools")
 )  # notebooks.py, gate.py, pages.py, preview.py, links.py
+
+# A wrong shape in a call of the package is an error, wherever a test makes it.
+install_import_hook("annotated_transformer", "shapes.check")
 
 # The same examples on every run, and no time limit on one: machines differ.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
@@ -57,6 +61,14 @@ def pytest_collection_modifyitems(items):
 
 def group_of(item: pytest.Item) -> str:
     return "site" if item.path.stem in ("test_site", "test_preview") else item.path.stem
+
+
+@pytest.fixture
+def unchecked():
+    "Shapes are not checked: for tests of the package's own errors."
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -454,7 +454,7 @@ def test_a_map_that_is_not_a_plain_linear_is_called():
 # Errors
 
 
-def test_errors_name_the_value_and_what_would_be_right():
+def test_errors_name_the_value_and_what_would_be_right(unchecked):
     x, mask = torch.randn(2, 3, 8), torch.ones(3, 3)
     fused = FusedMultiHeadAttention(8, 2)
     for call, message in [

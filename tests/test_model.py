@@ -722,7 +722,7 @@ def test_sinusoids_have_no_last_position():
 # Errors
 
 
-def test_errors_name_the_value_and_what_would_be_right():
+def test_errors_name_the_value_and_what_would_be_right(unchecked):
     config, model, src, tgt_in = ModelConfig(**SMALL), make(), words(2, 5), words(2, 3)
     state = KVCache(model).start(src)
     for call, message in [
@@ -799,6 +799,6 @@ def test_what_is_dropped_is_what_is_added(part):
 
 @pytest.mark.parametrize("part, ends_normed", [(PostNorm, True), (PreNorm, False)])
 def test_which_is_which(part, ends_normed):
-    x = torch.randn(50, 64)
+    x = torch.randn(1, 50, 64)
     variance = part(64)(x, lambda y: 2 * y).var(dim=-1, correction=0)
     assert ((variance - 1).abs().max() < 1e-3) == ends_normed
