@@ -28,7 +28,7 @@ setup(
     ],
     python_requires=f">={cfg['min_python']}",
     packages=[cfg["lib_path"]],
-    package_data={cfg["lib_path"]: ["py.typed"]},
+    package_data={cfg["lib_path"]: ["py.typed", "pages/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require={
         k.removesuffix("_requirements"): v.split()

@@ -6,15 +6,16 @@ import re
 import pytest
 import torch
 from browser import Browser
+from conftest import ROOT
 from test_visualize import contrast
 
 from annotated_transformer.explorer import (
-    PAGE_COLOURS,
-    PAGE_STYLE,
     AttentionExample,
     attention_page,
     shown_pieces,
 )
+
+PAGES = ROOT / "annotated_transformer/pages"
 
 RUDE = [
     "</script>",
@@ -31,7 +32,8 @@ RUDE = [
     "",
     " ",
     "${x}",
-    "{PAGE_BODY}",
+    "$script",
+    "$$",
     "🙂",
     "שלום",
 ]
@@ -73,15 +75,12 @@ def mixed(over: str, under: str, opacity: float) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_has_contrast(scheme):
-    colour = dict(
-        re.findall(
-            r"--(\w+): (#\w{6})",
-            re.findall(r":root \{(.*?)\}", PAGE_COLOURS, re.S)[scheme == "dark"],
-        )
-    )
-    strongest = float(
-        re.search(r"opacity: calc\(var\(--weight, 0\) \* ([\d.]+)\)", PAGE_STYLE)[1]
-    )
+    common = (PAGES / "common.css").read_text(encoding="utf-8")
+    root = re.findall(r":root \{(.*?)\}", common, re.S)[scheme == "dark"]
+    colour = dict(re.findall(r"--(\w+): (#\w{6})", root))
+    style = (PAGES / "attention.css").read_text(encoding="utf-8")
+    opacity = re.search(r"opacity: calc\(var\(--weight, 0\) \* ([\d.]+)\)", style)
+    strongest = float(opacity[1])
     heads = [colour[f"head{i}"] for i in range(5)]
     pairs = [
         (text, ground) for text in ("ink", "muted") for ground in ("paper", "panel")
