@@ -1,196 +1,358 @@
-"use strict";
-const find = id => document.getElementById(id);
-const make = (tag, props, ...inside) => { const e = Object.assign(document.createElement(tag), props); e.append(...inside); return e; };
-const examples = JSON.parse(find("data").textContent);
+// --- State: the examples, and what is selected
+
+const examples = JSON.parse(byId("data").textContent);
 const KINDS = {
-  encoder: ["Encoder", "src", "src", "Each source word looks at the whole source."],
-  decoder: ["Decoder", "tgt", "tgt", "Each word read so far looks at itself and at those before it."],
-  cross: ["Cross", "tgt", "src", "Each word read so far looks at the source, to choose what is written after it."]};
-const SIDES = {src: "source", tgt: "translation"};
-const DASHES = ["", "7 4", "1 4", "9 4 1 4", "4 3"];  // one a head, as there is one colour a head
-const view = {sentence: 0, kind: "", heads: [{layer: 0, head: 0}], pinned: null};
-const example = () => examples[view.sentence];
-const maps = () => example().maps[view.kind];  // by layer, head, word that looks, word looked at
-const mapOf = ({layer, head}) => maps()[layer][head];
-const nameOf = ({layer, head}) => `layer ${layer + 1}, head ${head + 1}`;
-const sideOf = side => KINDS[view.kind][side === "q" ? 1 : 2];
-const wordsOf = side => example()[sideOf(side)];
-const other = side => side === "q" ? "k" : "q";
-const same = (a, b) => a && b && a.side === b.side && a.i === b.i;
-const coloured = (e, i) => { e.style.setProperty("--colour", `var(--head${i})`); return e; };
+  encoder: {
+    name: "Encoder",
+    q: "src",
+    k: "src",
+    rule: "Each source token attends to every source token.",
+  },
+  decoder: {
+    name: "Decoder",
+    q: "tgt",
+    k: "tgt",
+    rule: "Each target token attends to itself and to the target tokens before it.",
+  },
+  cross: {
+    name: "Cross",
+    q: "tgt",
+    k: "src",
+    rule: "Each target token attends to every source token, to predict the next one.",
+  },
+};
+const SIDES = {src: "Source", tgt: "Translation"};
+const ROLES = {q: "queries", k: "keys"};
 
-function showSentence(i) {
-  view.sentence = i;
+// `heads` holds the selected heads, the newest last. A token is {role: "q" or "k", i}.
+const state = {sentence: 0, kind: "", heads: [{layer: 0, head: 0}], pinned: null};
+
+const example = () => examples[state.sentence];
+const maps = () => example().maps[state.kind];  // [layer][head][query][key]
+const weightsOf = ({layer, head}) => maps()[layer][head];
+const headName = ({layer, head}) => `layer ${layer + 1}, head ${head + 1}`;
+const sideOf = role => KINDS[state.kind][role];
+const tokensOf = role => example()[sideOf(role)];
+const otherRole = role => role === "q" ? "k" : "q";
+const isSame = (a, b) => a && b && a.role === b.role && a.i === b.i;
+
+// --- Selecting: a sentence has kinds, a kind has heads and tokens, a head has weights
+
+function selectSentence(i) {
+  state.sentence = i;
   const kinds = Object.keys(KINDS).filter(kind => kind in example().maps);
-  if (!kinds.includes(view.kind)) view.kind = kinds[0];
-  find("kind").replaceChildren(...kinds.map(kind => {
-    const input = make("input", {type: "radio", name: "kind", value: kind, checked: kind === view.kind});
-    input.addEventListener("change", () => showKind(kind));
-    return make("label", {}, input, make("span", {textContent: KINDS[kind][0]}));
-  }));
-  find("pair").textContent = example().src.join(" ") + "  →  " + example().tgt.join(" ");
-  showKind(view.kind);
-}
-function showKind(kind) {
-  Object.assign(view, {kind, pinned: null});
-  view.heads = view.heads.filter(at => maps()[at.layer]?.[at.head]);
-  if (!view.heads.length) view.heads = [{layer: 0, head: 0}];
-  fill("layer", maps().length);
-  fill("head", maps()[0].length);
-  drawHeads();
-  drawWords();
-  showHeads();
-}
-function fill(id, n) { find(id).replaceChildren(...Array.from({length: n}, (_, i) => make("option", {value: i, textContent: i + 1}))); }
-function choose(layer, head) {
-  const kept = view.heads.filter(at => at.layer !== layer || at.head !== head);
-  if (!find("compare").checked) view.heads = [{layer, head}];
-  else if (kept.length === view.heads.length) view.heads = [...kept, {layer, head}].slice(-DASHES.length);
-  else if (kept.length) view.heads = kept;  // it was chosen already: let it go
-  showHeads();
-}
-function showHeads() {
-  const newest = view.heads.at(-1);
-  find("layer").value = newest.layer;
-  find("head").value = newest.head;
-  for (const button of find("heads").querySelectorAll("button")) {
-    const i = view.heads.findIndex(at => at.layer === +button.dataset.layer && at.head === +button.dataset.head);
-    button.setAttribute("aria-pressed", i >= 0);
-    button.tabIndex = i === view.heads.length - 1 ? 0 : -1;
-    coloured(button, Math.max(i, 0));
-  }
-  find("shown").textContent = KINDS[view.kind][0] + ", " + (view.heads.length > 1 ? view.heads.length + " heads" : nameOf(newest));
-  drawLines();
-  makeRoom();
-  point(view.pinned);
+  if (!kinds.includes(state.kind)) state.kind = kinds[0];
+  byId("kind").replaceChildren(...kinds.map(kindButton));
+  const {src, tgt} = example();
+  byId("pair").textContent = `${src.join(" ")}  →  ${tgt.join(" ")}`;
+  selectKind(state.kind);
 }
 
-function drawHeads() {
-  const layers = maps(), n = layers[0].length, label = (textContent, className) => make("span", {textContent, className, ariaHidden: "true"});
-  find("heads").style.setProperty("--n", n);
-  find("heads").replaceChildren(label("Head", "layer"), ...layers[0].map((_, head) => label(head + 1, "")),
-    ...layers.flatMap((heads, layer) => [label("Layer " + (layer + 1), "layer"), ...heads.map((map, head) => {
-      const button = make("button", {type: "button", ariaLabel: nameOf({layer, head}), title: nameOf({layer, head})}, smallPicture(map));
-      Object.assign(button.dataset, {layer, head});
-      button.addEventListener("click", event => { choose(layer, head); if (event.detail) comeIntoSight(); });
-      return button;
-    })]));
+function kindButton(kind) {
+  const checked = kind === state.kind;
+  const input = element("input", {type: "radio", name: "kind", value: kind, checked});
+  input.addEventListener("change", () => selectKind(kind));
+  return element("label", {}, input, element("span", {textContent: KINDS[kind].name}));
 }
-function smallPicture(map) {
-  const canvas = make("canvas", {width: map[0].length, height: map.length}), draw = canvas.getContext("2d");
-  const [r, g, b] = getComputedStyle(find("heads")).color.match(/\d+/g), image = draw.createImageData(canvas.width, canvas.height);
-  map.flat().forEach((weight, i) => image.data.set([r, g, b, 255 * Math.min(1, weight)], 4 * i));
-  draw.putImageData(image, 0, 0);
-  return canvas;
+
+function selectKind(kind) {
+  Object.assign(state, {kind, pinned: null});
+  state.heads = state.heads.filter(({layer, head}) => maps()[layer]?.[head]);
+  if (!state.heads.length) state.heads = [{layer: 0, head: 0}];
+  fillOptions("layer", maps().length);
+  fillOptions("head", maps()[0].length);
+  drawHeatmaps();
+  drawTokens();
+  updateHeads();
 }
-function comeIntoSight() {  // on a phone the words are below the pictures
+
+function fillOptions(id, n) {
+  const option = (_, i) => element("option", {value: i, textContent: i + 1});
+  byId(id).replaceChildren(...Array.from({length: n}, option));
+}
+
+function selectHead(layer, head) {
+  const others = state.heads.filter(at => at.layer !== layer || at.head !== head);
+  const wasSelected = others.length < state.heads.length;
+  if (!byId("compare").checked) {
+    state.heads = [{layer, head}];
+  } else if (!wasSelected) {
+    state.heads = [...others, {layer, head}].slice(-DASHES.length);
+  } else if (others.length) {
+    state.heads = others;
+  }
+  updateHeads();
+}
+
+function updateHeads() {
+  const newest = state.heads.at(-1);
+  const {name} = KINDS[state.kind];
+  const n = state.heads.length;
+  byId("layer").value = newest.layer;
+  byId("head").value = newest.head;
+  for (const button of byId("heads").querySelectorAll("button")) {
+    const {layer, head} = button.dataset;
+    const i = state.heads.findIndex(at => at.layer === +layer && at.head === +head);
+    button.setAttribute("aria-pressed", i >= 0);
+    button.tabIndex = i === n - 1 ? 0 : -1;
+    setColour(button, Math.max(i, 0));
+  }
+  byId("selection").textContent = `${name}, ${n > 1 ? `${n} heads` : headName(newest)}`;
+  drawCurves();
+  reserveHeight();
+  highlight(state.pinned);
+}
+
+// --- Heatmaps of all heads: a row of heatmaps per layer
+
+function drawHeatmaps() {
+  const label = (textContent, className = "") =>
+    element("span", {textContent, className, ariaHidden: "true"});
+  const numbers = maps()[0].map((_, head) => label(head + 1));
+  const rows = maps().flatMap((heads, layer) => [
+    label(`Layer ${layer + 1}`, "layer"),
+    ...heads.map((_, head) => heatmapButton(layer, head)),
+  ]);
+  byId("heads").style.setProperty("--n-heads", numbers.length);
+  byId("heads").replaceChildren(label("Head", "layer"), ...numbers, ...rows);
+}
+
+function heatmapButton(layer, head) {
+  const name = headName({layer, head});
+  const {color} = getComputedStyle(byId("heads"));
+  const properties = {type: "button", ariaLabel: name, title: name};
+  const image = heatmap(weightsOf({layer, head}), color);
+  const button = element("button", properties, image);
+  Object.assign(button.dataset, {layer, head});
+  button.addEventListener("click", event => {
+    selectHead(layer, head);
+    if (event.detail) scrollToTokens();  // a pointer's click; a key's has detail 0
+  });
+  return button;
+}
+
+function scrollToTokens() {  // on a phone the tokens are below the heatmaps
   const figure = document.querySelector("figure");
   if (figure.getBoundingClientRect().top > innerHeight / 2) figure.scrollIntoView();
 }
 
-function drawWords() {
-  for (const side of ["q", "k"]) {
-    find("of-" + side).textContent = SIDES[sideOf(side)] + (side === "q" ? " looks" : " is looked at");
-    find(side).replaceChildren(...wordsOf(side).map((text, i) => {
-      const word = {side, i}, bars = make("span", {className: "bars"});
-      const button = make("button", {type: "button", title: text, dir: "auto", tabIndex: i ? -1 : 0}, text, bars);
-      button.addEventListener("pointerenter", event => { if (event.pointerType === "mouse") point(word); });
-      button.addEventListener("pointerleave", event => { if (event.pointerType === "mouse") point(view.pinned); });
-      button.addEventListener("focus", () => point(word));
-      button.addEventListener("blur", () => point(view.pinned));
-      button.addEventListener("click", () => { view.pinned = same(view.pinned, word) ? null : word; point(view.pinned); });
-      return make("li", {}, button);
-    }));
+// --- Tokens and the curves between them: opacity is the weight
+
+function drawTokens() {
+  for (const role of ["q", "k"]) {
+    byId(`${role}-label`).textContent = `${SIDES[sideOf(role)]} (${ROLES[role]})`;
+    byId(role).replaceChildren(...tokensOf(role).map(
+      (text, i) => element("li", {}, tokenButton(text, {role, i}))));
   }
-}
-function drawLines() {
-  const svg = find("lines"), n = Math.max(wordsOf("q").length, wordsOf("k").length);
-  find("words").style.setProperty("--rows", n);
-  svg.setAttribute("viewBox", `0 0 100 ${n}`);
-  svg.replaceChildren(...view.heads.flatMap((at, i) => mapOf(at).flatMap((row, q) => row.flatMap((weight, k) => {
-    if (weight < .005) return [];
-    const path = document.createElementNS(svg.namespaceURI, "path");
-    const props = {d: `M1 ${q + .5}C35 ${q + .5} 65 ${k + .5} 99 ${k + .5}`, "stroke-opacity": weight, "vector-effect": "non-scaling-stroke",
-      "stroke-dasharray": DASHES[i], "data-q": q, "data-k": k, "data-head": i};
-    for (const [name, value] of Object.entries(props)) path.setAttribute(name, value);
-    return [coloured(path, i)];
-  }))));
 }
 
-function point(word) {
-  const from = word ? word.side : "", seen = seenFrom(word);
-  const colour = i => view.heads.length === 1 && from === "k" ? 1 : i;  // a second colour for "is looked at by"
-  for (const path of find("lines").children) {
-    path.style.display = word && +path.dataset[from] !== word.i ? "none" : "";
-    coloured(path, colour(+path.dataset.head));
+function tokenButton(text, token) {
+  const bars = element("span", {className: "bars"});
+  const tabIndex = token.i ? -1 : 0;
+  const properties = {type: "button", title: text, dir: "auto", tabIndex};
+  const button = element("button", properties, text, bars);
+  button.addEventListener("pointerenter", event => {
+    if (event.pointerType === "mouse") highlight(token);
+  });
+  button.addEventListener("pointerleave", event => {
+    if (event.pointerType === "mouse") highlight(state.pinned);
+  });
+  button.addEventListener("focus", () => highlight(token));
+  button.addEventListener("blur", () => highlight(state.pinned));
+  button.addEventListener("click", () => {
+    state.pinned = isSame(state.pinned, token) ? null : token;
+    highlight(state.pinned);
+  });
+  return button;
+}
+
+function drawCurves() {
+  const n = Math.max(tokensOf("q").length, tokensOf("k").length);
+  const svg = byId("curves");
+  byId("tokens").style.setProperty("--n-rows", n);
+  svg.setAttribute("viewBox", `0 0 100 ${n}`);
+  svg.replaceChildren(
+    ...state.heads.flatMap((at, i) => curves(svg, weightsOf(at), i)));
+}
+
+// --- Highlighting one token: its row or column of weights (null: all weights)
+
+function highlight(token) {
+  const weights = weightsByHead(token);
+  highlightCurves(token);
+  for (const role of ["q", "k"]) showWeights(role, token, weights);
+  highlightRows(token);
+  byId("description").replaceChildren(...describe(token, weights));
+}
+
+function weightsByHead(token) {
+  if (!token) return [];
+  return state.heads.map(weightsOf).map(
+    map => token.role === "q" ? map[token.i] : map.map(row => row[token.i]));
+}
+
+function colourOf(token, i) {  // of a single head, a key has the second colour
+  return state.heads.length === 1 && token?.role === "k" ? 1 : i;
+}
+
+function highlightCurves(token) {
+  for (const path of byId("curves").children) {
+    const isShown = !token || +path.dataset[token.role] === token.i;
+    path.style.display = isShown ? "" : "none";
+    setColour(path, colourOf(token, +path.dataset.head));
   }
-  for (const side of ["q", "k"]) [...find(side).children].forEach((item, i) => {
-    const [button, shown] = [item.firstChild, word && side !== from];
-    button.setAttribute("aria-pressed", Boolean(same(view.pinned, {side, i})));
-    button.lastChild.replaceChildren(...(shown ? seen : []).map((weights, h) => {
-      const bar = coloured(make("i", {}), colour(h));
-      bar.style.setProperty("--weight", weights[i]);
+}
+
+// Bars behind the tokens of the other role; for a single head, a number next to them.
+function showWeights(role, token, weights) {
+  const isOther = token && role !== token.role;
+  const shown = isOther ? weights : [];
+  [...byId(role).children].forEach((item, i) => {
+    const button = item.firstChild;
+    button.setAttribute("aria-pressed", Boolean(isSame(state.pinned, {role, i})));
+    button.lastChild.replaceChildren(...shown.map((row, head) => {
+      const bar = setColour(element("i"), colourOf(token, head));
+      bar.style.setProperty("--weight", row[i]);
       return bar;
     }));
-    item.dataset.weight = shown && seen.length === 1 && seen[0][i] >= .005 ? seen[0][i].toFixed(2) : "";
+    const isNumber = shown.length === 1 && shown[0][i] >= MIN_WEIGHT;
+    item.dataset.weight = isNumber ? shown[0][i].toFixed(2) : "";
   });
-  dim(word);
-  find("reading").replaceChildren(...inWords(word, seen));
 }
-function seenFrom(word) {  // by head chosen
-  return word ? view.heads.map(mapOf).map(map => word.side === "q" ? map[word.i] : map.map(row => row[word.i])) : [];
+
+function highlightRows(token) {  // the style sheet fades all other rows or columns
+  const heads = byId("heads");
+  heads.dataset.role = token ? token.role : "";
+  if (!token) return;
+  const n = tokensOf(token.role).length;
+  heads.style.setProperty("--start", `${100 * token.i / n}%`);
+  heads.style.setProperty("--end", `${100 * (token.i + 1) / n}%`);
 }
-function dim(word) {
-  const heads = find("heads"), n = word ? wordsOf(word.side).length : 1;
-  heads.dataset.from = word ? word.side : "";
-  if (word) [["--a", word.i], ["--b", word.i + 1]].forEach(([name, i]) => heads.style.setProperty(name, `${100 * i / n}%`));
+
+// --- The description above the tokens, which screen readers read out
+
+function describe(token, weights = weightsByHead(token)) {
+  if (!token) return instructions();
+  const relation = token.role === "q" ? " attends to " : " is attended to by ";
+  const name = element("b", {textContent: tokenName(token)});
+  const subject = element("span", {}, name, relation);
+  const role = otherRole(token.role);
+  if (weights.length === 1) {
+    return [element("p", {}, subject, ...largest(weights[0], role, 5))];
+  }
+  const lines = weights.map((row, i) => {
+    const label = headLabel(state.heads[i], i);
+    return element("p", {}, label, ...largest(row, role, 3));
+  });
+  return [element("p", {}, subject), ...lines];
 }
-function label(at, i) { return coloured(make("span", {className: "head", textContent: nameOf(at)}), i); }
-function hint() {
-  const says = make("p", {textContent: KINDS[view.kind][3] + " Point at a word, or tap it, to see it alone."});
-  return view.heads.length > 1 ? [says, ...view.heads.map((at, i) => make("p", {}, label(at, i)))] : [says];
+
+function instructions() {
+  const hint = "Point at a token, or tap it, to see its weights alone.";
+  const text = element("p", {textContent: `${KINDS[state.kind].rule} ${hint}`});
+  if (state.heads.length === 1) return [text];
+  return [text, ...state.heads.map((at, i) => element("p", {}, headLabel(at, i)))];
 }
-function inWords(word, seen = seenFrom(word)) {
-  if (!word) return hint();
-  const {side, i} = word, n = seen.length > 1 ? 3 : 5;
-  const name = (side, i) => wordsOf(side)[i] + (wordsOf(side).filter(w => w === wordsOf(side)[i]).length > 1 ? ` (word ${i + 1})` : "");
-  const says = make("span", {}, make("b", {textContent: name(side, i)}), side === "q" ? " looks at " : " is looked at by ");
-  const most = weights => {
-    const top = weights.map((weight, j) => [weight, j]).filter(([weight]) => weight >= .01).sort((a, b) => b[0] - a[0]).slice(0, n);
-    if (!top.length) return ["no word with a weight of 0.01 or more"];
-    return top.map(([weight, j]) => make("span", {className: "weight"}, name(other(side), j) + " ", make("b", {textContent: weight.toFixed(2)})));
-  };
-  if (seen.length === 1) return [make("p", {}, says, ...most(seen[0]))];
-  return [make("p", {}, says), ...seen.map((weights, h) => make("p", {}, label(view.heads[h], h), ...most(weights)))];
+
+function headLabel(at, i) {
+  return setColour(element("span", {className: "head", textContent: headName(at)}), i);
 }
-function makeRoom() {
-  const words = ["q", "k"].flatMap(side => wordsOf(side).map((_, i) => ({side, i})));
-  const all = make("div", {}, ...[null, ...words].map(word => make("div", {}, ...inWords(word))));
-  find("told").append(all);
-  find("reading").style.minHeight = `min(45vh, ${Math.max(...[...all.children].map(e => e.offsetHeight))}px)`;
-  all.remove();
+
+function tokenName({role, i}) {  // with its number where the text occurs twice
+  const text = tokensOf(role)[i];
+  const isUnique = tokensOf(role).filter(other => other === text).length === 1;
+  return isUnique ? text : `${text} (token ${i + 1})`;
+}
+
+function largest(weights, role, n) {
+  const found = weights.map((weight, i) => ({weight, i}))
+    .filter(({weight}) => weight >= .01)
+    .sort((a, b) => b.weight - a.weight)
+    .slice(0, n);
+  if (!found.length) return ["no token with a weight of 0.01 or more"];
+  return found.map(({weight, i}) => {
+    const number = element("b", {textContent: weight.toFixed(2)});
+    return element("span", {className: "weight"}, `${tokenName({role, i})} `, number);
+  });
+}
+
+// Reserves the height of the longest description: no token moves when it changes.
+function reserveHeight() {
+  const tokens = ["q", "k"].flatMap(role => tokensOf(role).map((_, i) => ({role, i})));
+  const all = [null, ...tokens].map(token => element("div", {}, ...describe(token)));
+  const trial = element("div", {className: "trial"}, ...all);
+  byId("details").append(trial);
+  const height = Math.max(...all.map(({offsetHeight}) => offsetHeight));
+  byId("description").style.minHeight = `min(45vh, ${height}px)`;
+  trial.remove();
+}
+
+// --- Keys: Tab moves between the groups, the arrow keys within a group
+
+const ARROWS = {
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+};
+const groupOf = target => target.closest("#heads, #q, #k");
+
+function moveFocus(group, button, [down, right]) {
+  const buttons = [...group.querySelectorAll("button")];
+  const [at, n] = [buttons.indexOf(button), buttons.length];
+  if (group.id === "heads") {
+    buttons[(at + down * maps()[0].length + right + n) % n].focus();
+  } else if (down) {
+    buttons[(at + down + n) % n].focus();
+  } else {
+    const others = byId(right > 0 ? "k" : "q").querySelectorAll("button");
+    others[Math.min(at, others.length - 1)].focus();
+  }
 }
 
 document.addEventListener("keydown", event => {
-  if (event.key === "Escape") { view.pinned = null; point(null); }
-  const move = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key];
-  const group = event.target.closest("#heads, #q, #k");
-  if (!move || !group) return;
+  if (event.key === "Escape") {
+    state.pinned = null;
+    highlight(null);
+  }
+  const group = groupOf(event.target);
+  if (!group || !(event.key in ARROWS)) return;
   event.preventDefault();
-  const all = [...group.querySelectorAll("button")], at = all.indexOf(event.target), [down, right] = move;
-  if (group.id === "heads") all[(at + down * maps()[0].length + right + all.length) % all.length].focus();
-  else if (down) all[(at + down + all.length) % all.length].focus();
-  else { const there = find(right > 0 ? "k" : "q").querySelectorAll("button"); there[Math.min(at, there.length - 1)].focus(); }
+  moveFocus(group, event.target, ARROWS[event.key]);
 });
-document.addEventListener("focusin", event => {  // Tab comes back to where the arrows left
-  const group = event.target.closest("#heads, #q, #k");
-  if (group && event.target !== group) for (const button of group.querySelectorAll("button")) button.tabIndex = button === event.target ? 0 : -1;
+
+// Tab returns to the button of a group that had the focus last.
+document.addEventListener("focusin", event => {
+  const group = groupOf(event.target);
+  if (!group || event.target === group) return;
+  for (const button of group.querySelectorAll("button")) {
+    button.tabIndex = button === event.target ? 0 : -1;
+  }
 });
-examples.forEach((e, i) => find("sentence").append(make("option", {value: i, textContent: `${i + 1}. ${e.src.join(" ")}`})));
-find("sentence").addEventListener("change", event => showSentence(+event.target.value));
-for (const id of ["layer", "head"]) find(id).addEventListener("change", () => choose(+find("layer").value, +find("head").value));
-find("compare").addEventListener("change", event => { if (!event.target.checked) { view.heads = view.heads.slice(-1); showHeads(); } });
-find("choice").hidden = examples.length < 2;
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawHeads(); showHeads(); });
-addEventListener("resize", makeRoom);
-showSentence(0);
+
+// --- Start
+
+examples.forEach((each, i) => {
+  const textContent = `${i + 1}. ${each.src.join(" ")}`;
+  byId("sentence").append(element("option", {value: i, textContent}));
+});
+byId("sentence-field").hidden = examples.length < 2;
+byId("sentence").addEventListener("change", event => {
+  selectSentence(+event.target.value);
+});
+for (const id of ["layer", "head"]) {
+  byId(id).addEventListener("change", () => {
+    selectHead(+byId("layer").value, +byId("head").value);
+  });
+}
+byId("compare").addEventListener("change", event => {
+  if (event.target.checked) return;
+  state.heads = state.heads.slice(-1);
+  updateHeads();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  drawHeatmaps();
+  updateHeads();
+});
+addEventListener("resize", reserveHeight);
+selectSentence(0);
