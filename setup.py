@@ -28,6 +28,7 @@ setup(
     ],
     python_requires=f">={cfg['min_python']}",
     packages=[cfg["lib_path"]],
+    include_package_data=False,  # what is installed is named here, not in MANIFEST.in
     package_data={cfg["lib_path"]: ["py.typed", "pages/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require={

@@ -415,6 +415,33 @@ def test_no_token_moves_under_the_pointer(browser, url, sentence, width):
     assert len(set(browser.ask(where))) == 1 and browser.said == []
 
 
+def test_measuring_makes_the_page_no_longer(browser, url):
+    "The descriptions of all tokens are in the page while they are measured."
+    browser.open(url)
+    before, during = browser.ask("""(() => {
+        const {remove} = Element.prototype, height = () => document.documentElement.scrollHeight;
+        const before = height();
+        let during;
+        Element.prototype.remove = function () { during = height(); remove.call(this); };
+        reserveHeight();
+        Element.prototype.remove = remove;
+        return [before, during]; })()""")
+    assert before == during
+
+
+def test_curves_join_query_and_key(browser, url):
+    "A curve begins at the row of its query and ends at the row of its key."
+    browser.open(url)
+    ends = browser.ask("""[...document.querySelectorAll("#curves path")].map(path => {
+        const length = path.getTotalLength();
+        const {dataset: {q, k}} = path;
+        return [+q, path.getPointAtLength(0).y, +k, path.getPointAtLength(length).y]; })""")
+    assert len(ends) > 8
+    for q, start, k, end in ends:
+        assert (start, end) == (q + 0.5, pytest.approx(k + 0.5, abs=1e-3))
+    assert "0 0 100 8" == browser.ask("byId('curves').getAttribute('viewBox')")
+
+
 def test_kind_layer_and_sentence(browser, url, examples):
     browser.open(url)
     words = lambda side: browser.ask(
