@@ -62,6 +62,7 @@ links: preview  ## do all links of the pages, README.md and the notebooks lead s
 check: $(VENV)/.stamp-dev  ## lint and format
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/python tools/lint_pages.py
 
 bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run
 	@$(BIN)/python benchmarks/train.py

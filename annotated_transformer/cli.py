@@ -644,7 +644,7 @@ def attention_example(
 ):  # an `AttentionExample`
     "A sentence, its translation, and every attention map between their pieces."
     from annotated_transformer.batch import pad_ids
-    from annotated_transformer.explorer import AttentionExample, shown_pieces
+    from annotated_transformer.explorer import AttentionExample, display_tokens
     from annotated_transformer.visualize import attention_maps
 
     vocab = translator.vocab
@@ -662,7 +662,7 @@ def attention_example(
         translator.model,
         *(pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt)),
     )
-    src_shown, tgt_shown = (shown_pieces(vocab.words(ids)) for ids in (src, tgt))
+    src_shown, tgt_shown = (display_tokens(vocab.words(ids)) for ids in (src, tgt))
     return AttentionExample(
         src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()}
     )

@@ -23,7 +23,7 @@ from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.batched_search import batched_greedy_search
 from annotated_transformer.evaluate import Translator
-from annotated_transformer.explorer import shown_pieces
+from annotated_transformer.explorer import display_tokens
 from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
 from annotated_transformer.heads import (
     EITHER,
@@ -72,8 +72,8 @@ def animal(translator: Translator, s: Sentence) -> dict:
         *(pad_ids([ids], vocab.pad_id) for ids in (pair.src, pair.tgt_in)),
     )
     return {
-        "src": shown_pieces(vocab.words(pair.src)),
-        "tgt": shown_pieces(vocab.words(pair.tgt_in)),
+        "src": display_tokens(vocab.words(pair.src)),
+        "tgt": display_tokens(vocab.words(pair.tgt_in)),
         "it": pair.it[0],
         "writes": pair.writes,
         "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()},

@@ -6,15 +6,17 @@ import re
 import pytest
 import torch
 from browser import Browser
+from conftest import ROOT
+from lint_pages import declarations
 from test_visualize import contrast
 
 from annotated_transformer.explorer import (
-    PAGE_COLOURS,
-    PAGE_STYLE,
     AttentionExample,
     attention_page,
-    shown_pieces,
+    display_tokens,
 )
+
+PAGES = ROOT / "annotated_transformer/pages"
 
 RUDE = [
     "</script>",
@@ -31,7 +33,8 @@ RUDE = [
     "",
     " ",
     "${x}",
-    "{PAGE_BODY}",
+    "$script",
+    "$$",
     "🙂",
     "שלום",
 ]
@@ -49,7 +52,7 @@ def data_of(page: str) -> list:
 def drawn(
     n_layers: int, n_heads: int, src: list[str], tgt: list[str]
 ) -> AttentionExample:
-    "Random maps; the decoder's look at nothing ahead."
+    "Random maps; the decoder's are causal."
     s, t = len(src), len(tgt)
     scores = {
         kind: 2 * torch.randn(n_layers, n_heads, *shape)
@@ -73,15 +76,12 @@ def mixed(over: str, under: str, opacity: float) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_has_contrast(scheme):
-    colour = dict(
-        re.findall(
-            r"--(\w+): (#\w{6})",
-            re.findall(r":root \{(.*?)\}", PAGE_COLOURS, re.S)[scheme == "dark"],
-        )
-    )
-    strongest = float(
-        re.search(r"opacity: calc\(var\(--weight, 0\) \* ([\d.]+)\)", PAGE_STYLE)[1]
-    )
+    common = (PAGES / "common.css").read_text(encoding="utf-8")
+    root = re.findall(r":root \{(.*?)\}", common, re.S)[scheme == "dark"]
+    colour = dict(re.findall(r"--(\w+): (#\w{6})", root))
+    style = (PAGES / "attention.css").read_text(encoding="utf-8")
+    opacity = re.search(r"opacity: calc\(var\(--weight, 0\) \* ([\d.]+)\)", style)
+    strongest = float(opacity[1])
     heads = [colour[f"head{i}"] for i in range(5)]
     pairs = [
         (text, ground) for text in ("ink", "muted") for ground in ("paper", "panel")
@@ -99,7 +99,7 @@ def test_page_has_contrast(scheme):
     assert contrast(colour["edge"], colour["paper"]) >= 3  # the frame of a control
 
 
-def test_rude_words_stay_words():
+def test_rude_tokens_stay_text():
     n = len(RUDE)
     page = attention_page(
         [AttentionExample(RUDE, RUDE, {"cross": torch.eye(n)[None, None]})],
@@ -135,7 +135,7 @@ def test_weights_are_rounded():
 
 @pytest.mark.parametrize("piece", ["", "▁", "▁▁", "▁a", "a", ".", "<0xE2>", "</s>"])
 def test_every_piece_is_shown(piece):
-    assert shown_pieces(["▁The", piece])[1] if piece else True
+    assert display_tokens(["▁The", piece])[1] if piece else True
 
 
 # --- in a browser -------------------------------------------------------------------------------------------------------------
@@ -227,14 +227,14 @@ def press(browser, *names):
 
 
 def seen(browser) -> dict:
-    "What the page shows of the weights: as lines, as shades behind words, as numbers beside them, in words."
+    "The weights that the page shows: as curves, bars and numbers, and in the description."
     return browser.ask("""(() => {
         const list = side => [...document.querySelectorAll(`#${side} li`)];
         const shade = i => +getComputedStyle(i).opacity;
         const of = side => ({numbers: list(side).map(li => li.dataset.weight),
             shades: list(side).map(li => [...li.querySelectorAll("i")].map(shade))});
-        return {q: of("q"), k: of("k"), shown: find("shown").textContent, told: find("reading").textContent,
-            lines: [...document.querySelectorAll("#lines path")].filter(p => p.checkVisibility()).map(p =>
+        return {q: of("q"), k: of("k"), selection: byId("selection").textContent, description: byId("description").textContent,
+            curves: [...document.querySelectorAll("#curves path")].filter(p => p.checkVisibility()).map(p =>
                 [+p.dataset.head, +p.dataset.q, +p.dataset.k, +p.getAttribute("stroke-opacity")])}; })()""")
 
 
@@ -247,23 +247,23 @@ def test_hovering_shows_the_weights_of_the_map(browser, url, examples):
         seen(browser),
         [round(w, 3) for w in examples[0].maps["encoder"][1, 2, 1].double().tolist()],
     )
-    assert got["shown"] == "Encoder, layer 2, head 3"
-    assert got["lines"] == [[0, 1, k, w] for k, w in enumerate(row) if w >= 0.005]
+    assert got["selection"] == "Encoder, layer 2, head 3"
+    assert got["curves"] == [[0, 1, k, w] for k, w in enumerate(row) if w >= 0.005]
     assert got["k"]["numbers"] == [f"{w:.2f}" if w >= 0.005 else "" for w in row]
     assert got["k"]["shades"] == [
         [pytest.approx(0.4 * w, abs=1e-6)] for w in row
     ]  # the style's arithmetic is in float32
     assert got["q"] == {"numbers": [""] * 8, "shades": [[]] * 8}
-    words = examples[0].src_words
+    words = examples[0].src_tokens
     top = sorted(range(8), key=lambda k: -row[k])[:5]
-    assert got["told"].split() == [
+    assert got["description"].split() == [
         "animal",
-        "looks",
-        "at",
+        "attends",
+        "to",
         *(x for k in top if row[k] >= 0.01 for x in (words[k], f"{row[k]:.2f}")),
     ]
     leave(browser)
-    assert len(seen(browser)["lines"]) == sum(
+    assert len(seen(browser)["curves"]) == sum(
         w >= 0.005
         for w in examples[0].maps["encoder"][1, 2].double().round(decimals=3).flatten()
     )
@@ -273,7 +273,7 @@ def test_hovering_shows_the_weights_of_the_map(browser, url, examples):
     )
 
 
-def test_who_looks_at_a_word(browser, url, examples):
+def test_queries_that_attend_to_a_key(browser, url, examples):
     browser.open(url)
     click(browser, "#k button", 2)
     leave(browser)  # held by the click
@@ -281,14 +281,16 @@ def test_who_looks_at_a_word(browser, url, examples):
     got = seen(browser)
     assert got["q"]["numbers"] == [
         f"{w:.2f}" if w >= 0.005 else "" for w in column
-    ] and got["told"].startswith("did is looked at by ")
+    ] and got["description"].startswith("did is attended to by ")
     click(browser, "#heads button", 3)  # another head, the same word
     leave(browser)
-    assert seen(browser)["told"].startswith("did is looked at by ") and {
-        k for _, _, k, _ in seen(browser)["lines"]
+    assert seen(browser)["description"].startswith("did is attended to by ") and {
+        k for _, _, k, _ in seen(browser)["curves"]
     } == {2}
     press(browser, "Escape")
-    assert len({k for _, _, k, _ in seen(browser)["lines"]}) == 8 and browser.said == []
+    assert (
+        len({k for _, _, k, _ in seen(browser)["curves"]}) == 8 and browser.said == []
+    )
 
 
 def test_all_heads_of_all_layers_at_once(browser, url, examples):
@@ -316,9 +318,10 @@ def test_all_heads_of_all_layers_at_once(browser, url, examples):
     for i in (5, 0, 7):
         click(browser, "#heads button", i)
         assert (
-            seen(browser)["shown"] == f"Encoder, layer {i // 4 + 1}, head {i % 4 + 1}"
+            seen(browser)["selection"]
+            == f"Encoder, layer {i // 4 + 1}, head {i % 4 + 1}"
         )
-        assert browser.ask("[find('layer').value, find('head').value]") == [
+        assert browser.ask("[byId('layer').value, byId('head').value]") == [
             str(i // 4),
             str(i % 4),
         ]
@@ -333,7 +336,7 @@ def test_all_heads_of_all_layers_at_once(browser, url, examples):
         assert pressed == [i]
     hover(browser, "#q button", 3)  # and its row stands out in all of them
     assert browser.ask(
-        "[find('heads').dataset.from, find('heads').style.getPropertyValue('--a')]"
+        "[byId('heads').dataset.role, byId('heads').style.getPropertyValue('--start')]"
     ) == ["q", "37.5%"]
     assert (
         "37.5%"
@@ -354,7 +357,7 @@ def test_heads_compared(browser, url, examples):
         examples[0].maps["encoder"][layer, head, 1].double().round(decimals=3).tolist()
         for layer, head in chosen
     ]
-    assert got["lines"] == [
+    assert got["curves"] == [
         [h, 1, k, w]
         for h, row in enumerate(rows)
         for k, w in enumerate(row)
@@ -363,51 +366,80 @@ def test_heads_compared(browser, url, examples):
     assert got["k"]["shades"] == [
         [pytest.approx(0.4 * row[k], abs=1e-6) for row in rows] for k in range(8)
     ]
-    assert got["shown"] == "Encoder, 3 heads"
+    assert got["selection"] == "Encoder, 3 heads"
     best = [max(range(8), key=lambda k: row[k]) for row in rows]
     for row, k, name in zip(
         rows, best, ("layer 1, head 1", "layer 2, head 3", "layer 1, head 4")
     ):
-        assert f"{name}{examples[0].src_words[k]} {row[k]:.2f}" in got["told"]
+        assert f"{name}{examples[0].src_tokens[k]} {row[k]:.2f}" in got["description"]
     leave(browser)
-    assert seen(browser)["told"].endswith(
+    assert seen(browser)["description"].endswith(
         "layer 1, head 1layer 2, head 3layer 1, head 4"
     )  # the legend
     colours = browser.ask(
-        "[0, 1, 2].map(h => getComputedStyle(document.querySelector(`#lines path[data-head='${h}']`)).stroke)"
+        "[0, 1, 2].map(h => getComputedStyle(document.querySelector(`#curves path[data-head='${h}']`)).stroke)"
     )
     dashes = browser.ask(
-        "[0, 1, 2].map(h => document.querySelector(`#lines path[data-head='${h}']`).getAttribute('stroke-dasharray'))"
+        "[0, 1, 2].map(h => document.querySelector(`#curves path[data-head='${h}']`).getAttribute('stroke-dasharray'))"
     )
     assert len(set(colours)) == len(set(dashes)) == 3
     click(browser, "#heads button", 6)  # chosen again: let go
     for i in (1, 2, 4, 5):
         click(browser, "#heads button", i)
-    assert browser.ask("view.heads.length") == 5
+    assert browser.ask("state.heads.length") == 5
     click(browser, "#compare")
-    assert seen(browser)["shown"] == "Encoder, layer 2, head 2" and browser.said == []
+    assert (
+        seen(browser)["selection"] == "Encoder, layer 2, head 2" and browser.said == []
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("sentence", [0, 1])
-def test_no_word_moves_under_the_pointer(browser, url, sentence, width):
-    "Whatever is said of it above the words, and however many heads are compared; also on a screen that was turned."
+def test_no_token_moves_under_the_pointer(browser, url, sentence, width):
+    "Neither with a longer description nor with more heads; also when the screen is turned."
     browser.open(url, width=width)
-    browser.ask(f"showSentence({sentence})")
+    browser.ask(f"selectSentence({sentence})")
     click(browser, "#compare")
-    where = """[null, ...["q", "k"].flatMap(side => wordsOf(side).map((_, i) => ({side, i})))].map(word => {
-        point(word); return find("words").getBoundingClientRect().y + scrollY; })"""
+    where = """[null, ...["q", "k"].flatMap(role => tokensOf(role).map((_, i) => ({role, i})))].map(token => {
+        highlight(token); return byId("tokens").getBoundingClientRect().y + scrollY; })"""
     heights = set()
     for i in (None, 6, 3):
         if i:
             click(browser, "#heads button", i)
         at = browser.ask(where)
         assert len(at) > 10 and len(set(at)) == 1, (i, at)
-        heights.add(browser.ask("find('reading').offsetHeight"))
+        heights.add(browser.ask("byId('description').offsetHeight"))
     assert len(heights) > 1  # more heads, more to say
     browser.look(1670 - width, "light")
     browser.ask("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
     assert len(set(browser.ask(where))) == 1 and browser.said == []
+
+
+def test_measuring_makes_the_page_no_longer(browser, url):
+    "The descriptions of all tokens are in the page while they are measured."
+    browser.open(url)
+    before, during = browser.ask("""(() => {
+        const {remove} = Element.prototype, height = () => document.documentElement.scrollHeight;
+        const before = height();
+        let during;
+        Element.prototype.remove = function () { during = height(); remove.call(this); };
+        reserveHeight();
+        Element.prototype.remove = remove;
+        return [before, during]; })()""")
+    assert before == during
+
+
+def test_curves_join_query_and_key(browser, url):
+    "A curve begins at the row of its query and ends at the row of its key."
+    browser.open(url)
+    ends = browser.ask("""[...document.querySelectorAll("#curves path")].map(path => {
+        const length = path.getTotalLength();
+        const {dataset: {q, k}} = path;
+        return [+q, path.getPointAtLength(0).y, +k, path.getPointAtLength(length).y]; })""")
+    assert len(ends) > 8
+    for q, start, k, end in ends:
+        assert (start, end) == (q + 0.5, pytest.approx(k + 0.5, abs=1e-3))
+    assert "0 0 100 8" == browser.ask("byId('curves').getAttribute('viewBox')")
 
 
 def test_kind_layer_and_sentence(browser, url, examples):
@@ -416,13 +448,13 @@ def test_kind_layer_and_sentence(browser, url, examples):
         f"[...document.querySelectorAll('#{side} button')].map(b => b.textContent)"
     )
     click(browser, "#kind span", 2)
-    browser.ask("find('layer').focus()")
+    browser.ask("byId('layer').focus()")
     press(browser, "ArrowDown")
     assert [words("q"), words("k")] == [
-        examples[0].tgt_words,
-        examples[0].src_words,
-    ] and seen(browser)["shown"] == "Cross, layer 2, head 1"
-    assert seen(browser)["lines"][0] == [
+        examples[0].tgt_tokens,
+        examples[0].src_tokens,
+    ] and seen(browser)["selection"] == "Cross, layer 2, head 1"
+    assert seen(browser)["curves"][0] == [
         0,
         0,
         0,
@@ -430,14 +462,14 @@ def test_kind_layer_and_sentence(browser, url, examples):
     ]
     click(browser, "#kind span", 1)
     assert (
-        all(k <= q for _, q, k, _ in seen(browser)["lines"])
-        and seen(browser)["shown"] == "Decoder, layer 2, head 1"
+        all(k <= q for _, q, k, _ in seen(browser)["curves"])
+        and seen(browser)["selection"] == "Decoder, layer 2, head 1"
     )
-    browser.ask("find('sentence').focus()")
+    browser.ask("byId('sentence').focus()")
     press(browser, "ArrowDown")
     assert (
         words("q") == ["<s>", "b"]
-        and seen(browser)["shown"] == "Decoder, layer 2, head 1"
+        and seen(browser)["selection"] == "Decoder, layer 2, head 1"
     )
     click(browser, "#kind span", 0)
     assert (
@@ -468,15 +500,19 @@ def test_by_keyboard_alone(browser, url, examples):
         "The",
     ]
     press(browser, "ArrowLeft", "ArrowDown")
-    assert where() == "animal" and seen(browser)["told"].startswith("animal looks at ")
+    assert where() == "animal" and seen(browser)["description"].startswith(
+        "animal attends to "
+    )
     press(browser, "Enter", "ArrowRight", "ArrowDown")
-    assert where() == "did" and seen(browser)["told"].startswith("did is looked at by ")
+    assert where() == "did" and seen(browser)["description"].startswith(
+        "did is attended to by "
+    )
     browser.call("Runtime.evaluate", expression="document.activeElement.blur()")
-    assert seen(browser)["told"].startswith("animal looks at ")  # held
+    assert seen(browser)["description"].startswith("animal attends to ")  # held
     browser.ask("document.querySelector('#heads button').focus()")
     press(browser, "ArrowDown", "ArrowRight", "ArrowRight", "Enter")
     assert (
-        seen(browser)["shown"] == "Encoder, layer 2, head 3"
+        seen(browser)["selection"] == "Encoder, layer 2, head 3"
         and where() == "layer 2, head 3"
     )
     nameless = browser.ask("""[...document.querySelectorAll("button, select, input")]
@@ -489,18 +525,18 @@ def test_by_keyboard_alone(browser, url, examples):
 def test_on_a_phone(browser, url, sentence, scheme):
     "390 pixels: nothing to scroll sideways, nothing too small for a finger; a tap holds a word; the reader's scheme."
     browser.open(url, width=390, scheme=scheme)
-    browser.ask(f"showSentence({sentence})")
+    browser.ask(f"selectSentence({sentence})")
     assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [
         390,
         390,
     ]
     tap(browser, "#heads button", 5)
     assert browser.ask(
-        "find('told').getBoundingClientRect().bottom < innerHeight"
+        "byId('details').getBoundingClientRect().bottom < innerHeight"
     )  # it came into sight
     tap(browser, "#q button", 1)
-    assert "looks at" in seen(browser)["told"] and {
-        q for _, q, _, _ in seen(browser)["lines"]
+    assert "attends to" in seen(browser)["description"] and {
+        q for _, q, _, _ in seen(browser)["curves"]
     } == {1}
     small = browser.ask("""[...document.querySelectorAll("button, select, .choices span")].filter(e =>
         Math.min(e.offsetHeight, e.offsetWidth) < 24 || e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML)""")
@@ -523,7 +559,28 @@ def test_a_base_model_fits(browser, tmp_path):
         "[document.documentElement.scrollWidth, document.querySelectorAll('#heads button').length]"
     ) == [390, 96]
     click(browser, "#heads button", 95)
-    assert seen(browser)["shown"] == "Encoder, layer 6, head 16" and browser.said == []
+    assert (
+        seen(browser)["selection"] == "Encoder, layer 6, head 16" and browser.said == []
+    )
+
+
+def test_browser_understands_every_declaration(browser, url):
+    "A browser ignores a misspelt property or value and reports nothing."
+    browser.open(url)
+    for name in ("common.css", "attention.css"):
+        found = declarations((PAGES / name).read_text(encoding="utf-8"))
+        unknown = browser.ask(
+            f"{json.dumps(found)}.filter(([name, value]) => !CSS.supports(name, value))"
+        )
+        assert len(found) > 50 and unknown == []
+
+
+def test_browser_refuses_what_is_not_in_the_page(browser, url):
+    "The Content-Security-Policy forbids requests, even those of a script in the page."
+    browser.open(url)
+    got = browser.ask("fetch('http://127.0.0.1:9/').catch(error => error.message)")
+    assert got == "Failed to fetch"
+    assert any("Content Security Policy" in line for line in browser.said)
 
 
 def test_scheme_changes_under_the_page(browser, url):

@@ -112,12 +112,33 @@ def test_sdist_runs_its_tests(unpacked):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_wheel_holds_every_module(wheel):
+def test_wheel_holds_the_package(wheel):
+    "Every module, and the files that the modules read: what git tracks of the package."
     shipped = {n for n in wheel.namelist() if ".dist-info/" not in n}
-    assert shipped == {
-        f"annotated_transformer/{p.name}"
-        for p in (ROOT / "annotated_transformer").glob("*.py")
-    } | {"annotated_transformer/py.typed"}
+    folder = "annotated_transformer/"
+    assert shipped == {name for name in files_of(ROOT) if name.startswith(folder)}
+    assert {f"{folder}py.typed", f"{folder}pages/attention.js"} < shipped
+
+
+def test_installed_wheel_makes_the_page(wheel, tmp_path):
+    "The files of `pages` are found where the package is installed, not in a checkout."
+    wheel.extractall(tmp_path)
+    code = (
+        "from annotated_transformer import explorer\n"
+        "one = explorer.AttentionExample(['a'], ['b'], {'cross': [[[[1.0]]]]})\n"
+        "print(explorer.__file__, len(explorer.attention_page([one])))"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    path, length = done.stdout.split()
+    assert path.startswith(str(tmp_path)) and int(length) > 10_000
 
 
 def test_wheel_says_what_settings_say(wheel, cfg):

@@ -52,8 +52,9 @@ def copy(root: Path, to: Path, names: list[str]) -> None:
 def remake(root: Path) -> None:
     "Delete what is exported, export it anew, clean the notebooks, make README.md."
     cfg = settings(root)
-    for module in (root / cfg["lib_path"]).glob("*.py"):
-        if module.name not in BY_HAND:
+    lib = root / cfg["lib_path"]
+    for module in lib.rglob("*.py"):  # not what the modules read, pages/*.css say
+        if module.parent != lib or module.name not in BY_HAND:
             module.unlink()
     env = {
         k: v for k, v in os.environ.items() if k != "IN_TEST"
