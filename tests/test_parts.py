@@ -118,7 +118,7 @@ def test_gradient_is_the_sum_over_the_places():
             F.embedding(ids, cut[place](one.embedding.weight)) * one.embedding.scale
         )
         src_mask = torch.ones(1, 1, 1, 5, dtype=torch.bool)
-        tgt_mask = torch.ones(5, 5, dtype=torch.bool).tril()
+        tgt_mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
         hidden = one.decoder(
             embedding(tgt[:, :-1], "target"),
             one.encoder(embedding(src, "source"), src_mask),
