@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIDES', 'PAGE_COLOURS', 'PAGE_STYLE', 'PAGE_VIEW', 'PAGE_CHOICES', 'PAGE_HEADS', 'PAGE_WORDS', 'PAGE_POINTING',
            'PAGE_KEYS', 'PAGE_BODY', 'GENERATOR', 'AttentionExample', 'example_data', 'shown_pieces',
-           'is_attention_page', 'attention_page']
+           'is_attention_page', 'attention_page', 'attention_example', 'write_attention_page']
 
 # %% ../nbs/80a_explorer.ipynb #bdd76e13
 import html
@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from . import UserError
+from .batch import pad_ids
+from .files import replace_file
+from .visualize import attention_maps
 
 # %% ../nbs/80a_explorer.ipynb #4904827d
 class AttentionExample(NamedTuple):
@@ -439,3 +444,34 @@ def attention_page(
 </body>
 </html>
 """
+
+# %% ../nbs/80a_explorer.ipynb #80aa0003
+def attention_example(
+    translator,  # from `load`
+    sentence: str,
+) -> AttentionExample:
+    "A sentence, its translation, and every attention map between their tokens."
+    vocab = translator.vocab
+    if not sentence.strip():
+        raise UserError("the sentence is empty")
+    src = vocab.encode(sentence) + [vocab.eos_id]
+    if len(src) - 1 > translator.max_pieces:
+        raise UserError(
+            f"the sentence has {len(src) - 1} pieces, "
+            f"a page shows at most {translator.max_pieces}: take a part of it"
+        )
+    tgt = [vocab.bos_id] + translator.search_ids([src])[0][0].ids
+    device = next(translator.model.parameters()).device
+    ids = (pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt))
+    maps = attention_maps(translator.model, *ids)
+    src_shown, tgt_shown = (shown_pieces(vocab.words(ids)) for ids in (src, tgt))
+    return AttentionExample(
+        src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()}
+    )
+
+# %% ../nbs/80a_explorer.ipynb #80aa0004
+def write_attention_page(translator, sentences: Sequence[str], out: Path) -> None:
+    "The page of some sentences and their translations; replaces only such a page."
+    page = attention_page([attention_example(translator, s) for s in sentences])
+    with replace_file(Path(out), is_attention_page) as new:
+        new.write_bytes(page.encode())

@@ -29,7 +29,7 @@ from annotated_transformer.ct2 import (
     export_ct2,
 )
 from annotated_transformer.decode import beam_search, best_ends, greedy_search
-from annotated_transformer.recipe import train_run
+from annotated_transformer.recipe import RunOptions, train_run
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
 
@@ -175,8 +175,7 @@ def trained(tmp_path_factory):
             corpus,
             override(get_recipe("tiny"), settings),
             folder / "run",
-            "cpu",
-            quiet=True,
+            RunOptions("cpu", quiet=True),
         )
     )
     export_ct2(folder / "run", folder / "out")
