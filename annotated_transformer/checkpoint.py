@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from . import UserError
+from .batch import RunPosition
 from annotated_transformer.config import (
     ModelConfig,
     Recipe,
@@ -436,13 +437,21 @@ def read_metrics(
 class Progress(NamedTuple):
     "How far training has come."
 
-    step: int = 0  # steps done
-    epoch: int = 0  # of the next batch, counted from 0
-    i_batch: int = 0  # the next batch in that epoch, counted from 0
+    position: RunPosition = RunPosition()
     seconds: float = 0.0  # of training, over all interruptions
     best_loss: float = math.inf  # lowest on validation, nats per token; inf = none yet
     best_step: int = 0  # the step of that loss
     n_worse: int = 0  # validation passes since then
+
+    @property
+    def step(self) -> int:
+        "Optimiser steps done."
+        return self.position.step
+
+    def to_dict(self) -> dict[str, int | float]:
+        "All numbers by name, as state.json holds them."
+        numbers = self._asdict()
+        return numbers.pop("position")._asdict() | numbers
 
 # %% ../nbs/52b_checkpoint.ipynb #ffd3f99d
 def named_weights(
@@ -522,7 +531,7 @@ def write_state(
     "state.json of a checkpoint."
     values = {
         "format": FORMAT,
-        **progress._asdict(),
+        **progress.to_dict(),
         "sha256": {file.name: sha256(file) for file in sorted(part.iterdir())},
     }
     if progress.best_loss == math.inf:
@@ -567,10 +576,11 @@ def read_state(
     "The progress that a checkpoint holds; UserError for a damaged state.json."
     file = path / "state.json"
     values = check_format(file, read_json(file))
-    numbers = {name: values.get(name, "nothing") for name in Progress._fields}
+    kinds = {name: type(value) for name, value in Progress().to_dict().items()}
+    numbers = {name: values.get(name, "nothing") for name in kinds}
     if numbers["best_loss"] is None:
         numbers["best_loss"] = math.inf
-    for name, kind in Progress.__annotations__.items():
+    for name, kind in kinds.items():
         if type(numbers[name]) not in (int, kind) or not numbers[name] >= 0:
             raise UserError(
                 f"{file}: {name}={numbers[name]!r} "
@@ -579,7 +589,8 @@ def read_state(
             )
     if not isinstance(values.get("sha256"), dict):
         raise UserError(f"{file} lacks the fingerprints of the checkpoint's files")
-    return Progress(**numbers), values["sha256"]
+    position = RunPosition(*(numbers.pop(name) for name in RunPosition._fields))
+    return Progress(position, **numbers), values["sha256"]
 
 # %% ../nbs/52b_checkpoint.ipynb #069e61a9
 def read_part(

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from annotated_transformer.batch import Position, open_prepared, training_steps
+from annotated_transformer.batch import open_prepared, training_steps
 from annotated_transformer.checkpoint import (
     checkpoints,
     latest,
@@ -44,7 +44,7 @@ from annotated_transformer.checkpoint import (
 )
 from annotated_transformer.distributed import (
     data_parallel,
-    n_ranks,
+    world_size,
     process_group,
     rank,
     reduce_now,
@@ -309,9 +309,9 @@ def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Te
             data.vocab,
             settings.batch_tokens,
             settings.seed,
-            start=Position(done.step, done.epoch, done.i_batch),
+            start=done.position,
             rank=rank(),
-            n_ranks=n_ranks(),
+            world_size=world_size(),
             accumulate=accumulate,
         )
     )

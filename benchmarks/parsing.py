@@ -41,7 +41,7 @@ from annotated_transformer.parsing import (
     treebank,
     words_of,
 )
-from annotated_transformer.recipe import train_run
+from annotated_transformer.recipe import RunOptions, train_run
 
 PAPER = json.loads(
     (
@@ -131,8 +131,7 @@ def train_with(
             Corpus(f"trees-{args.data}", "en", "tree", train_pairs, valid_pairs, []),
             recipe,
             run,
-            args.device,
-            args.minutes,
+            RunOptions(args.device, minutes=args.minutes),
         )
         noted["train_cpu_seconds"] = round(time.process_time() - began, 1)
         model, vocab, *_ = load_run(run)

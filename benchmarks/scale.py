@@ -152,7 +152,9 @@ def measure_load(folder: Path, n_pairs: int) -> dict:
     next(steps)
     first = time.perf_counter() - start
     begin = time.perf_counter()
-    seen = list(islice(((step.n_tokens, step.epoch) for step in steps), N_STEPS))
+    seen = list(
+        islice(((step.n_tokens, step.position.epoch) for step in steps), N_STEPS)
+    )
     seconds = time.perf_counter() - begin
     return {
         "open_seconds": opened,

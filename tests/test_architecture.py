@@ -46,13 +46,12 @@ ALLOWED = {
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
     "background": "",
     "complexity": "attention",
-    "explorer": "",
     "batch": "files vocab",
     "train": "batch distributed",
     "visualize": "attention masking position",
+    "explorer": "batch files visualize",
     # layer 2: the model and its run on disk
-    "checkpoint": "config files vocab transformer distributed",
-    "variations": "config files checkpoint",
+    "checkpoint": "config files vocab batch transformer distributed",
     "parsing": "",
     # layer 3: a whole job
     "heads": "batch evaluate grammar visualize vocab",
@@ -61,9 +60,12 @@ ALLOWED = {
     "evaluate",
     "recipe": "config files corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
     "ct2": "config files vocab checkpoint",
-    # layer 4
-    "cli": "config files grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize explorer variations "
-    "transformer marian ct2 heads",
+    "variations": "config files corpus distributed checkpoint train decode evaluate",
+    # layer 4: whole jobs put together
+    "demo": "config files grammar corpus checkpoint train recipe evaluate heads explorer",
+    # layer 5
+    "cli": "config files corpus checkpoint distributed train recipe decode evaluate explorer variations "
+    "marian ct2 demo",
 }
 
 

@@ -22,26 +22,26 @@ from hypothesis.extra import numpy as st_np
 from annotated_transformer import UserError
 from annotated_transformer import batch as module
 from annotated_transformer.batch import (
-    ABOUT,
-    FILES,
+    _ABOUT,
+    _FILES,
     Batch,
     Pairs,
-    Position,
+    RunPosition,
     batch_rows,
     collate,
-    cut_points,
+    _cut_points,
     encode_pairs,
     epoch_batches,
-    id_type,
-    open_pairs,
+    _id_type,
+    _open_pairs,
     open_prepared,
     pad_ids,
     padding_share,
-    pairs_that_fit,
+    drop_long_pairs,
     prepare,
     rows_of,
     training_steps,
-    write_pairs,
+    _write_pairs,
 )
 from annotated_transformer.vocab import learn_bpe
 
@@ -141,13 +141,13 @@ def test_cuts_are_those_of_a_walk(lengths, budget):
         used = used + row
         if used.max() > budget:
             points, used = [*points, i], row
-    assert cut_points(lengths, budget) == [*points, len(lengths)]
+    assert _cut_points(lengths, budget) == [*points, len(lengths)]
 
 
 def test_sums_beyond_32_bits():
     lengths = np.full((50, 2), 2**30, np.int32)
-    assert cut_points(lengths, 2**32) == [*range(0, 50, 4), 50]
-    assert cut_points(lengths[:0], 10) == [0]
+    assert _cut_points(lengths, 2**32) == [*range(0, 50, 4), 50]
+    assert _cut_points(lengths[:0], 10) == [0]
 
 
 def test_padding_share_by_hand():
@@ -269,7 +269,7 @@ def steps(n: int, **how) -> list:
 
 
 def plain(step) -> tuple:
-    return *step[:5], [
+    return *step[:3], [
         [t.tolist() for t in batch[:3]] + [batch.n_tokens] for batch in step.micro
     ]
 
@@ -303,29 +303,28 @@ def test_seed_and_epoch_decide():
     for number in range(3):
         for i_batch, src in enumerate(epoch(0, number)):
             step = next(together)
-            assert (step.epoch, step.i_batch) == (number, i_batch) and step.micro[
-                0
-            ].src.tolist() == src
+            assert step.position[1:] == (number, i_batch + 1)
+            assert step.micro[0].src.tolist() == src
     assert [step.step for step in steps(5)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
-    "n_ranks, accumulate",
+    "world_size, accumulate",
     [(1, 2), (2, 1), (3, 4), (8, 1), (64, 2), (1, 10_000), (3, 10_000)],
 )
-def test_shares_are_the_whole_step(n_ranks, accumulate):
+def test_shares_are_the_whole_step(world_size, accumulate):
     "Over ranks and micro-batches: the same sentences, each once; the same count of tokens; as many micro-batches on every rank, no more than rows."
     ranks = [
-        steps(N_EPOCH + 2, rank=rank, n_ranks=n_ranks, accumulate=accumulate)
-        for rank in range(n_ranks)
+        steps(N_EPOCH + 2, rank=rank, world_size=world_size, accumulate=accumulate)
+        for rank in range(world_size)
     ]
     empty = 0
     for whole, *shares in zip(steps(N_EPOCH + 2), *ranks, strict=True):
         batches = [batch for share in shares for batch in share.micro]
-        n_micro = min(accumulate, -(-len(whole.micro[0].src) // n_ranks))
-        assert {(share[:3], share.n_tokens, len(share.micro)) for share in shares} == {
-            (whole[:3], whole.n_tokens, n_micro)
-        }
+        n_micro = min(accumulate, -(-len(whole.micro[0].src) // world_size))
+        assert {
+            (share.position, share.n_tokens, len(share.micro)) for share in shares
+        } == {(whole.position, whole.n_tokens, n_micro)}
         assert (
             sentences(batches) == sentences(whole.micro)
             and sum(batch.n_tokens for batch in batches) == whole.n_tokens
@@ -339,9 +338,9 @@ def test_shares_are_the_whole_step(n_ranks, accumulate):
                     == [[VOCAB.pad_id]]
                 )
             empty += batch.n_tokens == 0
-    if n_ranks == 64:
+    if world_size == 64:
         assert empty  # 300 tokens are about 20 rows, for 64 batches
-    if n_ranks == 1:
+    if world_size == 1:
         assert not empty
 
 
@@ -349,42 +348,28 @@ def test_an_epoch_holds_every_pair_once_over_ranks():
     found = [
         pair
         for rank in range(3)
-        for step in steps(N_EPOCH, rank=rank, n_ranks=3, accumulate=2)
+        for step in steps(N_EPOCH, rank=rank, world_size=3, accumulate=2)
         for pair in sentences(step.micro)
     ]
     assert sorted(found) == sorted(zip(*LISTS, strict=True))
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"rank": 1, "n_ranks": 3, "accumulate": 2}, {"max_len": 20}], ids=str
+    "how", [{}, {"rank": 1, "world_size": 3, "accumulate": 2}, {"max_len": 20}], ids=str
 )
 def test_resumed_equals_uninterrupted(how):
     "From every position of more than two epochs, an epoch's end included."
     whole = list(map(plain, steps(2 * N_EPOCH + 3, **how)))
     for done in range(len(whole) - 1):
-        step, epoch, i_batch = whole[done - 1][:3] if done else (0, 0, -1)
-        assert (
-            plain(steps(1, start=Position(step, epoch, i_batch + 1), **how)[0])
-            == whole[done]
-        )
-    assert (
-        list(
-            map(
-                plain,
-                steps(
-                    len(whole) - 3,
-                    start=Position(*whole[2][:2], whole[2][2] + 1),
-                    **how,
-                ),
-            )
-        )
-        == whole[3:]
-    )
+        start = whole[done - 1][0] if done else RunPosition()
+        assert plain(steps(1, start=start, **how)[0]) == whole[done]
+    rest = steps(len(whole) - 3, start=whole[2][0], **how)
+    assert list(map(plain, rest)) == whole[3:]
 
 
 def test_long_pairs_are_left_out():
     lists = [(s, t) for s, t in zip(*LISTS, strict=True) if max(len(s), len(t)) <= 12]
-    left = [step for step in steps(2 * N_EPOCH, max_len=12) if step.epoch == 0]
+    left = [step for step in steps(2 * N_EPOCH, max_len=12) if step.position.epoch == 0]
     assert 0 < len(lists) < 400 and sorted(
         pair for step in left for pair in sentences(step.micro)
     ) == sorted(lists)
@@ -393,7 +378,7 @@ def test_long_pairs_are_left_out():
 @pytest.mark.parametrize("n_positions", [2, 7, 20, 29, 30, 100])
 def test_held_out_pairs_that_fit(n_positions, capsys):
     "All pairs of at most n_positions tokens on either side and no other; one line tells of the others."
-    some = pairs_that_fit(DATA, n_positions)
+    some = drop_long_pairs(DATA, n_positions)
     kept = [
         i
         for i, sides in enumerate(zip(*LISTS))
@@ -410,7 +395,7 @@ def test_held_out_pairs_that_fit(n_positions, capsys):
             f"validation leaves out {len(DATA) - len(kept)} of 400 pairs: "
             f"they have more than {n_positions - 1} pieces, and n_positions={n_positions}\n"
         )
-    pairs_that_fit(DATA, n_positions, quiet=True)
+    drop_long_pairs(DATA, n_positions, quiet=True)
     assert capsys.readouterr().err == ""
 
 
@@ -419,13 +404,15 @@ def test_no_held_out_pair_fits():
         UserError,
         match="n_positions=1 is too small for every one of the 400 validation pairs",
     ):
-        pairs_that_fit(DATA, 1)
+        drop_long_pairs(DATA, 1)
 
 
 def test_seeds_differ_by_step_and_rank():
-    seeds = [step.seed for rank in range(4) for step in steps(50, rank=rank, n_ranks=4)]
+    seeds = [
+        step.seed for rank in range(4) for step in steps(50, rank=rank, world_size=4)
+    ]
     assert len(set(seeds)) == 200 and seeds == [
-        step.seed for rank in range(4) for step in steps(50, rank=rank, n_ranks=4)
+        step.seed for rank in range(4) for step in steps(50, rank=rank, world_size=4)
     ]
     assert all(0 <= seed < 2**32 for seed in seeds)
 
@@ -446,15 +433,15 @@ def test_errors():
         next(training_steps(Pairs(rows_of([]), rows_of([])), VOCAB, 300, seed=0))
     with pytest.raises(ValueError, match="no pair of 400 is left"):
         steps(1, max_len=0)
-    for how in ({"rank": 2, "n_ranks": 2}, {"rank": -1}, {"accumulate": 0}):
+    for how in ({"rank": 2, "world_size": 2}, {"rank": -1}, {"accumulate": 0}):
         with pytest.raises(
-            ValueError, match="take 0 ≤ rank < n_ranks and accumulate ≥ 1"
+            ValueError, match="take 0 ≤ rank < world_size and accumulate ≥ 1"
         ):
             steps(1, **how)
     with pytest.raises(
         ValueError, match=f"i_batch=999 is beyond epoch 2 with its {N_EPOCH} batches"
     ):
-        steps(1, start=Position(999, 2, 999))
+        steps(1, start=RunPosition(999, 2, 999))
 
 
 # Prepared text on disk
@@ -515,7 +502,7 @@ def test_prepared_is_encoded(folder, capsys, nothing_is_made):
     assert (
         capsys.readouterr() == ("", "")
         and sorted(os.listdir(folder.parent)) == ["data"]
-        and sorted(os.listdir(folder)) == sorted([*FILES, ABOUT])
+        and sorted(os.listdir(folder)) == sorted([*_FILES, _ABOUT])
     )
 
 
@@ -554,7 +541,7 @@ def lengthen(path):
 @pytest.mark.parametrize(
     "damage", [cut_short, flip_a_bit, lengthen, os.remove], ids=lambda f: f.__name__
 )
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", _FILES)
 def test_damage_is_noticed(folder, damage, name):
     damage(folder / name)
     with pytest.raises(ValueError, match=f"{name} is missing or damaged"):
@@ -566,7 +553,7 @@ def test_damage_is_noticed(folder, damage, name):
 )
 def test_damaged_about(folder, about, nothing_is_made):
     "Nothing proves that the other files are ours: they stay."
-    (folder / ABOUT).write_bytes(about.encode() if isinstance(about, str) else about)
+    (folder / _ABOUT).write_bytes(about.encode() if isinstance(about, str) else about)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ValueError, match=str(folder)):
         open_prepared(folder)
@@ -583,7 +570,7 @@ def test_files_of_somebody_else(tmp_path, nothing_is_made):
     assert (tmp_path / "mine/vocab.model").read_text() == "my own"
 
 
-@pytest.mark.parametrize("name", [*FILES, ABOUT])
+@pytest.mark.parametrize("name", [*_FILES, _ABOUT])
 def test_links_are_refused(folder, tmp_path, name, nothing_is_made):
     "A folder that comes from elsewhere must hold its files itself."
     (folder / name).rename(tmp_path / "outside")
@@ -595,7 +582,7 @@ def test_links_are_refused(folder, tmp_path, name, nothing_is_made):
 
 def test_damaged_is_not_replaced(folder, nothing_is_made):
     "It may be the user's own: the message says what to do."
-    for name in FILES[:3]:
+    for name in _FILES[:3]:
         before = (folder / name).read_bytes()
         cut_short(folder / name)
         with pytest.raises(
@@ -604,12 +591,12 @@ def test_damaged_is_not_replaced(folder, nothing_is_made):
         ):
             made(folder)
         (folder / name).write_bytes(before)
-    (folder / FILES[1]).unlink()
-    (folder / FILES[1]).mkdir()
-    (folder / FILES[1] / "thesis.txt").write_text("the only copy")
+    (folder / _FILES[1]).unlink()
+    (folder / _FILES[1]).mkdir()
+    (folder / _FILES[1] / "thesis.txt").write_text("the only copy")
     with pytest.raises(ValueError, match="to have it made again"):
         made(folder)
-    assert (folder / FILES[1] / "thesis.txt").read_text() == "the only copy"
+    assert (folder / _FILES[1] / "thesis.txt").read_text() == "the only copy"
 
 
 def test_absent(tmp_path):
@@ -677,7 +664,7 @@ def test_other_things_are_left_alone(folder, tmp_path):
     assert len(made(folder).train) == len(TEXT), "to open it disturbs nobody"
     assert (folder / "thesis.txt").read_text() == "the only copy" and len(
         list(folder.iterdir())
-    ) == len(FILES) + 2
+    ) == len(_FILES) + 2
     (tmp_path / "file").write_text("text")
     with pytest.raises(ValueError, match="file is a file, and a folder is to be made"):
         made(tmp_path / "file")
@@ -687,16 +674,16 @@ def test_other_things_are_left_alone(folder, tmp_path):
 
 def test_two_at_once(tmp_path, monkeypatch):
     "The second finds what the first has made, and takes it."
-    write = module.write_prepared
+    write = module._write_prepared
 
     def slow(*args):
         write(*args)
         if not (tmp_path / "data").exists():
             with monkeypatch.context() as patch:
-                patch.setattr(module, "write_prepared", write)
+                patch.setattr(module, "_write_prepared", write)
                 made(tmp_path / "data")
 
-    monkeypatch.setattr(module, "write_prepared", slow)
+    monkeypatch.setattr(module, "_write_prepared", slow)
     assert len(made(tmp_path / "data").train) == len(TEXT) and os.listdir(tmp_path) == [
         "data"
     ]
@@ -742,7 +729,7 @@ def test_many_pieces_and_many_chunks(tmp_path, n_vocab, dtype):
         for _ in "st"
     ]
     sides[0][-1] = [n_vocab - 1]
-    write_pairs(
+    _write_pairs(
         tmp_path / "x",
         zip(
             *([" ".join(map(str, ids)) for ids in side] for side in sides), strict=True
@@ -750,7 +737,7 @@ def test_many_pieces_and_many_chunks(tmp_path, n_vocab, dtype):
         Numbers(n_vocab),
     )
     for rows, side in zip(
-        open_pairs(tmp_path / "x", id_type(n_vocab)), sides, strict=True
+        _open_pairs(tmp_path / "x", _id_type(n_vocab)), sides, strict=True
     ):
         assert (
             rows.ids.dtype == dtype

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from annotated_transformer.batch import RunPosition
 from annotated_transformer.checkpoint import (
     Progress,
     about_weights,
@@ -392,7 +393,9 @@ def test_a_header_that_says_nonsense(run, model, about):
 
 def test_foreign_entries(run):
     "What a run holds, and what it does not, at any depth."
-    path = save_checkpoint(run / "checkpoints", *new_training(0), Progress(3))
+    path = save_checkpoint(
+        run / "checkpoints", *new_training(0), Progress(RunPosition(3))
+    )
     (run / "checkpoints/best.safetensors").touch()
     (run / "data").mkdir()
     (run / "data/train.src.ids").touch()
@@ -424,7 +427,9 @@ def test_the_weights_know_better_than_config(run, model):
 
 
 def test_an_average_says_that_it_is_one(run, model):
-    save_checkpoint(run / "checkpoints", model, adam(model.parameters()), Progress(3))
+    save_checkpoint(
+        run / "checkpoints", model, adam(model.parameters()), Progress(RunPosition(3))
+    )
     which = use_average(run, 1)
     assert (
         which
@@ -720,15 +725,15 @@ def folder(tmp_path):
 
 @pytest.fixture()
 def third(folder, trained):
-    return save_checkpoint(folder, *trained, Progress(3, i_batch=3))
+    return save_checkpoint(folder, *trained, Progress(RunPosition(3, i_batch=3)))
 
 
 @pytest.mark.parametrize(
     "progress",
     [
         Progress(),
-        Progress(3, 1, 2, 0.1 + 0.2, 1 / 3, 2, 1),
-        Progress(10**7, 10**6, 10**9, 1e9, 5e-324, 10, 7),
+        Progress(RunPosition(3, 1, 2), 0.1 + 0.2, 1 / 3, 2, 1),
+        Progress(RunPosition(10**7, 10**6, 10**9), 1e9, 5e-324, 10, 7),
     ],
 )
 def test_progress_survives(folder, trained, progress):
@@ -748,6 +753,18 @@ def test_progress_survives(folder, trained, progress):
     )  # not JSON, though Python would read it
 
 
+def test_state_json_of_the_first_edition(folder, trained):
+    "Its numbers are flat, in this order, and `i_batch` is the next batch."
+    progress = Progress(RunPosition(3, 1, 2), 0.5, 0.25, 2, 1)
+    path = save_checkpoint(folder, *trained, progress)
+    values = json.loads((path / "state.json").read_text())
+    assert list(values.pop("sha256")) == ["model.safetensors", "optimizer.safetensors"]
+    assert json.dumps(values) == (
+        '{"format": 1, "step": 3, "epoch": 1, "i_batch": 2, "seconds": 0.5, '
+        '"best_loss": 0.25, "best_step": 2, "n_worse": 1}'
+    )
+
+
 def test_checkpoint_round_trip_to_the_bit(folder):
     saved, found = new_training(0), new_training(1)
     steps(*saved, 1, 2)
@@ -759,7 +776,7 @@ def test_checkpoint_round_trip_to_the_bit(folder):
             ]
         ):
             tensor.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
-    load_checkpoint(save_checkpoint(folder, *saved, Progress(2)), *found)
+    load_checkpoint(save_checkpoint(folder, *saved, Progress(RunPosition(2))), *found)
     assert bits(*found) == bits(*saved)
 
 
@@ -769,7 +786,7 @@ def test_six_steps_are_three_and_three(folder, fused):
     whole, first, second = (new_training(seed, fused=fused) for seed in (0, 0, 1))
     losses = steps(*whole, 1, 6)
     assert steps(*first, 1, 3) == losses[:3]
-    path = save_checkpoint(folder, *first, Progress(3))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(3)))
     assert steps(*second, load_checkpoint(path, *second).step + 1, 6) == losses[3:]
     assert bits(*second) == bits(*whole)
 
@@ -827,7 +844,7 @@ def test_frozen_weights(folder):
 
     saved, found = training(0), training(1)
     steps(*saved, 1, 2)
-    path = save_checkpoint(folder, *saved, Progress(2))
+    path = save_checkpoint(folder, *saved, Progress(RunPosition(2)))
     assert not any("embedding" in name for name in load_file(path / ADAM))
     load_checkpoint(path, *found)
     assert bits(*found) == bits(*saved)
@@ -839,11 +856,13 @@ def test_frozen_weights(folder):
     )
     steps(*all_of_it, 3, 3)
     with pytest.raises(ValueError, match=r"has a weight \w+.embedding.weight, which"):
-        load_checkpoint(save_checkpoint(folder, *all_of_it, Progress(3)), *found)
+        load_checkpoint(
+            save_checkpoint(folder, *all_of_it, Progress(RunPosition(3))), *found
+        )
     with pytest.raises(
         ValueError, match="the optimizer moves weights that the model has not"
     ):
-        save_checkpoint(folder, saved[0], found[1], Progress(3))
+        save_checkpoint(folder, saved[0], found[1], Progress(RunPosition(3)))
 
 
 def test_order_of_the_weights_does_not_matter(third):
@@ -946,12 +965,12 @@ def test_any_optimiser_goes_on(folder, kind):
     whole, first, second = (other_training(seed, kind) for seed in (0, 0, 1))
     losses = steps(*whole, 1, 6)
     assert steps(*first, 1, 3) == losses[:3]
-    path = save_checkpoint(folder, *first, Progress(3))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(3)))
     assert steps(*second, load_checkpoint(path, *second).step + 1, 6) == losses[3:]
     assert bits(*second) == bits(*whole) and numbers(second[1]) == numbers(whole[1])
-    assert sha256(save_checkpoint(folder, *whole, Progress(6)) / ADAM) == sha256(
-        save_checkpoint(folder, *second, Progress(7)) / ADAM
-    )
+    assert sha256(
+        save_checkpoint(folder, *whole, Progress(RunPosition(6))) / ADAM
+    ) == sha256(save_checkpoint(folder, *second, Progress(RunPosition(7))) / ADAM)
 
 
 @pytest.mark.parametrize(
@@ -967,7 +986,7 @@ def test_weights_without_a_gradient_yet(folder, kind):
     whole, first, second = (other_training(seed, kind) for seed in (0, 0, 1))
     losses = late(*whole, 1, 3) + late(*whole, 4, 6)
     assert late(*first, 1, 3) == losses[:3]
-    path = save_checkpoint(folder, *first, Progress(3))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(3)))
     if kind != "Adagrad":
         assert not any(
             ".decoder." in name for name in load_file(path / ADAM)
@@ -999,7 +1018,7 @@ def test_checkpoints_of_the_first_edition(folder, n_steps, fused):
     "They load, and go on to the bit, and a new checkpoint of the same training has the same names."
     whole, first, second = (new_training(seed, fused=fused) for seed in (0, 0, 1))
     losses, state = steps(*whole, 1, 6), steps(*first, 1, n_steps)
-    path = save_checkpoint(folder, *first, Progress(n_steps))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(n_steps)))
     state = first_edition_state(*first)
     if n_steps:
         assert load_file(path / ADAM).keys() == state.keys()
@@ -1015,7 +1034,7 @@ def test_settings_are_not_the_checkpoints(folder):
     "Learning rate, momentum and the like are those of the optimiser that is given."
     first = other_training(0, "SGD, momentum")
     steps(*first, 1, 2)
-    path = save_checkpoint(folder, *first, Progress(2))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(2)))
     model, _ = new_training(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=7.0, momentum=0.3)
     load_checkpoint(path, model, optimizer)
@@ -1044,7 +1063,7 @@ def test_state_of_another_optimiser(folder, saved, loaded, says):
     "A ValueError, and neither the model nor the optimiser is changed: fresh ones, and ones that have made a step."
     first = other_training(0, saved)
     steps(*first, 1, 2)
-    path = save_checkpoint(folder, *first, Progress(2))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(2)))
     for n_steps in (0, 1):
         second = other_training(1, loaded)
         steps(*second, 1, n_steps)
@@ -1057,7 +1076,7 @@ def test_state_of_another_optimiser(folder, saved, loaded, says):
 def test_misshapen_state_of_any_optimiser(folder):
     first, second = (other_training(seed, "Adafactor") for seed in (0, 1))
     steps(*first, 1, 1)
-    path = save_checkpoint(folder, *first, Progress(1))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(1)))
     tensors_of(ADAM, lambda t: t.update({"row_var." + EMBEDDING: torch.ones(1, 20)}))(
         path
     )
@@ -1085,7 +1104,7 @@ def test_state_that_no_checkpoint_holds(folder):
         ValueError,
         match="LBFGS keeps old_dirs as list: a checkpoint holds tensors and numbers of single weights only",
     ):
-        save_checkpoint(folder, model, optimizer, Progress(1))
+        save_checkpoint(folder, model, optimizer, Progress(RunPosition(1)))
     assert list(folder.iterdir()) == []
     model, optimizer = new_training(0)
     optimizer.state["of all weights"] = {"n": 1}
@@ -1093,7 +1112,7 @@ def test_state_that_no_checkpoint_holds(folder):
         ValueError,
         match="Adam keeps n as int: a checkpoint holds .* of single weights only",
     ):
-        save_checkpoint(folder, model, optimizer, Progress(1))
+        save_checkpoint(folder, model, optimizer, Progress(RunPosition(1)))
     with pytest.raises(
         ValueError,
         match="LBFGS cannot go on from a checkpoint, a step on zeros fails: .*closure",
@@ -1152,6 +1171,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 torch.set_num_threads(1)
+from annotated_transformer.batch import RunPosition
 from annotated_transformer.checkpoint import Progress, gather, load_checkpoint, optimizer_state, save_checkpoint, save_weights
 from annotated_transformer.distributed import data_parallel, shard
 from annotated_transformer.optimizer import adam
@@ -1183,7 +1203,7 @@ def work(rank):
     else: assert found == {}
     losses = steps(*whole, 1, 6, objective)
     assert steps(*first, 1, 3, its_objective) == losses[:3]
-    path = save_checkpoint(folder, *first, Progress(10))
+    path = save_checkpoint(folder, *first, Progress(RunPosition(10)))
     assert (path is None) == (rank == 1)
     save_weights(first[0], folder / "sliced.safetensors")
     dist.barrier()
@@ -1195,7 +1215,7 @@ def work(rank):
         straight, first, second = (sliced(seed, optimizer, whole) for seed in (0, 0, 1))
         losses = steps(*straight[0], 1, 6, straight[1])
         assert steps(*first[0], 1, 3, first[1]) == losses[:3]
-        save_checkpoint(folder, *first[0], Progress(20 + i))
+        save_checkpoint(folder, *first[0], Progress(RunPosition(20 + i)))
         dist.barrier()
         load_checkpoint(folder / f"step-{20 + i:07d}", *second[0])
         assert steps(*second[0], 4, 6, second[1]) == losses[3:]
@@ -1231,11 +1251,11 @@ def test_any_number_of_processes(folder, third, trained):
     "Saved by one, loaded by two that hold slices; three steps and three on two are six on two; saved by two, loaded by one, to the bit."
     factored = other_training(0, "Adafactor")
     steps(*factored, 1, 3)
-    save_checkpoint(folder, *factored, Progress(4))
+    save_checkpoint(folder, *factored, Progress(RunPosition(4)))
     alone(SLICED, folder)
     training, path = new_training(1), folder / "step-0000010"
     load_checkpoint(path, *training)
-    again = save_checkpoint(folder, *training, Progress(11))
+    again = save_checkpoint(folder, *training, Progress(RunPosition(11)))
     for name in (MODEL, ADAM):
         assert sha256(again / name) == sha256(path / name)
     assert sha256(folder / "sliced.safetensors") == sha256(path / MODEL)
@@ -1467,7 +1487,7 @@ def test_names_that_are_no_checkpoints(folder, trained):
     for name in ("step-0000008", "best.safetensors"):
         (folder / name).write_bytes(b"")
     assert checkpoints(folder) == [] and latest(folder) is None
-    path = save_checkpoint(folder, *trained, Progress(3))
+    path = save_checkpoint(folder, *trained, Progress(RunPosition(3)))
     assert checkpoints(folder) == [path] and latest(folder) == path
     assert len(list(folder.glob(".*"))) == 2, "nothing shows that these are ours"
     assert (folder / "best.safetensors").exists() and (folder / "step-5").exists()
@@ -1497,8 +1517,11 @@ def test_no_checkpoints_without_their_folder(tmp_path):
 
 @pytest.mark.parametrize("keep_last", [1, 2, 3, 5])
 def test_prune(folder, trained, keep_last):
-    saved = [save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2, 3, 4)]
-    again = save_checkpoint(folder, *trained, Progress(3, seconds=1.0))
+    saved = [
+        save_checkpoint(folder, *trained, Progress(RunPosition(step)))
+        for step in (1, 2, 3, 4)
+    ]
+    again = save_checkpoint(folder, *trained, Progress(RunPosition(3), seconds=1.0))
     prune(folder, keep_last)
     kept = [saved[0], saved[1], again, saved[3]][-keep_last:]
     assert checkpoints(folder) == kept and set(folder.iterdir()) == set(kept)
@@ -1518,7 +1541,10 @@ def test_prune_keeps_at_least_one(folder, third):
 
 def test_killed_while_pruning(folder, trained, monkeypatch):
     "Removing a folder stops half-way: what is left of it is no checkpoint."
-    old, new = (save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2))
+    old, new = (
+        save_checkpoint(folder, *trained, Progress(RunPosition(step)))
+        for step in (1, 2)
+    )
 
     def half(left, ignore_errors):
         next(left.rglob(MODEL)).unlink()
@@ -1532,14 +1558,15 @@ def test_killed_while_pruning(folder, trained, monkeypatch):
 
 def test_the_newest_that_can_be_gone_on_from(folder, trained):
     first, second = (
-        save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2)
+        save_checkpoint(folder, *trained, Progress(RunPosition(step)))
+        for step in (1, 2)
     )
     (second / ADAM).unlink()
     assert latest(folder) == first
 
 
 def test_saved_twice_counts_the_second(folder, trained, third):
-    again = save_checkpoint(folder, *trained, Progress(3, n_worse=1))
+    again = save_checkpoint(folder, *trained, Progress(RunPosition(3), n_worse=1))
     assert (
         again.name == "step-0000003.1"
         and latest(folder) == again
@@ -1547,7 +1574,10 @@ def test_saved_twice_counts_the_second(folder, trained, third):
     )
     assert load_checkpoint(third, *trained).n_worse == 0
     prune(folder, 1)
-    assert save_checkpoint(folder, *trained, Progress(3)).name == "step-0000003.2"
+    assert (
+        save_checkpoint(folder, *trained, Progress(RunPosition(3))).name
+        == "step-0000003.2"
+    )
 
 
 # averages and second names
@@ -1558,7 +1588,9 @@ def test_average_is_the_mean(folder):
     training, paths = new_training(0), []
     for step in range(1, 6):
         steps(*training, step, step)
-        paths.append(save_checkpoint(folder, *training, Progress(step)) / MODEL)
+        paths.append(
+            save_checkpoint(folder, *training, Progress(RunPosition(step))) / MODEL
+        )
     files = [load_file(path) for path in paths]
     for chosen in (paths, paths[::-1]):
         mean = average_weights(chosen)
@@ -1578,7 +1610,10 @@ def test_average_is_the_mean(folder):
 
 
 def test_average_refuses(folder, trained, third):
-    other = save_checkpoint(folder, *new_training(0, n_layers=2), Progress(4)) / MODEL
+    other = (
+        save_checkpoint(folder, *new_training(0, n_layers=2), Progress(RunPosition(4)))
+        / MODEL
+    )
     with pytest.raises(
         ValueError, match="step-0000004/model.safetensors has a weight .*layers.1"
     ):
@@ -1631,7 +1666,7 @@ def test_numbers_that_are_not_finite(folder, ruin, value):
     with pytest.raises(
         ValueError, match="embedding.weight holds numbers that are not finite"
     ):
-        save_checkpoint(folder, *training, Progress(1))
+        save_checkpoint(folder, *training, Progress(RunPosition(1)))
     assert list(folder.iterdir()) == []
 
 
@@ -1652,7 +1687,7 @@ def test_every_flush_may_fail(folder, trained, third, monkeypatch):
         with pytest.raises(
             OSError, match="step-0000004 cannot be written: .*No space left"
         ) as error:
-            save_checkpoint(folder, *trained, Progress(4))
+            save_checkpoint(folder, *trained, Progress(RunPosition(4)))
         assert (
             "\n" not in str(error.value)
             and list(folder.glob(".*")) == []
@@ -1672,7 +1707,7 @@ def refused_or_whole(folder, training, step) -> str:
     "Save on a disk that may be full: what was said, or nothing. What was there before is there still, and loads."
     before = checkpoints(folder)
     try:
-        save_checkpoint(folder, *training, Progress(step))
+        save_checkpoint(folder, *training, Progress(RunPosition(step)))
     except OSError as e:
         said = str(e)
         assert checkpoints(folder) == before and list(folder.glob(".*")) == []
@@ -1726,7 +1761,7 @@ def small_disk(tmp_path):
 
 def test_full_disk_for_real(small_disk, trained):
     "With no room at all, with room for less than the weights, than Adam's state, than state.json; then with room."
-    first = save_checkpoint(small_disk, *trained, Progress(1))
+    first = save_checkpoint(small_disk, *trained, Progress(RunPosition(1)))
     sizes = {name: (first / name).stat().st_size for name in (MODEL, ADAM)}
     filler, said = small_disk / "filler", []
     for room in (
@@ -1752,12 +1787,13 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+from annotated_transformer.batch import RunPosition
 from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, load_weights, prune, save_checkpoint
 from test_checkpoint import bits, new_training, steps
 
 folder, rng, n_killed_while_saving, newest = Path(sys.argv[1]), random.Random(0), 0, 0
 found = new_training(0)
-for _ in range(2): began = time.perf_counter(); save_checkpoint(folder, *found, Progress(0)); pause = 2 * (time.perf_counter() - began)
+for _ in range(2): began = time.perf_counter(); save_checkpoint(folder, *found, Progress(RunPosition(0))); pause = 2 * (time.perf_counter() - began)
 
 def forever():
     training = new_training(0)
@@ -1766,7 +1802,7 @@ def forever():
         done += 1
         steps(*training, done, done)
         os.write(ready, b"1")
-        save_checkpoint(folder, *training, Progress(done))
+        save_checkpoint(folder, *training, Progress(RunPosition(done)))
         prune(folder, 3)
 
 for i in range(20):

@@ -19,7 +19,7 @@ import typer
 from safetensors.torch import save_file
 
 from annotated_transformer import corpus, recipe
-from annotated_transformer.cli import DEFAULT_RECIPE, app, main
+from annotated_transformer.cli import _DEFAULT_RECIPE, app, main
 from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.files import FolderLock, sha256, write_json
@@ -1412,7 +1412,7 @@ def test_variations(variations, tmp_path, capsys, monkeypatch):
     )
     assert (
         status == 2
-        and "was begun with label_smoothing=0.1, not 0.0: choose another --out" in err
+        and "was started with label_smoothing=0.1, not 0.0: choose another --out" in err
         and err.count("\n") == 1
     )
     assert (tmp_path / "whole/table.json").read_bytes() == before
@@ -1497,7 +1497,7 @@ def test_help_names_every_recipe_once(verb, capsys):
     # The help may break a line after a hyphen.
     words = re.findall(r"[\w-]+", re.sub(r"-\n\s+", "-", out))
     assert {name: words.count(name) for name in RECIPES} == dict.fromkeys(RECIPES, 1)
-    assert f"{DEFAULT_RECIPE} (the default)" in " ".join(out.split())
+    assert f"{_DEFAULT_RECIPE} (the default)" in " ".join(out.split())
 
 
 def test_the_default_recipe(text, tmp_path, capsys):
@@ -1516,7 +1516,7 @@ def test_the_default_recipe(text, tmp_path, capsys):
     )
     assert status == 0, err
     found = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    assert recipe_from_dict(found) == override(RECIPES[DEFAULT_RECIPE], settings)
+    assert recipe_from_dict(found) == override(RECIPES[_DEFAULT_RECIPE], settings)
 
 
 def shell(*args, **more) -> subprocess.CompletedProcess:

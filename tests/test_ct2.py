@@ -33,8 +33,8 @@ from annotated_transformer.batched_search import (
     batched_greedy_search,
     eos_among_best,
 )
-from annotated_transformer.recipe import train_run
 from annotated_transformer.kv_cache import KVCache
+from annotated_transformer.recipe import RunOptions, train_run
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
 
@@ -180,8 +180,7 @@ def trained(tmp_path_factory):
             corpus,
             override(get_recipe("tiny"), settings),
             folder / "run",
-            "cpu",
-            quiet=True,
+            RunOptions("cpu", quiet=True),
         )
     )
     export_ct2(folder / "run", folder / "out")

@@ -22,7 +22,7 @@ from annotated_transformer.distributed import (
     data_parallel,
     first_answer,
     launched,
-    n_ranks,
+    world_size,
     pick_device,
     placed_like,
     process_group,
@@ -66,7 +66,7 @@ def layers(objective):
     return [*objective.model.encoder.layers, *objective.model.decoder.layers]
 
 
-def steps(batch_tokens, rank=0, n_ranks=1, accumulate=1):
+def steps(batch_tokens, rank=0, world_size=1, accumulate=1):
     rng = np.random.default_rng(0)
     data = Pairs(
         *(
@@ -81,7 +81,7 @@ def steps(batch_tokens, rank=0, n_ranks=1, accumulate=1):
         batch_tokens,
         seed=0,
         rank=rank,
-        n_ranks=n_ranks,
+        world_size=world_size,
         accumulate=accumulate,
     )
 
@@ -102,14 +102,14 @@ def gradient(
     case,
     wrap=lambda objective: objective,
     rank=0,
-    n_ranks=1,
+    world_size=1,
     accumulate=None,
     dtype=None,
 ):
     budget, n_micro, usual, config = GRADIENTS[case]
     objective, step = (
         Objective(dtype or usual, **config),
-        next(steps(budget, rank, n_ranks, accumulate or n_micro)),
+        next(steps(budget, rank, world_size, accumulate or n_micro)),
     )
     wrapped = wrap(objective)
     for i, batch in enumerate(step.micro, start=1):
@@ -123,7 +123,7 @@ def gradient(
 def training(
     wrap=lambda objective: objective,
     rank=0,
-    n_ranks=1,
+    world_size=1,
     accumulate=1,
     hooks=(),
     broken=False,
@@ -141,7 +141,7 @@ def training(
     objective, records = (Breaks if broken else Objective)(DOUBLE), []
     wrapped = wrap(objective)
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.0, fused=True)
-    found = steps(MANY, rank, n_ranks, accumulate)
+    found = steps(MANY, rank, world_size, accumulate)
     try:
         stop = train(
             wrapped,
@@ -222,7 +222,7 @@ def worker(folder):
     "What each process does; the tests below look at what it found."
     found, me = {}, int(os.environ["RANK"])
     with process_group(pick_device("cpu")):
-        n, others = n_ranks(), (rank(), n_ranks())
+        n, others = world_size(), (rank(), world_size())
         found["who"], found["sum"] = (
             (me, *others),
             sum_over_ranks(torch.tensor([1.0, me])).tolist(),
@@ -287,7 +287,7 @@ def worker(folder):
                 :2
             ]  # it grows again when it is used
         uneven(next(steps(MANY, *others)).micro[0]).backward()
-    found["left"] = (rank(), n_ranks(), dist.is_initialized())
+    found["left"] = (rank(), world_size(), dist.is_initialized())
     torch.save(found, folder / f"{me}.pt")
 
 
@@ -488,7 +488,7 @@ def test_shares_sum_to_the_step(case, n, accumulate):
     "What the processes compute, one after the other in this one; in float64."
     right, _ = gradient(case, accumulate=1, dtype=DOUBLE)
     each = [
-        gradient(case, rank=i, n_ranks=n, accumulate=accumulate, dtype=DOUBLE)
+        gradient(case, rank=i, world_size=n, accumulate=accumulate, dtype=DOUBLE)
         for i in range(n)
     ]
     n_rows = len(next(steps(GRADIENTS[case][0])).micro[0].src)
@@ -523,7 +523,7 @@ def test_alone_nothing_happens():
     assert not launched()
     objective, x = Objective(), torch.randn(3)
     with process_group(CPU):
-        assert (rank(), n_ranks(), dist.is_initialized()) == (0, 1, False)
+        assert (rank(), world_size(), dist.is_initialized()) == (0, 1, False)
         assert (
             data_parallel(objective, CPU) is objective
             and shard(objective, layers(objective)) is objective
@@ -546,7 +546,7 @@ def test_half_a_set_of_variables_is_none(started, monkeypatch, missing):
 
 def test_a_group_of_one(started):
     with process_group(CPU):
-        assert dist.is_initialized() and (rank(), n_ranks()) == (0, 1)
+        assert dist.is_initialized() and (rank(), world_size()) == (0, 1)
         objective = Objective()
         assert (
             data_parallel(objective, CPU) is objective

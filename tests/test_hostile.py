@@ -21,7 +21,7 @@ from annotated_transformer.config import get_recipe, override
 from annotated_transformer.explorer import is_attention_page
 from annotated_transformer.files import sha256, write_json
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import resume_run, train_run
+from annotated_transformer.recipe import RunOptions, resume_run, train_run
 
 SIZES = [
     "n_layers=1",
@@ -91,18 +91,19 @@ def pristine(tmp_path_factory) -> Path:
         "builtin", n_train=60, n_valid=10, n_test=3
     )
     train_run(
-        corpus, recipe, box / "runs/mine", "cpu", prepared=box / "prepared", quiet=True
+        corpus,
+        recipe,
+        box / "runs/mine",
+        RunOptions("cpu", prepared=box / "prepared", quiet=True),
     )
     train_run(
         corpus,
         override(recipe, ["max_steps=4"]),
         box / "runs/part",
-        "cpu",
-        hooks=[Enough()],
-        quiet=True,
+        RunOptions("cpu", hooks=[Enough()], quiet=True),
     )
     shutil.copytree(box / "runs/part", box / "runs/demo")  # as `demo` leaves it
-    resume_run(box / "runs/demo", "cpu", quiet=True)
+    resume_run(box / "runs/demo", RunOptions("cpu", quiet=True))
     write_json(
         box / "runs/demo/report.json",
         {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.optimizer import adam, linear_rate, paper_rate
+from annotated_transformer.optimizer import adam, linear_schedule, inverse_sqrt_schedule
 
 steps = st.integers(1, 1_000_000)
 warmups = st.integers(1, 50_000)
@@ -20,27 +20,27 @@ def test_paper_rate_is_equation_3(step, d_model, warmup_steps):
         step / warmup_steps**1.5 if step < warmup_steps else 1 / math.sqrt(step)
     ) / math.sqrt(d_model)
     assert math.isclose(
-        paper_rate(step, d_model, warmup_steps), expected, rel_tol=1e-12
+        inverse_sqrt_schedule(step, d_model, warmup_steps), expected, rel_tol=1e-12
     )
 
 
 @given(steps, warmups)
 def test_paper_rate_peaks_at_the_end_of_the_warmup(step, warmup_steps):
-    peak = paper_rate(warmup_steps, 512, warmup_steps)
+    peak = inverse_sqrt_schedule(warmup_steps, 512, warmup_steps)
     assert math.isclose(peak, (512 * warmup_steps) ** -0.5, rel_tol=1e-12)
-    assert 0 < paper_rate(step, 512, warmup_steps) <= peak * (1 + 1e-12)
+    assert 0 < inverse_sqrt_schedule(step, 512, warmup_steps) <= peak * (1 + 1e-12)
 
 
 @given(steps, warmups, st.integers(1, 100_000))
 def test_linear_rate_stays_between_0_and_the_peak(step, warmup_steps, max_steps):
-    rate = linear_rate(step, 2e-3, warmup_steps, max_steps)
+    rate = linear_schedule(step, 2e-3, warmup_steps, max_steps)
     assert 0 <= rate <= 2e-3
     if step >= max_steps:
         assert rate == 0
 
 
 def test_linear_rate_by_hand():
-    assert [linear_rate(s, 1.0, 4, 8) for s in range(1, 10)] == [
+    assert [linear_schedule(s, 1.0, 4, 8) for s in range(1, 10)] == [
         0.25,
         0.5,
         0.75,
@@ -56,13 +56,13 @@ def test_linear_rate_by_hand():
 def test_errors():
     for wrong in (0, -1):
         with pytest.raises(ValueError, match=f"step={wrong}"):
-            paper_rate(wrong, 512, 4000)
+            inverse_sqrt_schedule(wrong, 512, 4000)
         with pytest.raises(ValueError, match=f"step={wrong}"):
-            linear_rate(wrong, 1e-3, 10, 100)
+            linear_schedule(wrong, 1e-3, 10, 100)
         with pytest.raises(ValueError, match=f"warmup_steps={wrong}"):
-            paper_rate(1, 512, wrong)
+            inverse_sqrt_schedule(1, 512, wrong)
         with pytest.raises(ValueError, match=f"warmup_steps={wrong}"):
-            linear_rate(1, 1e-3, wrong, 100)
+            linear_schedule(1, 1e-3, wrong, 100)
 
 
 @pytest.mark.parametrize(("betas", "eps"), [((0.9, 0.98), 1e-9), ((0.8, 0.999), 1e-6)])
@@ -73,7 +73,7 @@ def test_adam_is_kingma_and_ba(betas, eps):
     for step in range(1, 101):
         g, lr = (
             torch.randn(30, dtype=torch.float64) * 10.0 ** (step % 7 - 5),
-            paper_rate(step, 64, 20),
+            inverse_sqrt_schedule(step, 64, 20),
         )
         m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g**2
         w = w - lr * m / (1 - betas[0] ** step) / (

@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from annotated_transformer import UserError
-from annotated_transformer.config import get_recipe, override
+from annotated_transformer.config import TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.evaluate import load, validation_bleu
 from annotated_transformer.distributed import pick_device
 from annotated_transformer.recipe import (
+    RunOptions,
+    _sync_interval,
+    learning_rate_schedule,
     precision_context,
     resume_run,
-    schedule,
-    sync_interval,
     train_run,
 )
 from annotated_transformer.train import Stop
@@ -54,12 +55,15 @@ def metrics(run: Path) -> list[dict]:
 
 def test_one_training_end_to_end(corpus, tmp_path):
     run = train_run(
-        corpus, override(get_recipe("tiny"), SMALL), tmp_path / "run", "cpu", quiet=True
+        corpus,
+        override(get_recipe("tiny"), SMALL),
+        tmp_path / "run",
+        RunOptions("cpu", quiet=True),
     )
     records = metrics(run)
     assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4, 5, 6]
     assert [r["step"] for r in records if "valid_loss" in r] == [4, 6], (
-        "and one look at the end"
+        "and one pass at the end"
     )
     assert {p.name for p in (run / "checkpoints").iterdir()} == {
         "step-0000003",
@@ -74,8 +78,7 @@ def test_the_first_loss_is_that_of_a_guess(corpus, tmp_path):
         corpus,
         override(get_recipe("tiny"), [*SMALL, "max_steps=1"]),
         tmp_path / "run",
-        "cpu",
-        quiet=True,
+        RunOptions("cpu", quiet=True),
     )
     assert abs(metrics(run)[0]["loss"] - math.log(len(load(run).vocab))) < 1.0
 
@@ -95,7 +98,7 @@ def test_every_part_trains(change, corpus, tmp_path):
         get_recipe("tiny"),
         [*SMALL, "max_steps=20", "warmup_steps=5", "peak_lr=3e-3", change],
     )
-    run = train_run(corpus, recipe, tmp_path / "run", "cpu", quiet=True)
+    run = train_run(corpus, recipe, tmp_path / "run", RunOptions("cpu", quiet=True))
     losses = [r["loss"] for r in metrics(run) if "loss" in r]
     assert losses[-1] < losses[0]
     assert load(run).translate(["The dog was tired."])
@@ -117,9 +120,7 @@ def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
             with_valid(corpus, valid),
             recipe,
             tmp_path / name,
-            "cpu",
-            score=validation_bleu,
-            quiet=True,
+            RunOptions("cpu", score=validation_bleu, quiet=True),
         )
         losses.append([r["valid_loss"] for r in metrics(run) if "valid_loss" in r])
         err = capsys.readouterr().err
@@ -133,8 +134,7 @@ def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
         with_valid(corpus, long),
         override(recipe, ["position=sinusoidal", "max_steps=1"]),
         tmp_path / "all",
-        "cpu",
-        quiet=True,
+        RunOptions("cpu", quiet=True),
     )
     assert capsys.readouterr().err == ""
 
@@ -149,8 +149,7 @@ def test_no_held_out_sentence_fits_the_learned_positions(corpus, tmp_path):
             only,
             override(get_recipe("tiny"), LEARNED),
             tmp_path / "run",
-            "cpu",
-            quiet=True,
+            RunOptions("cpu", quiet=True),
         )
     assert not (tmp_path / "run").exists()
 
@@ -162,8 +161,7 @@ def test_the_same_seed_is_the_same_run(corpus, tmp_path):
             corpus,
             override(get_recipe("tiny"), [*SMALL, f"seed={seed}"]),
             tmp_path / name,
-            "cpu",
-            quiet=True,
+            RunOptions("cpu", quiet=True),
         )
         weights.append((run / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
@@ -175,9 +173,7 @@ def test_a_hook_can_end_it_and_ctrl_c_keeps_the_weights(corpus, tmp_path):
         corpus,
         override(get_recipe("tiny"), SMALL),
         tmp_path / "a",
-        "cpu",
-        hooks=[enough],
-        quiet=True,
+        RunOptions("cpu", hooks=[enough], quiet=True),
     )
     assert json.loads((stopped / "config.json").read_text())["stopped"] == "enough"
 
@@ -187,7 +183,10 @@ def test_a_hook_can_end_it_and_ctrl_c_keeps_the_weights(corpus, tmp_path):
 
     averaging = override(get_recipe("tiny"), [*SMALL, "save_every=1", "average_last=2"])
     run = train_run(
-        corpus, averaging, tmp_path / "b", "cpu", hooks=[interrupt], quiet=True
+        corpus,
+        averaging,
+        tmp_path / "b",
+        RunOptions("cpu", hooks=[interrupt], quiet=True),
     )
     about = json.loads((run / "config.json").read_text())
     assert (
@@ -206,10 +205,10 @@ def test_an_error_after_the_first_step_leaves_the_run(at, corpus, tmp_path):
 
     recipe, run = override(get_recipe("tiny"), SMALL), tmp_path / "run"
     with pytest.raises(RuntimeError, match="a fault of ours"):
-        train_run(corpus, recipe, run, "cpu", hooks=[broken], quiet=True)
+        train_run(corpus, recipe, run, RunOptions("cpu", hooks=[broken], quiet=True))
     assert [r["step"] for r in metrics(run) if "loss" in r] == list(range(1, at + 1))
-    resume_run(run, "cpu", quiet=True)
-    whole = train_run(corpus, recipe, tmp_path / "whole", "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
+    whole = train_run(corpus, recipe, tmp_path / "whole", RunOptions("cpu", quiet=True))
     assert (run / "model.safetensors").read_bytes() == (
         whole / "model.safetensors"
     ).read_bytes()
@@ -232,9 +231,7 @@ def test_nothing_is_written_into_a_folder_that_was_replaced(at, corpus, tmp_path
             corpus,
             override(get_recipe("tiny"), [*SMALL, "max_steps=5"]),
             run,
-            "cpu",
-            hooks=[replaced],
-            quiet=True,
+            RunOptions("cpu", hooks=[replaced], quiet=True),
         )
     assert [path.name for path in run.iterdir()] == ["letter"]
     assert [r["step"] for r in metrics(tmp_path / "away") if "loss" in r] == list(
@@ -247,9 +244,7 @@ def test_minutes_stop_the_loop(corpus, tmp_path):
         corpus,
         override(get_recipe("tiny"), [*SMALL, "max_steps=100000"]),
         tmp_path / "run",
-        "cpu",
-        minutes=1e-6,
-        quiet=True,
+        RunOptions("cpu", minutes=1e-6, quiet=True),
     )
     assert [r["step"] for r in metrics(run) if "loss" in r] == [1]
 
@@ -265,7 +260,7 @@ def test_nothing_is_made_when_something_is_wrong(corpus, tmp_path):
         ("minutes=nan", tiny, {"minutes": float("nan")}),
     ):
         with pytest.raises(ValueError, match=what):
-            train_run(corpus, recipe, tmp_path / "run", quiet=True, **more)
+            train_run(corpus, recipe, tmp_path / "run", RunOptions(quiet=True, **more))
         assert not (tmp_path / "run").exists()
 
 
@@ -303,9 +298,7 @@ def test_tensorboard_that_is_not_installed(corpus, tmp_path, monkeypatch):
             corpus,
             override(get_recipe("tiny"), SMALL),
             tmp_path / "run",
-            "cpu",
-            quiet=True,
-            tensorboard=True,
+            RunOptions("cpu", quiet=True, tensorboard=True),
         )
     assert not (tmp_path / "run").exists()
 
@@ -315,7 +308,7 @@ def test_resume_checks_the_minutes(wrong, tmp_path):
     with pytest.raises(
         UserError, match=f"minutes={wrong} must be positive and below 10,000,000"
     ):
-        resume_run(tmp_path, "cpu", minutes=wrong)
+        resume_run(tmp_path, RunOptions("cpu", minutes=wrong))
 
 
 def test_steps_are_read_in_groups_on_cuda_alone():
@@ -324,9 +317,10 @@ def test_steps_are_read_in_groups_on_cuda_alone():
     for valid_every in (*range(1, 40), 500, 2**31 - 1):
         for save_every in (1, 6, 7, 10, 22, 600, 1500):
             fits = [n for n in range(1, 11) if valid_every % n == save_every % n == 0]
-            assert sync_interval(valid_every, save_every, cuda) == max(fits)
+            settings = TrainConfig(valid_every=valid_every, save_every=save_every)
+            assert _sync_interval(settings, cuda) == max(fits)
             assert {
-                sync_interval(valid_every, save_every, torch.device(kind))
+                _sync_interval(settings, torch.device(kind))
                 for kind in ("cpu", "mps", "xpu")
             } == {1}
 
@@ -339,7 +333,7 @@ def test_device_precision_schedule():
         get_recipe("tiny"),
         ["schedule=linear", "peak_lr=0.5", "warmup_steps=10", "max_steps=20"],
     ).train
-    assert [schedule(settings, 8)(step) for step in (5, 10, 15, 20)] == [
+    assert [learning_rate_schedule(settings, 8)(step) for step in (5, 10, 15, 20)] == [
         0.25,
         0.5,
         0.25,

@@ -24,7 +24,13 @@ from annotated_transformer.checkpoint import checkpoints, latest, read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import prepare_run, resume_run, text_sha256, train_run
+from annotated_transformer.recipe import (
+    RunOptions,
+    prepare_run,
+    resume_run,
+    text_sha256,
+    train_run,
+)
 from annotated_transformer.train import Stop
 
 SETTINGS = [
@@ -77,7 +83,10 @@ def weights(run: Path) -> bytes:
 
 def train(corpus: Corpus, out: Path, settings=SETTINGS, **more) -> Path:
     return train_run(
-        corpus, override(get_recipe("tiny"), settings), out, "cpu", quiet=True, **more
+        corpus,
+        override(get_recipe("tiny"), settings),
+        out,
+        RunOptions("cpu", quiet=True, **more),
     )
 
 
@@ -252,7 +261,7 @@ def test_a_closed_terminal(text, tmp_path):
 
 def test_a_run_at_its_end_stays_as_it_is(straight, tmp_path):
     run = shutil.copytree(straight, tmp_path / "run")
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == weights(straight)
     assert (run / "metrics.jsonl").read_bytes() == (
         straight / "metrics.jsonl"
@@ -286,7 +295,7 @@ def test_what_a_killed_process_left_is_swept_away(corpus, tmp_path):
     ]
     for path in kept:
         path.write_bytes(b"somebody's")
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert [path for path in left if path.exists()] == [] and all(
         path.read_bytes() == b"somebody's" for path in kept
     )
@@ -295,7 +304,7 @@ def test_what_a_killed_process_left_is_swept_away(corpus, tmp_path):
 def test_data_that_was_lost_is_made_again(corpus, straight, tmp_path):
     run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
     shutil.rmtree(run / "data")
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == weights(straight)
 
 
@@ -313,7 +322,7 @@ def test_shared_text_is_not_overwritten(corpus, tmp_path):
     assert not (tmp_path / "other").exists() and before == {
         path.name: path.read_bytes() for path in shared.iterdir()
     }
-    resume_run(run, "cpu", prepared=shared, quiet=True)
+    resume_run(run, RunOptions("cpu", prepared=shared, quiet=True))
 
 
 @pytest.mark.parametrize("part", ["train", "valid"])
@@ -334,13 +343,16 @@ def test_other_text_of_the_same_vocabulary_is_noticed(part, corpus, tmp_path):
     assert (tmp_path / "turned/vocab.model").read_bytes() == (
         run / "vocab.model"
     ).read_bytes()
-    for more in ({"corpus": turned}, {"prepared": tmp_path / "turned"}):
+    for options, text in (
+        (RunOptions("cpu", quiet=True), turned),
+        (RunOptions("cpu", prepared=tmp_path / "turned", quiet=True), None),
+    ):
         with pytest.raises(ValueError, match="other text"):
-            resume_run(run, "cpu", quiet=True, **more)
+            resume_run(run, options, corpus=text)
     shutil.rmtree(run / "data")
     shutil.copytree(tmp_path / "turned", run / "data")
     with pytest.raises(ValueError, match="data was made from other text"):
-        resume_run(run, "cpu", quiet=True)
+        resume_run(run, RunOptions("cpu", quiet=True))
 
 
 @pytest.mark.parametrize("part", ["train", "valid"])
@@ -372,7 +384,7 @@ def test_settings_that_are_not_the_checkpoints_are_noticed(corpus, tmp_path):
         UserError,
         match="step-0000001/model.safetensors was trained with n_heads=2, but config.json says n_heads=4",
     ):
-        resume_run(run, "cpu", quiet=True)
+        resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == before and max(r["step"] for r in read_metrics(run)) == 1
 
 
@@ -387,7 +399,7 @@ def test_another_vocabulary_is_noticed(corpus, tmp_path):
         UserError,
         match="data has another vocabulary than .*run, which cannot continue with it",
     ):
-        resume_run(run, "cpu", quiet=True)
+        resume_run(run, RunOptions("cpu", quiet=True))
     assert max(r["step"] for r in read_metrics(run)) == 1
 
 
@@ -397,8 +409,8 @@ def test_text_outside_the_run_is_named_by_the_user(corpus, tmp_path):
     with pytest.raises(
         ValueError, match="uses encoded text outside its folder: name it, by --prepared"
     ):
-        resume_run(run, "cpu", quiet=True)
-    resume_run(run, "cpu", prepared=tmp_path / "shared", quiet=True)
+        resume_run(run, RunOptions("cpu", quiet=True))
+    resume_run(run, RunOptions("cpu", prepared=tmp_path / "shared", quiet=True))
 
 
 def test_runs_of_the_first_edition_go_on(corpus, straight, tmp_path):
@@ -407,7 +419,7 @@ def test_runs_of_the_first_edition_go_on(corpus, straight, tmp_path):
     about = json.loads((run / "config.json").read_text())
     text = about.pop("text_sha256")
     (run / "config.json").write_text(json.dumps(about))
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert (
         weights(run) == weights(straight)
         and json.loads((run / "config.json").read_text())["text_sha256"] == text
@@ -494,14 +506,14 @@ def test_early_stopping_does_not_depend_on_interruptions(
     for number, at in enumerate(sittings):
         hooks = [lambda record, at=at: Stop("enough") if record.step == at else None]
         if number:
-            resume_run(run, "cpu", hooks=hooks, quiet=True)
+            resume_run(run, RunOptions("cpu", hooks=hooks, quiet=True))
         else:
             train(corpus, run, PATIENT, hooks=hooks)
         assert (
             chosen(run)["stopped"] == "enough"
             and [r["step"] for r in read_metrics(run) if "valid_loss" in r][-1] == at
         )
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert chosen(run) == straight
 
 
@@ -524,7 +536,7 @@ def test_the_end_of_a_sitting_is_chosen_until_the_run_goes_on(
     assert all(
         map(torch.equal, load_file(six / "model.safetensors").values(), newest.values())
     )
-    resume_run(six, "cpu", hooks=at(9), quiet=True)
+    resume_run(six, RunOptions("cpu", hooks=at(9), quiet=True))
     assert chosen(six)["which"] == "best on validation, step 4" and weights(
         six
     ) == weights(four)
@@ -560,7 +572,7 @@ def test_steps_read_in_groups_are_the_same_run(
         hooks=[lambda record: Stop("enough") if record.step == 5 else None],
     )
     assert chosen(run)["steps"] == 6
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert chosen(run) == chosen(one_by_one)
     same = [[{**r, "seconds": 0} for r in read_metrics(r)] for r in (run, one_by_one)]
     assert same[0] == same[1]
@@ -585,9 +597,13 @@ def test_stopped_between_two_checkpoints(settings, stops, corpus, tmp_path):
     for at in (*stops[1:], None):
         resume_run(
             run,
-            "cpu",
-            hooks=[lambda record, at=at: Stop("enough") if record.step == at else None],
-            quiet=True,
+            RunOptions(
+                "cpu",
+                hooks=[
+                    lambda record, at=at: Stop("enough") if record.step == at else None
+                ],
+                quiet=True,
+            ),
         )
     assert weights(run) == weights(straight) and chosen(run) == chosen(straight)
     assert [path.name for path in checkpoints(run / "checkpoints")] == [
@@ -606,7 +622,7 @@ def test_a_run_that_stopped_early_has_ended(corpus, tmp_path):
     ]
     run = train(corpus, tmp_path / "run", settings)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert before == {
         path: path.read_bytes() for path in run.rglob("*") if path.is_file()
     }
@@ -627,11 +643,11 @@ def test_killed_before_it_could_conclude(corpus, straight, tmp_path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("annotated_transformer.recipe.conclude", killed)
+        patch.setattr("annotated_transformer.recipe._choose_weights", killed)
         with pytest.raises(Killed):
-            resume_run(run, "cpu", quiet=True)
+            resume_run(run, RunOptions("cpu", quiet=True))
     assert chosen(run)["steps"] == 4
-    resume_run(run, "cpu", quiet=True)
+    resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == weights(straight) and chosen(run) == chosen(straight)
 
 

@@ -26,7 +26,12 @@ from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.fused_attention import fused_attention
 from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition
-from annotated_transformer.recipe import build_training, train_run, validation_loss
+from annotated_transformer.recipe import (
+    RunOptions,
+    build_training,
+    train_run,
+    validation_loss,
+)
 from annotated_transformer.stack import PostNorm, PreNorm
 from torch.nn import Dropout, LayerNorm
 
@@ -137,13 +142,15 @@ def watch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
-        patch.setattr(recipe_module, "draw_curve", lambda run: None)
+        patch.setattr(recipe_module, "_draw_curve", lambda run: None)
         patch.setattr(files, "fsync", lambda path: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)
             patch.setattr(recipe_module, "validation_loss", lambda *_: next(found))
-        train_run(corpus, seen.recipe, out, "cpu", hooks=[after], quiet=True)
+        train_run(
+            corpus, seen.recipe, out, RunOptions("cpu", hooks=[after], quiet=True)
+        )
     records = read_metrics(out)
     seen.steps = [record for record in records if "loss" in record]
     seen.passes = [record["step"] for record in records if "valid_loss" in record]

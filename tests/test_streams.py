@@ -206,7 +206,7 @@ def test_closed_streams_of_a_preparation(work, tmp_path):
 def test_no_file_gets_the_number_of_a_closed_stream(closed, tmp_path):
     "What others write to that number, C++ say, would go into the file; and a process that is started here has streams."
     code = (
-        "import os, subprocess, sys; from annotated_transformer.cli import ready_streams; ready_streams(); file = open('file', 'w')\n"
+        "import os, subprocess, sys; from annotated_transformer.cli import _ready_streams; _ready_streams(); file = open('file', 'w')\n"
         "for number in (1, 2): os.write(number, b'stray')\n"
         "print('lost', file=sys.stdout); print('lost', file=sys.stderr)\n"
         "child = subprocess.run([sys.executable, '-c', 'import os; [os.fstat(i) for i in range(3)]']).returncode\n"

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import annotated_transformer.train as loop
 from annotated_transformer import UserError
-from annotated_transformer.batch import Batch, Step
+from annotated_transformer.batch import Batch, RunPosition, Step
 from annotated_transformer.train import (
     STOP_SIGNALS,
     NotFinite,
@@ -50,9 +50,8 @@ def steps(seed=0, start=1, n_micro=1):
             )
             for x in torch.randn(n_micro, 8, 5, generator=rng)
         ]
-        yield Step(
-            i, i // 4, i % 4, 17 * i, sum(batch.n_tokens for batch in micro), micro
-        )
+        n_tokens = sum(batch.n_tokens for batch in micro)
+        yield Step(RunPosition(i, i // 4, i % 4), 17 * i, n_tokens, micro)
 
 
 class Objective(nn.Module):
@@ -69,12 +68,12 @@ class Objective(nn.Module):
         return (self.net(batch.src) - batch.tgt_out)[: batch.n_tokens].square().sum()
 
 
-def run(objective, n_steps, hooks=(), rate=lambda step: 0.01, found=None, **more):
+def run(objective, n_steps, hooks=(), schedule=lambda step: 0.01, found=None, **more):
     return train(
         objective,
         found or steps(),
         torch.optim.SGD(objective.parameters(), lr=0.0),
-        rate,
+        schedule,
         n_steps,
         hooks,
         **more,
@@ -87,7 +86,7 @@ def weights(objective):
 
 def test_equals_the_plain_loop():
     objective, plain, records = Objective(), Objective(), []
-    run(objective, 7, [records.append], rate=lambda step: 0.02 / step)
+    run(objective, 7, [records.append], schedule=lambda step: 0.02 / step)
     losses, norms = [], []
     for step in islice(steps(), 7):
         loss = plain(step.micro[0]) / step.n_tokens
@@ -102,8 +101,8 @@ def test_equals_the_plain_loop():
     )  # the optimiser may fuse multiply and add
     assert [r.loss for r in records] == pytest.approx(losses, rel=1e-5)
     assert [r.grad_norm for r in records] == pytest.approx(norms, rel=1e-5)
-    assert [(r.step, r.epoch, r.i_batch, r.lr) for r in records] == [
-        (i, i // 4, i % 4, 0.02 / i) for i in range(1, 8)
+    assert [(*r.position, r.step, r.lr) for r in records] == [
+        (i, i // 4, i % 4, i, 0.02 / i) for i in range(1, 8)
     ]
     assert [r.n_tokens for r in records] == [
         step.n_tokens for step in islice(steps(), 7)
@@ -585,7 +584,7 @@ def test_an_error_comes_where_its_step_would_have_been():
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_loop_that_breaks_off_leaves_no_thread(error, monkeypatch):
-    monkeypatch.setattr(loop, "PREFETCH_ON", ("cpu",))
+    monkeypatch.setattr(loop, "_PREFETCH_ON", ("cpu",))
 
     def breaks(r):
         assert threads()
@@ -617,7 +616,7 @@ def test_a_prefetching_loop_trains_the_same(n_steps, given, monkeypatch):
         return {r[3] for r in records}
 
     assert trained() == {0}
-    monkeypatch.setattr(loop, "PREFETCH_ON", ("cpu",))
+    monkeypatch.setattr(loop, "_PREFETCH_ON", ("cpu",))
     assert 1 in trained()  # which has ended when the last step was handed over
     (stop, w, records), (stop_2, w_2, records_2) = found
     assert stop == stop_2 and torch.equal(w, w_2) and records == records_2
@@ -656,7 +655,7 @@ def test_batches_for_a_gpu_are_pinned(monkeypatch):
         torch.equal(there[0].micro[1].tgt_out, one.micro[1].tgt_out)
         and there[0].micro[0].src is not one.micro[0].src
     )
-    assert loop.PREFETCH_ON == ("cuda",)
+    assert loop._PREFETCH_ON == ("cuda",)
 
 
 def test_dropout_is_on_whatever_the_mode_was():
@@ -677,7 +676,7 @@ def test_same_seed_same_weights():
 
 
 def record(step, seconds=1.0):
-    return StepRecord(step, 0, step - 1, 2.0, 1e-3, 100, seconds, 0.5)
+    return StepRecord(RunPosition(step, 0, step), 2.0, 1e-3, 100, seconds, 0.5)
 
 
 def test_every():
@@ -710,7 +709,16 @@ def test_metrics_file_is_appended_to_and_readable_at_any_time(tmp_path):
         assert [
             json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]
         ] == list(range(step + 1))
-    assert StepRecord(**json.loads(path.read_text().split("\n")[1])) == record(1)
+    assert json.loads(path.read_text().split("\n")[2]) == record(2).to_dict()
+
+
+def test_a_line_of_the_metrics():
+    "The keys and their meaning are those of the first edition: `i_batch` is the step's own batch."
+    line = StepRecord(RunPosition(7, 2, 3), 2.0, 1e-3, 100, 1.5, 0.5).to_dict()
+    assert json.dumps(line) == (
+        '{"step": 7, "epoch": 2, "i_batch": 2, "loss": 2.0, "lr": 0.001, '
+        '"n_tokens": 100, "seconds": 1.5, "grad_norm": 0.5}'
+    )
 
 
 def test_metrics_of_a_resumed_run_count_on(tmp_path):

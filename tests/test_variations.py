@@ -19,17 +19,17 @@ from annotated_transformer.variations import (
     ROWS,
     Measured,
     Plan,
-    begin_table,
+    _start_table,
     choose_rows,
-    curve_of,
+    _loss_curve,
     effects,
     fill_table,
-    place_of,
+    _row_folder,
     read_table,
-    recipe_of,
-    seed_spread,
-    table_lines,
-    thin,
+    row_recipe,
+    pooled_std,
+    format_table,
+    _remove_weights,
     verdict,
 )
 
@@ -70,7 +70,7 @@ def test_every_row_of_the_paper_is_there_once():
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_changes_what_it_says_and_nothing_else(row, base):
-    recipe = recipe_of(row, base, seed=7)
+    recipe = row_recipe(row, base, seed=7)
     before, after = (
         asdict(base.model) | asdict(base.train),
         asdict(recipe.model) | asdict(recipe.train),
@@ -96,7 +96,7 @@ def test_a_row_changes_what_it_says_and_nothing_else(row, base):
 def test_heads_share_one_width():
     "Row A keeps h · d_k; row B keeps d_v."
     for row in choose_rows():
-        model = recipe_of(row, BASES["builtin"], 0).model
+        model = row_recipe(row, BASES["builtin"], 0).model
         if row.name.startswith("A "):
             assert (model.d_k, model.d_v) == (
                 None,
@@ -221,14 +221,14 @@ def test_what_is_left_of_a_run(straight):
 def test_what_is_not_of_a_run_is_kept(tmp_path):
     fill_table(tmp_path / "t", plan("base", 1), Trainer(), say=lambda line: None)
     run, recipe = (
-        place_of(tmp_path / "t", ROWS[0], 0),
-        recipe_of(ROWS[0], plan().base, 0),
+        _row_folder(tmp_path / "t", ROWS[0], 0),
+        row_recipe(ROWS[0], plan().base, 0),
     )
     (run / "diary.txt").write_text("today")
     (run / "vocab.model").write_text("left by a killed process")
     (run / "data").mkdir()
     (run / "data/thesis.txt").write_text("the only copy")
-    thin(run, recipe)
+    _remove_weights(run, recipe)
     assert {p.name for p in run.iterdir()} == {
         "config.json",
         "metrics.jsonl",
@@ -238,11 +238,11 @@ def test_what_is_not_of_a_run_is_kept(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/vocab.model").write_text("my own")
     with pytest.raises(ValueError, match="mine is not a run folder"):
-        thin(tmp_path / "mine", recipe)
+        _remove_weights(tmp_path / "mine", recipe)
     other = tmp_path / "other"
-    create_run(other, recipe_of(ROWS[0], plan().base, 1), {})
+    create_run(other, row_recipe(ROWS[0], plan().base, 1), {})
     (other / "vocab.model").write_text("of another run")
-    thin(other, recipe)
+    _remove_weights(other, recipe)
     assert (tmp_path / "mine/vocab.model").read_text() == "my own" and (
         other / "vocab.model"
     ).exists()
@@ -267,14 +267,14 @@ def test_curves(straight, tmp_path):
         (tmp_path / "metrics.jsonl").write_text(
             "".join(json.dumps(record) + "\n" for record in records)
         )
-        assert curve_of(tmp_path, n_parts) == wanted
-    assert curve_of(tmp_path / "gone") == []
+        assert _loss_curve(tmp_path, n_parts) == wanted
+    assert _loss_curve(tmp_path / "gone") == []
 
 
 def test_killed_before_it_was_cleared(straight, tmp_path):
     "The row's file was written and the process killed: the next sitting clears the run and does not train it again."
     fill_table(tmp_path / "t", plan(), Trainer(), say=lambda line: None)
-    run = place_of(tmp_path / "t", ROWS[0], 0)
+    run = _row_folder(tmp_path / "t", ROWS[0], 0)
     (run / "checkpoints").mkdir()
     (run / "model.safetensors").write_text("heavy")
     (tmp_path / "t/table.json").unlink()
@@ -333,7 +333,7 @@ def test_time_is_up(tmp_path, monkeypatch):
 )
 def test_another_table_in_the_same_folder(other, message, straight):
     before = tree(straight)
-    with pytest.raises(ValueError, match=f"straight was begun with .*{message}"):
+    with pytest.raises(ValueError, match=f"straight was started with .*{message}"):
         fill_table(straight, plan(**other), Trainer())
     assert tree(straight) == before
 
@@ -353,7 +353,7 @@ def test_folders_that_are_no_table(tmp_path):
     (tmp_path / "file").write_text("")
     for name, message in (("mine", "is not empty"), ("file", "is a file")):
         with pytest.raises(ValueError, match=message):
-            begin_table(tmp_path / name, plan())
+            _start_table(tmp_path / name, plan())
     assert {p.name for p in tmp_path.rglob("*")} == {"mine", "letter", "file"}
 
 
@@ -375,11 +375,13 @@ def test_damaged_files_are_named(text, straight, tmp_path):
 
 
 def test_nothing_to_thin(tmp_path):
-    thin(tmp_path / "never made", BASES["builtin"])  # a row may leave no folder at all
+    _remove_weights(
+        tmp_path / "never made", BASES["builtin"]
+    )  # a row may leave no folder at all
 
 
 def test_table_for_a_terminal(straight):
-    head, *lines = table_lines(read_table(straight))
+    head, *lines = format_table(read_table(straight))
     assert len(lines) == 3 and len(set(map(len, lines))) == 1
     assert lines[1].split() == [
         "A",
@@ -399,7 +401,7 @@ def test_table_for_a_terminal(straight):
     for row in table["rows"]:
         del row["found"][1:]
     assert all("±" in line for line in lines) and not any(
-        "±" in line for line in table_lines(table)
+        "±" in line for line in format_table(table)
     )  # one training has no spread
 
 
@@ -422,16 +424,16 @@ def table_of(
 
 
 def test_spread_by_hand_and_by_statistics():
-    assert seed_spread(table_of({"base": [1, 3], "a": [5]}), "bleu") == pytest.approx(
+    assert pooled_std(table_of({"base": [1, 3], "a": [5]}), "bleu") == pytest.approx(
         math.sqrt(2)
     )  # deviations 1 and 1, one degree of freedom
     rows = {"base": [1.0, 2.5, 4.0], "a": [7.0, 7.5], "b": [3.0]}
     pooled = (
         2 * statistics.variance(rows["base"]) + statistics.variance(rows["a"])
     ) / 3
-    assert seed_spread(table_of(rows), "bleu") == pytest.approx(math.sqrt(pooled))
+    assert pooled_std(table_of(rows), "bleu") == pytest.approx(math.sqrt(pooled))
     with pytest.raises(ValueError, match="--seeds 2"):
-        seed_spread(table_of({"base": [1], "a": [2]}), "bleu")
+        pooled_std(table_of({"base": [1], "a": [2]}), "bleu")
 
 
 @pytest.mark.parametrize(
@@ -500,7 +502,7 @@ def test_luck_alone_is_seldom_an_effect():
             table,
             "bleu",
             {name: {"bleu": 25.0} for name in ["base", *map(str, range(20))]},
-            seed_spread(table, "bleu"),
+            pooled_std(table, "bleu"),
         )
         n_told += sum(e.verdict != "cannot tell" for e in found)
         n_rows += len(found)
