@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from . import UserError
@@ -68,6 +69,7 @@ from annotated_transformer.distributed import (
     sum_over_ranks,
     world_size,
 )
+from .engines import FAST, Engines
 from annotated_transformer.files import (
     FolderLock,
     kind_of,
@@ -78,7 +80,6 @@ from annotated_transformer.files import (
     sweep,
     write_file,
 )
-from .label_smoothing import smoothed_loss
 from .optimizer import adam, linear_schedule, inverse_sqrt_schedule
 from annotated_transformer.train import (
     STOP_SIGNALS,
@@ -141,26 +142,25 @@ class BatchLoss(nn.Module):
     def __init__(
         self,
         model: Transformer,
-        label_smoothing: float,  # ε_ls, while training
-        autocast: AbstractContextManager = nullcontext(),  # of the forward pass
+        label_smoothing: float,
+        autocast: AbstractContextManager = nullcontext(),
+        loss: Callable = FAST.loss,
     ):
+        "`label_smoothing` is ε_ls while training; `autocast` is for the forward pass."
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
         self.autocast = autocast
+        self.loss = loss
 
-    def forward(self, batch: Batch) -> Tensor:
-        "The loss of one batch, (), summed over its real target tokens, in nats."
+    def forward(self, batch: Batch) -> Float[Tensor, ""]:
+        "The loss of one batch, summed over its real target tokens, in nats."
         smoothing = self.label_smoothing if self.training else 0.0
+        model = self.model
         with self.autocast:
-            hidden = self.model(batch.src, batch.tgt_in)
-            return smoothed_loss(
-                hidden,
-                self.model.embedding.weight,
-                batch.tgt_out,
-                self.model.pad_id,
-                smoothing,
-            )
+            hidden = model(batch.src, batch.tgt_in)  # (b, t, d_model)
+            weight = model.embedding.weight
+            return self.loss(hidden, weight, batch.tgt_out, model.pad_id, smoothing)
 
 # %% ../nbs/55_recipe.ipynb #d107b213
 @torch.no_grad()
@@ -377,7 +377,7 @@ def run_data(
     return data or open_prepared(folder)
 
 # %% ../nbs/55_recipe.ipynb #1ada67dd
-def _new_model(recipe: Recipe, vocab: Vocab) -> Transformer:
+def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     "The model of a recipe, with the weights that its seed gives."
     torch.manual_seed(recipe.train.seed)
     return build_transformer(
@@ -386,6 +386,8 @@ def _new_model(recipe: Recipe, vocab: Vocab) -> Transformer:
         vocab.pad_id,
         recipe.train.dropout,
         recipe.train.attention_dropout,
+        attention=engines.attention,
+        make_dropout=engines.make_dropout,
     )
 
 # %% ../nbs/55_recipe.ipynb #55ec0008
@@ -395,17 +397,18 @@ def build_training(
     device: torch.device,
     *,
     sharded: bool = False,  # shard the weights, for a model too large for one device
+    engines: Engines = FAST,
 ) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer]:
     "The objective, the same as the loop calls it, and Adam, as the settings say."
     settings = recipe.train
     # a model that is sharded may be too large to be built whole
     init = DeferredInit() if sharded else None
     with init or nullcontext():
-        model = _new_model(recipe, vocab)
+        model = _new_model(recipe, vocab, engines)
     if settings.compile:
         model.compile(dynamic=True)
     autocast = precision_context(settings.precision, device)
-    objective = BatchLoss(model, settings.label_smoothing, autocast)
+    objective = BatchLoss(model, settings.label_smoothing, autocast, engines.loss)
     if sharded:
         layers = [*model.encoder.layers, *model.decoder.layers]
         parallel = shard(objective, layers, device, init)
@@ -477,6 +480,7 @@ class RunOptions(NamedTuple):
     # more to measure at each validation pass, from model, vocabulary and held-out text
     score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None
     sharded: bool = False  # as for `build_training`
+    engines: Engines = FAST  # the plain or the fast twin of each part
     tensorboard: bool = False  # write curves for TensorBoard
     quiet: bool = False  # without progress bars
 
@@ -526,7 +530,11 @@ def _prepare_training(
         valid = drop_long_pairs(data.valid, n_positions, quiet=quiet)
         data = data._replace(valid=valid)
     objective, parallel, optimizer = build_training(
-        recipe, data.vocab, device, sharded=options.sharded
+        recipe,
+        data.vocab,
+        device,
+        sharded=options.sharded,
+        engines=options.engines,
     )
     start = _load_latest(run, recipe, objective.model, optimizer)
     return _Training(
