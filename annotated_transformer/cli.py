@@ -199,7 +199,7 @@ def say_how_it_ended(
 
     An interrupted run exits with the status of its signal.
     """
-    from annotated_transformer.checkpoint import read_config
+    from annotated_transformer.run_folder import read_config
 
     if not first_process():
         return
@@ -327,7 +327,7 @@ def train_verb(
     --resume continues. Under torchrun: on all its devices.
     """
     from annotated_transformer.config import check_minutes, get_recipe, override
-    from annotated_transformer.checkpoint import check_new_run
+    from annotated_transformer.run_folder import check_new_run
     from annotated_transformer.evaluate import validation_bleu
     from annotated_transformer.recipe import resume_run, train_run
     from annotated_transformer.train import summary_writer
@@ -410,7 +410,7 @@ def prepare_verb(
 ) -> None:
     "Make a run folder with the text encoded, for train --resume."
     from annotated_transformer.config import get_recipe, override
-    from annotated_transformer.checkpoint import check_new_run
+    from annotated_transformer.run_folder import check_new_run
     from annotated_transformer.recipe import prepare_run
 
     recipe = get_recipe(DEFAULT_RECIPE if config is None else config)
@@ -438,7 +438,8 @@ def average_verb(
     ],
 ) -> None:
     "Average the last checkpoints: the result is the weights that translate."
-    from annotated_transformer.checkpoint import read_config, use_average
+    from annotated_transformer.checkpoint import use_average
+    from annotated_transformer.run_folder import read_config
     from annotated_transformer.files import FolderLock
 
     read_config(run)  # a folder that is no run is not locked either
@@ -519,16 +520,16 @@ def translate_verb(
 ) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     from tqdm import tqdm
-    from annotated_transformer.evaluate import (
+    from annotated_transformer.translate import (
         Translation,
         line_groups,
         translate_stream,
     )
-    from annotated_transformer.marian import load_any
+    from annotated_transformer.translate import load
 
     if file is None and sys.stdin is None:
         raise UserError("standard input is closed: name a FILE")
-    translator = load_any(
+    translator = load(
         run, device, chosen_search(beam_size, alpha, n_best), batch_tokens, precision
     )
     typing = file is None and sys.stdin.isatty()
@@ -595,7 +596,7 @@ def score_verb(
     "Translate a test set and print its BLEU; of several systems also whether they differ by more than chance."
     from sacrebleu.metrics import BLEU, CHRF
     from annotated_transformer import evaluate
-    from annotated_transformer.marian import load_any
+    from annotated_transformer.translate import load
 
     for path in systems:
         if not path.exists():
@@ -606,9 +607,7 @@ def score_verb(
     if perplexity and not folders:
         raise UserError("--perplexity needs a run, not a file of translations")
     runs = {
-        path: load_any(
-            path, device, chosen_search(beam_size, alpha), precision=precision
-        )
+        path: load(path, device, chosen_search(beam_size, alpha), precision=precision)
         for path in folders
     }
     # each of them once: a pipe has nothing for a second reader
@@ -651,10 +650,10 @@ def attention_example(
     if not sentence.strip():
         raise UserError("the sentence is empty")
     src = vocab.encode(sentence) + [vocab.eos_id]
-    if len(src) - 1 > translator.max_pieces:
+    if len(src) - 1 > translator.max_tokens:
         raise UserError(
             f"the sentence has {len(src) - 1} pieces, "
-            f"a page shows at most {translator.max_pieces}: take a part of it"
+            f"a page shows at most {translator.max_tokens}: take a part of it"
         )
     tgt = [vocab.bos_id] + translator.search_ids([src])[0][0].ids
     device = next(translator.model.parameters()).device
@@ -690,10 +689,10 @@ def attention_verb(
     "Translate a sentence and draw the attention of every head."
     from annotated_transformer.explorer import is_attention_page
     from annotated_transformer.files import check_replaceable
-    from annotated_transformer.marian import load_any
+    from annotated_transformer.translate import load
 
     check_replaceable(out, is_attention_page)
-    write_attention(load_any(run, device), [sentence], out)
+    write_attention(load(run, device), [sentence], out)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
 # %% ../nbs/95_cli.ipynb #78661e2b
@@ -738,10 +737,11 @@ def measure_row(
     device: str | None,
 ):  # `Measured`
     "What Table 3 says of a run: its last weights on the validation set, beam 4 and α = 0.6, no averaging (§6.2)."
-    from annotated_transformer.checkpoint import read_metrics
+    from annotated_transformer.run_folder import read_metrics
     from annotated_transformer.decode import search_with
     from annotated_transformer.distributed import pick_device
-    from annotated_transformer.evaluate import bleu, load
+    from annotated_transformer.evaluate import bleu
+    from annotated_transformer.translate import load
     from annotated_transformer.variations import Measured
 
     *_, last = (record for record in read_metrics(run) if "valid_loss" in record)
@@ -767,7 +767,7 @@ def row_trainer(
 
     A signal becomes a KeyboardInterrupt that carries its name.
     """
-    from annotated_transformer.checkpoint import read_config
+    from annotated_transformer.run_folder import read_config
     from annotated_transformer.recipe import resume_run, train_run
 
     def train_row(recipe, run: Path, minutes: float | None):
@@ -894,7 +894,7 @@ def variations_verb(
 # %% ../nbs/95_cli.ipynb #95ab0001
 def check_demo(path: Path) -> None:
     "UserError unless a folder is an unchanged demo, which a new one may replace."
-    from annotated_transformer.checkpoint import FORMAT, foreign_entries
+    from annotated_transformer.run_folder import FORMAT, foreign_entries
     from annotated_transformer.files import FolderLock, kind_of, read_json, sha256
 
     report, weights = path / "report.json", path / "model.safetensors"
@@ -923,7 +923,7 @@ def run_demo(
 ) -> dict:  # what report.json says
     "Train `tiny` on the built-in corpus, measure it on held-out sentences, write report.json and attention.html."
     import time
-    from annotated_transformer.checkpoint import FORMAT, read_config
+    from annotated_transformer.run_folder import FORMAT, read_config
     from annotated_transformer.config import get_recipe
     from annotated_transformer.corpus import load_corpus
     from annotated_transformer.grammar import (
@@ -940,7 +940,8 @@ def run_demo(
         write_json,
     )
     from annotated_transformer.heads import it_sentences
-    from annotated_transformer.evaluate import bleu, load, pronoun_accuracy
+    from annotated_transformer.evaluate import bleu, pronoun_accuracy
+    from annotated_transformer.translate import load
     from annotated_transformer.recipe import train_run
 
     sweep(resolve(out).parent)

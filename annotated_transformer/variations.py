@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import UserError
-from annotated_transformer.checkpoint import (
+from annotated_transformer.run_folder import (
     FORMAT,
-    check_format,
     read_config,
     read_metrics,
     remove_run_files,
@@ -193,7 +192,7 @@ def begin_table(
             (new / "rows").mkdir()
             write_json(new / "settings.json", shared)
     check_no_links(folder, {"settings.json", "table.json", "rows"})
-    was, now = flat(check_format(file, read_json(file))), flat(shared)
+    was, now = flat(read_json(file, FORMAT)), flat(shared)
     differ = [
         f"{name}={was.get(name)!r}, not {value!r}"
         for name, value in now.items()
@@ -240,7 +239,7 @@ def curve_of(
 # %% ../nbs/62_variations.ipynb #62ab0001
 def read_row(file: Path) -> dict:
     "What was measured of one row with one seed; UserError for a file that is not of a table."
-    values = check_format(file, read_json(file))
+    values = read_json(file, FORMAT)
     wanted = {"row", "paper", "changes", "steps", "seed", *Measured._fields}
     if missing := sorted(wanted - values.keys()):
         raise UserError(f"{file} lacks {', '.join(missing)}: it is not of this table")
@@ -270,9 +269,7 @@ def read_table(
             {key: first[key] for key in ("row", "paper", "changes", "steps")}
             | {"found": measures}
         )
-    settings = check_format(
-        folder / "settings.json", read_json(folder / "settings.json")
-    )
+    settings = read_json(folder / "settings.json", FORMAT)
     return settings | {"rows": rows}
 
 # %% ../nbs/62_variations.ipynb #ccf2f814

@@ -31,11 +31,11 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor
 
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.checkpoint import Run, load_run
+from annotated_transformer.run_folder import Run, load_run
 from annotated_transformer.corpus import load_corpus, read_lines
 from annotated_transformer.ct2 import export_ct2, position_table
 from annotated_transformer.decode import beam_search, best_ends, greedy_search
-from annotated_transformer.evaluate import Translator
+from annotated_transformer.translate import Translator
 from annotated_transformer.inference import ready_to_translate
 
 SETTINGS = {

@@ -25,26 +25,30 @@ from torch import nn
 
 from annotated_transformer.checkpoint import (
     Progress,
-    about_weights,
     average_weights,
-    check_new_run,
     checkpoints,
-    create_run,
     expected_state,
-    foreign_entries,
     latest,
     load_checkpoint,
-    load_run,
-    load_weights,
     matched_state,
     optimizer_state,
     prune,
-    read_about,
-    read_config,
     save_checkpoint,
-    save_weights,
     use_average,
+)
+from annotated_transformer.run_folder import (
+    check_new_run,
+    create_run,
+    foreign_entries,
+    load_run,
+    read_config,
     write_config,
+)
+from annotated_transformer.weights import (
+    about_weights,
+    load_weights,
+    read_about,
+    save_weights,
 )
 from annotated_transformer.config import (
     ModelConfig,
@@ -1152,7 +1156,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 torch.set_num_threads(1)
-from annotated_transformer.checkpoint import Progress, gather, load_checkpoint, optimizer_state, save_checkpoint, save_weights
+from annotated_transformer.checkpoint import (
+    Progress,
+    load_checkpoint,
+    optimizer_state,
+    save_checkpoint,
+)
+from annotated_transformer.weights import gather, save_weights
 from annotated_transformer.distributed import data_parallel, shard
 from annotated_transformer.optimizer import adam
 from safetensors.torch import load_file
@@ -1752,7 +1762,15 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, load_weights, prune, save_checkpoint
+from annotated_transformer.checkpoint import (
+    Progress,
+    checkpoints,
+    latest,
+    load_checkpoint,
+    prune,
+    save_checkpoint,
+)
+from annotated_transformer.weights import load_weights
 from test_checkpoint import bits, new_training, steps
 
 folder, rng, n_killed_while_saving, newest = Path(sys.argv[1]), random.Random(0), 0, 0
