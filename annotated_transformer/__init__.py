@@ -1,8 +1,8 @@
 __version__ = "0.1.0"
 
 _OFFERED = {
-    "load": "marian.load_any",
-    "Translator": "evaluate",
+    "load": "translate",
+    "Translator": "translate",
     "Transformer": "transformer",
     "build_transformer": "transformer",
     "get_recipe": "config",

@@ -187,7 +187,7 @@ def _report_end(run: Path) -> None:
 
     An interrupted run exits with the status of its signal.
     """
-    from annotated_transformer.checkpoint import read_config
+    from annotated_transformer.run_folder import read_config
     from annotated_transformer.train import STOP_SIGNALS, Interrupted
 
     if not _is_first_process():
@@ -331,7 +331,7 @@ def _recipe(config: str | None, settings: list[str] | None):
 # %% ../nbs/95_cli.ipynb #95ab0008
 def _train(out: Path, text: _TextOptions, recipe, options) -> None:
     "Start a run; of several processes, the first alone reads the text."
-    from annotated_transformer.checkpoint import check_new_run
+    from annotated_transformer.run_folder import check_new_run
     from annotated_transformer.recipe import train_run
 
     corpus = None
@@ -410,7 +410,7 @@ def _prepare_verb(
     ] = None,
 ) -> None:
     "Make a run folder with the text encoded, for train --resume."
-    from annotated_transformer.checkpoint import check_new_run
+    from annotated_transformer.run_folder import check_new_run
     from annotated_transformer.recipe import prepare_run
 
     recipe = _recipe(config, settings)
@@ -432,7 +432,8 @@ def _average_verb(
     ],
 ) -> None:
     "Average the last checkpoints: the result is the weights that translate."
-    from annotated_transformer.checkpoint import read_config, use_average
+    from annotated_transformer.checkpoint import use_average
+    from annotated_transformer.run_folder import read_config
     from annotated_transformer.files import FolderLock
 
     read_config(run)  # a folder that is no run is not locked either
@@ -526,13 +527,13 @@ def _translate_verb(
 ) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     from tqdm import tqdm
-    from annotated_transformer.evaluate import line_groups, translate_stream
-    from annotated_transformer.marian import load_any
+    from annotated_transformer.translate import line_groups, translate_stream
+    from annotated_transformer.translate import load
 
     if file is None and sys.stdin is None:
         raise UserError("standard input is closed: name a FILE")
     search = _chosen_search(beam_size, alpha, n_best)
-    translator = load_any(run, device, search, batch_tokens, precision)
+    translator = load(run, device, search, batch_tokens, precision)
     typing = file is None and sys.stdin.isatty()
     silent = quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
     with open(file, "rb") if file else nullcontext(sys.stdin.buffer) as stream:
@@ -641,11 +642,11 @@ def _score_verb(
     "Translate a test set and print its BLEU; of several systems also whether they differ by more than chance."
     from sacrebleu.metrics import BLEU, CHRF
     from annotated_transformer import evaluate
-    from annotated_transformer.marian import load_any
+    from annotated_transformer.translate import load
 
     search = _chosen_search(beam_size, alpha)
     runs = {
-        path: load_any(path, device, search, precision=precision)
+        path: load(path, device, search, precision=precision)
         for path in _run_folders(systems, src, perplexity)
     }
     texts = _read_texts(src, ref, [path for path in systems if path not in runs])
@@ -678,10 +679,10 @@ def _attention_verb(
         write_attention_page,
     )
     from annotated_transformer.files import check_replaceable
-    from annotated_transformer.marian import load_any
+    from annotated_transformer.translate import load
 
     check_replaceable(out, is_attention_page)
-    write_attention_page(load_any(run, device), [sentence], out)
+    write_attention_page(load(run, device), [sentence], out)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
 # %% ../nbs/95_cli.ipynb #78661e2b

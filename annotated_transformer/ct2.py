@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import UserError
-from .checkpoint import Run, is_imported, load_run
+from .run_folder import TRAINED, Run, load_run, run_kind
 from .config import ModelConfig
 from .files import check_free, new_folder
 from .vocab import Vocab
@@ -193,7 +193,7 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
             f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}"
         )
     check_free(out)
-    if is_imported(run):
+    if run_kind(run) != TRAINED:
         raise UserError(
             f"{run} was imported from Marian: CTranslate2 takes the folder that it "
             "came from, by ct2-transformers-converter"

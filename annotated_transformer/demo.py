@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import UserError
-from .checkpoint import FORMAT, foreign_entries, read_config
+from .checkpoint import FORMAT
+from .run_folder import foreign_entries, read_config
 from .config import Recipe, get_recipe
 from .corpus import Corpus, load_corpus
-from .evaluate import Translator, bleu, load, pronoun_accuracy
+from .evaluate import bleu, pronoun_accuracy
+from .translate import Translator, load
 from .explorer import write_attention_page
 from annotated_transformer.files import (
     FolderLock,

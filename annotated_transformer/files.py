@@ -85,8 +85,11 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     return data
 
 # %% ../nbs/50_files.ipynb #2fe9cc3a
-def read_json(path: Path) -> dict:
-    "The JSON object of a file; UserError if it holds something else."
+def read_json(path: Path, version: int | None = None) -> dict:
+    """The JSON object of a file; UserError if it holds something else.
+
+    With `version`, also if its entry "format" is not that number.
+    """
     try:
         values = json.loads(read_file(path).decode())
     except (OSError, ValueError, RecursionError) as e:
@@ -95,6 +98,8 @@ def read_json(path: Path) -> dict:
         raise UserError(f"{path} cannot be read as JSON: {e}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no JSON object")
+    if version is not None and values.get("format") != version:
+        raise UserError(f"{path} is not of format {version}, which this version reads")
     return values
 
 # %% ../nbs/50_files.ipynb #ee07e1be

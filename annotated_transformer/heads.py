@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .batch import pad_ids
-from .evaluate import PRONOUNS, Translator, pronoun_accuracy
+from .evaluate import PRONOUNS, pronoun_accuracy
+from .translate import Translator
 from .grammar import Sentence, builtin
 from .visualize import attention_maps, attention_parts
 from .vocab import SPACE, Vocab

@@ -7,7 +7,7 @@ __all__ = ['ACTIVATIONS', 'ONLY', 'OUTSIDE', 'ENCODER_LAYER', 'DECODER_LAYER', '
            'SinusoidalHalves', 'MarianAttention', 'MarianEmbedding', 'MarianTransformer', 'MarianConfig',
            'marian_config', 'read_marian', 'build_marian', 'name_table', 'drop_copies', 'marian_shapes',
            'read_marian_weights', 'load_pieces', 'MarianVocab', 'MarianTranslator', 'marian_search',
-           'with_marian_rules', 'import_marian', 'load_marian', 'load_any']
+           'with_marian_rules', 'import_marian']
 
 # %% ../nbs/90_marian.ipynb #4fa0da9b
 from collections.abc import Callable, Iterable
@@ -24,28 +24,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
-from annotated_transformer.checkpoint import (
-    FORMAT,
-    check_format,
-    is_imported,
-    save_tensors,
-)
-from annotated_transformer.checkpoint import (
-    check_finite,
-    check_shapes,
-    read_tensors,
-    set_weights,
-    shapes,
-)
 from .config import check_types, one_of, within
 from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
 )
-from .distributed import pick_device
 from .embedding import Embedding
-from .evaluate import Translator, load
 from .feed_forward import FeedForward
 from annotated_transformer.files import (
     check_no_links,
@@ -58,9 +43,9 @@ from annotated_transformer.files import (
     write_json,
 )
 from .fused_attention import FusedMultiHeadAttention
-from .inference import ready_to_translate
 from .masking import causal_mask
 from .position import SinusoidalPosition, positional_encoding
+from .run_folder import FORMAT, Run, register_loader
 from annotated_transformer.stack import (
     Decoder,
     DecoderLayer,
@@ -69,7 +54,16 @@ from annotated_transformer.stack import (
     PostNorm,
 )
 from .transformer import Transformer
+from .translate import Translator
 from .vocab import SPACE
+from annotated_transformer.weights import (
+    check_finite,
+    check_shapes,
+    read_tensors,
+    save_tensors,
+    set_weights,
+    shapes,
+)
 
 # %% ../nbs/90_marian.ipynb #4ffb7dac
 def in_halves(
@@ -604,26 +598,27 @@ def import_marian(folder: Path, run: Path) -> None:
         write_json(new / "config.json", values)
 
 # %% ../nbs/90_marian.ipynb #e50fc480
-def load_marian(
-    run: Path,  # a run folder that `import_marian` made
-    device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
-    search: Callable
-    | None = None,  # as `batched_greedy_search` and `batched_beam_search`; None = what the checkpoint asks for
-    batch_tokens: int = 4096,  # source tokens translated at once
-    precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
+def _translator(
+    config: MarianConfig,
+    model: MarianTransformer,
+    vocab: MarianVocab,
+    batch_tokens: int,
+    search: Callable | None,  # None = what the checkpoint asks for
 ) -> MarianTranslator:
-    "The translator of an imported model; ValueError if the folder or the device cannot be used."
-    run = Path(run)
+    "The translator of an imported model."
+    rules = with_marian_rules(search or marian_search(config), config)
+    max_tokens = max(4, config.max_position_embeddings - 52)
+    return MarianTranslator(model, vocab, batch_tokens, max_tokens, rules)
+
+# %% ../nbs/90_marian.ipynb #e50fc481
+@register_loader("marian")
+def _load_marian(run: Path, about: dict) -> Run:
+    "A run that `import_marian` made; UserError if the folder cannot be used."
     path = run / "model.safetensors"
-    check_no_links(run, {"config.json", "model.safetensors", *FILES})
-    values = check_format(run / "config.json", read_json(run / "config.json"))
-    if values.get("kind") != "marian":
-        raise UserError(
-            f"{run} was not imported from Marian: open it with evaluate.load"
-        )
-    config = marian_config(run / "config.json", values.get("marian"))
+    check_no_links(run, {"model.safetensors", *FILES})
+    config = marian_config(run / "config.json", about.get("marian"))
     vocab, weights = MarianVocab(run, config), read_tensors(path)
-    if values.get("sha256") != {name: sha256(run / name) for name in FILES}:
+    if about.get("sha256") != {name: sha256(run / name) for name in FILES}:
         raise UserError(
             f"{run}: one of {', '.join(FILES)} is not the file that was imported"
         )
@@ -631,24 +626,4 @@ def load_marian(
     check_finite(path, weights)
     model = build_marian(config)
     set_weights(model, weights)
-    rules = with_marian_rules(search or marian_search(config), config)
-    model = ready_to_translate(
-        model.to(pick_device("cpu" if device is None else device)), precision
-    )
-    return MarianTranslator(
-        model, vocab, batch_tokens, max(4, config.max_position_embeddings - 52), rules
-    )
-
-# %% ../nbs/90_marian.ipynb #626a7a3c
-def load_any(
-    run: Path,  # a run folder, trained here or imported
-    device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
-    search: Callable
-    | None = None,  # as `batched_greedy_search` and `batched_beam_search`; None = the run's own
-    batch_tokens: int = 4096,  # source tokens translated at once
-    precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (60)
-) -> Translator:
-    "The translator of a run of either kind."
-    if is_imported(run):
-        return load_marian(run, device, search, batch_tokens, precision)
-    return load(run, device, search or batched_beam_search, batch_tokens, precision)
+    return Run(model.eval(), vocab, None, about, partial(_translator, config))

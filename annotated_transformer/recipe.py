@@ -37,22 +37,26 @@ from annotated_transformer.batch import (
 )
 from annotated_transformer.checkpoint import (
     Progress,
-    about_weights,
-    check_sizes,
     checkpoints,
-    create_run,
     latest,
     load_checkpoint,
     prune,
-    read_about,
+    save_checkpoint,
+    set_run_weights,
+    use_average,
+)
+from annotated_transformer.run_folder import (
+    create_run,
     read_config,
     read_metrics,
     remove_run_files,
-    save_checkpoint,
-    save_weights,
-    set_run_weights,
-    use_average,
     write_config,
+)
+from annotated_transformer.weights import (
+    about_weights,
+    check_sizes,
+    read_about,
+    save_weights,
 )
 from .config import Recipe, TrainConfig, check_minutes
 from .corpus import Corpus, corpus_from, fingerprint

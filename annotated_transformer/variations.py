@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import UserError
-from annotated_transformer.checkpoint import (
+from annotated_transformer.run_folder import (
     FORMAT,
-    check_format,
     read_config,
     read_metrics,
     remove_run_files,
@@ -34,7 +33,8 @@ from annotated_transformer.config import (
 from .corpus import Corpus, fingerprint
 from .batched_search import search_with
 from .distributed import pick_device
-from .evaluate import bleu, load
+from .evaluate import bleu
+from .translate import load
 from annotated_transformer.files import (
     FolderLock,
     check_no_links,
@@ -210,7 +210,7 @@ def _start_table(folder: Path, plan: Plan) -> None:
             (new / "rows").mkdir()
             write_json(new / "settings.json", shared)
     check_no_links(folder, {"settings.json", "table.json", "rows"})
-    was = _flat(check_format(file, read_json(file)))
+    was = _flat(read_json(file, FORMAT))
     differ = [
         f"{name}={was.get(name)!r}, not {value!r}"
         for name, value in _flat(shared).items()
@@ -251,7 +251,7 @@ def _loss_curve(run: Path, n_parts: int = 20) -> list[float]:
 # %% ../nbs/62_variations.ipynb #62ab0001
 def _read_row(file: Path) -> dict:
     "What was measured of one row with one seed; UserError for a file that is not of a table."
-    values = check_format(file, read_json(file))
+    values = read_json(file, FORMAT)
     wanted = {"row", "paper", "changes", "steps", "seed", *Measured._fields}
     if missing := sorted(wanted - values.keys()):
         raise UserError(f"{file} lacks {', '.join(missing)}: it is not of this table")
@@ -281,9 +281,7 @@ def read_table(
             {key: first[key] for key in ("row", "paper", "changes", "steps")}
             | {"found": measures}
         )
-    settings = check_format(
-        folder / "settings.json", read_json(folder / "settings.json")
-    )
+    settings = read_json(folder / "settings.json", FORMAT)
     return settings | {"rows": rows}
 
 # %% ../nbs/62_variations.ipynb #ccf2f814

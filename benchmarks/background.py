@@ -46,7 +46,8 @@ from annotated_transformer.files import write_file
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.embedding import Embedding
-from annotated_transformer.evaluate import Translator, bleu, pronouns
+from annotated_transformer.evaluate import bleu, pronouns
+from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import Sentence
 from annotated_transformer.heads import it_sentences
 from annotated_transformer.optimizer import adam

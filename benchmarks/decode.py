@@ -31,7 +31,7 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor
 
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.checkpoint import Run, load_run
+from annotated_transformer.run_folder import Run, load_run
 from annotated_transformer.corpus import load_corpus, read_lines
 from annotated_transformer.ct2 import export_ct2, position_table
 from annotated_transformer.batched_search import (
@@ -39,7 +39,7 @@ from annotated_transformer.batched_search import (
     batched_greedy_search,
     eos_among_best,
 )
-from annotated_transformer.evaluate import Translator
+from annotated_transformer.translate import Translator
 from annotated_transformer.inference import ready_to_translate
 
 SETTINGS = {

@@ -35,13 +35,11 @@ from annotated_transformer.checkpoint import (
     checkpoints,
     latest,
     load_checkpoint,
-    load_run,
-    load_weights,
-    read_config,
-    read_metrics,
     read_part,
     read_state,
 )
+from annotated_transformer.run_folder import load_run, read_config, read_metrics
+from annotated_transformer.weights import load_weights
 from annotated_transformer.distributed import (
     data_parallel,
     world_size,

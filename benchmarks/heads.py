@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.checkpoint import load_run
+from annotated_transformer.run_folder import load_run
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.evaluate import Translator
+from annotated_transformer.translate import Translator
 from annotated_transformer.explorer import display_tokens
 from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
 from annotated_transformer.heads import (

@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from annotated_transformer.checkpoint import load_run
+from annotated_transformer.run_folder import load_run
 from annotated_transformer.config import Recipe, get_recipe, override
 from annotated_transformer.corpus import Corpus
 from annotated_transformer.batched_search import search_with
-from annotated_transformer.evaluate import Translator
+from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.inference import ready_to_translate
 from annotated_transformer.parsing import (
@@ -114,9 +114,9 @@ def translator(run: Path, beam_size: int, alpha: float) -> Translator:
         ready_to_translate(model),
         vocab,
         batch_tokens=1000,
-        max_pieces=1000,
+        max_tokens=1000,
         search=search_with(beam_size, alpha),
-        more=MORE,
+        extra_tokens=MORE,
     )
 
 

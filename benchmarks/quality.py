@@ -19,9 +19,9 @@ from annotated_transformer.evaluate import (
     bleu,
     chrf,
     flavours,
-    moses_words,
+    moses_tokenize,
     perplexity,
-    plain_lower,
+    moses_lowercase,
 )
 
 TOKENS = {
@@ -49,7 +49,7 @@ def main() -> None:
     for language, lines in (("en", sources), ("de", references)):
         n = sum(
             len(line.split())
-            for line in moses_words(plain_lower(lines, language), language)
+            for line in moses_tokenize(moses_lowercase(lines, language), language)
         )
         if n != TOKENS[language]:
             raise SystemExit(

@@ -51,21 +51,22 @@ ALLOWED = {
     "visualize": "attention masking position",
     "explorer": "batch files visualize",
     # layer 2: the model and its run on disk
-    "checkpoint": "config files vocab batch transformer distributed",
+    "weights": "config distributed files",
+    "run_folder": "config files vocab transformer weights",
+    "checkpoint": "distributed files run_folder weights",
+    "variations": "config files run_folder",
     "parsing": "",
     # layer 3: a whole job
-    "heads": "batch evaluate grammar visualize vocab",
-    "evaluate": "corpus vocab batch inference decode distributed transformer checkpoint",
-    "marian": "files inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint "
-    "evaluate",
-    "recipe": "config files corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
-    "ct2": "config files vocab checkpoint",
-    "variations": "config files corpus distributed checkpoint train decode evaluate",
-    # layer 4: whole jobs put together
-    "demo": "config files grammar corpus checkpoint train recipe evaluate heads explorer",
-    # layer 5
-    "cli": "config files corpus checkpoint distributed train recipe decode evaluate explorer variations "
-    "marian ct2 demo",
+    "translate": "corpus vocab batch inference decode distributed transformer run_folder",
+    "evaluate": "corpus vocab batch decode transformer translate",
+    "heads": "batch evaluate translate grammar visualize vocab",
+    "marian": "files config stack multi_head masking feed_forward embedding position transformer vocab decode weights run_folder "
+    "translate",
+    "recipe": "config files corpus vocab batch weights run_folder checkpoint distributed train optimizer label_smoothing transformer visualize",
+    "ct2": "config files vocab run_folder",
+    # layer 4
+    "cli": "config files grammar corpus vocab batch run_folder checkpoint distributed train recipe decode translate evaluate visualize explorer "
+    "variations transformer marian ct2 heads",
 }
 
 

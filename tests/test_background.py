@@ -40,7 +40,7 @@ from annotated_transformer.batched_search import (
 )
 from annotated_transformer.decode import beam_search
 from annotated_transformer.embedding import Embedding
-from annotated_transformer.evaluate import Translator
+from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.optimizer import adam
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition

@@ -26,26 +26,30 @@ from torch import nn
 from annotated_transformer.batch import RunPosition
 from annotated_transformer.checkpoint import (
     Progress,
-    about_weights,
     average_weights,
-    check_new_run,
     checkpoints,
-    create_run,
     expected_state,
-    foreign_entries,
     latest,
     load_checkpoint,
-    load_run,
-    load_weights,
     matched_state,
     optimizer_state,
     prune,
-    read_about,
-    read_config,
     save_checkpoint,
-    save_weights,
     use_average,
+)
+from annotated_transformer.run_folder import (
+    check_new_run,
+    create_run,
+    foreign_entries,
+    load_run,
+    read_config,
     write_config,
+)
+from annotated_transformer.weights import (
+    about_weights,
+    load_weights,
+    read_about,
+    save_weights,
 )
 from annotated_transformer.config import (
     ModelConfig,

@@ -577,7 +577,7 @@ def test_every_score(trained, text, tmp_path, capsys):
     ), lines
     assert lines[2].split("= ")[1].split(" ")[0] == plain.split("= ")[1].split(" ")[0]
     assert re.fullmatch(
-        r"perplexity = \d+\.\d{3} per piece \(\d+\), \d+\.\d{3} per word \(\d+\)",
+        r"perplexity = \d+\.\d{3} per token \(\d+\), \d+\.\d{3} per word \(\d+\)",
         lines[-1],
     )
 

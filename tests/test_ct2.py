@@ -8,12 +8,8 @@ import pytest
 import torch
 
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.checkpoint import (
-    create_run,
-    load_run,
-    save_weights,
-    write_config,
-)
+from annotated_transformer.run_folder import create_run, load_run, write_config
+from annotated_transformer.weights import save_weights
 from annotated_transformer.config import (
     ModelConfig,
     Recipe,

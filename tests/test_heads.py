@@ -11,7 +11,8 @@ import torch
 from conftest import ROOT
 
 from annotated_transformer import heads
-from annotated_transformer.checkpoint import create_run, save_weights, write_config
+from annotated_transformer.run_folder import create_run, write_config
+from annotated_transformer.weights import save_weights
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.evaluate import PRONOUNS
 from annotated_transformer.grammar import PATTERNS, Sentence, builtin

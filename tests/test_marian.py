@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
 )
-from annotated_transformer.evaluate import load, translate_stream
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import (
     COPIES,
@@ -35,17 +33,23 @@ from annotated_transformer.marian import (
     MarianVocab,
     build_marian,
     import_marian,
-)
-from annotated_transformer.marian import (
     in_halves,
-    load_any,
-    load_marian,
     marian_search,
     name_table,
     read_marian,
     read_marian_weights,
+    with_marian_rules,
 )
-from annotated_transformer.marian import with_marian_rules
+from annotated_transformer.run_folder import (
+    TRAINED,
+    create_run,
+    load_run,
+    read_config,
+    run_kind,
+    write_config,
+)
+from annotated_transformer.translate import Translator, load, translate_stream
+from annotated_transformer.weights import save_weights
 from annotated_transformer.position import positional_encoding
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
@@ -547,7 +551,7 @@ def test_translations_are_theirs(folder, run, tokenizer):
     "Their whole way, a line at a time, since their limit is one for all lines; at most 50 pieces more than the source."
     theirs, translator = (
         transformers.MarianMTModel.from_pretrained(folder).double().eval(),
-        load_marian(run),
+        load(run),
     )
     translator.model.double()
     lines, wanted = (
@@ -565,7 +569,7 @@ def test_translations_are_theirs(folder, run, tokenizer):
 
 
 def test_batches_and_order_change_nothing(run):
-    translator = load_any(run)
+    translator = load(run)
     translator.model.double()
     lines = LINES[25:]
     together = translator.translate(lines)
@@ -579,10 +583,10 @@ def test_batches_and_order_change_nothing(run):
 def test_a_search_of_ones_own(run):
     "It keeps the rules: no padding, and an end at the limit."
     lines = LINES[:5]
-    assert load_marian(run, search=batched_greedy_search).translate(
-        lines
-    ) != load_marian(run).translate(lines)
-    found = load_any(
+    assert load(run, search=batched_greedy_search).translate(lines) != load(
+        run
+    ).translate(lines)
+    found = load(
         run, search=partial(batched_beam_search, beam_size=3, n_best=3)
     ).n_best(lines)
     assert [len(those) for those in found] == [3] * 5
@@ -590,7 +594,7 @@ def test_a_search_of_ones_own(run):
 
 def test_long_lines_keep_their_code(folder, vocab):
     config = read_marian(folder)
-    translator = MarianTranslator(build_marian(config), vocab, max_pieces=10)
+    translator = MarianTranslator(build_marian(config), vocab, max_tokens=10)
     line = " ".join(s.en for s in builtin(4, seed=5))
     code, first = vocab.encode(">>deu<<")[0], translator.split(line)
     parts = translator.split(">>deu<< " + line)
@@ -607,7 +611,7 @@ def test_streams(run):
     said = [
         best.text
         for best, *_ in translate_stream(
-            load_any(run), [[b"The dog sleeps.\n", b"\n"], [b"A cat.\n"]]
+            load(run), [[b"The dog sleeps.\n", b"\n"], [b"A cat.\n"]]
         )
     ]
     assert len(said) == 3 and said[1] == ""
@@ -895,7 +899,7 @@ def test_a_pickle_is_not_opened(folder, tmp_path, monkeypatch):
         ) as refused:
             import_marian(old, tmp_path / "run")
         import_marian(folder, tmp_path / "other")
-        load_marian(tmp_path / "other")
+        load(tmp_path / "other")
     assert unpickled == []
     exec(str(refused.value).split("convert it: ")[1], {"transformers": transformers})
     import_marian(old, tmp_path / "run")
@@ -950,13 +954,13 @@ def test_damaged_runs(run, tmp_path):
         copied = shutil.copytree(run, tmp_path / name)
         (copied / name).write_bytes((run / name).read_bytes()[:50])
         with pytest.raises(ValueError, match=message):
-            load_any(copied)
+            load(copied)
     swapped = shutil.copytree(run, tmp_path / "swapped")
     shutil.copy(run / "source.spm", swapped / "target.spm")
     with pytest.raises(ValueError, match="is not the file that was imported"):
-        load_any(swapped)
+        load(swapped)
     with pytest.raises(ValueError, match="device 'abacus' cannot be used here"):
-        load_any(run, device="abacus")
+        load(run, device="abacus")
 
 
 @pytest.mark.parametrize(
@@ -975,7 +979,7 @@ def test_damaged_settings(run, tmp_path, values):
         json.dumps(json.loads((run / "config.json").read_text()) | values)
     )
     with pytest.raises(ValueError):
-        load_any(copied)
+        load(copied)
 
 
 def test_sizes_of_a_run_are_those_of_its_weights(run, tmp_path):
@@ -985,7 +989,7 @@ def test_sizes_of_a_run_are_those_of_its_weights(run, tmp_path):
     values["marian"]["encoder_ffn_dim"] = 10**12
     (copied / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="this model needs"):
-        load_any(copied)
+        load(copied)
 
 
 # both kinds of run
@@ -1004,13 +1008,14 @@ def test_both_kinds(run, tmp_path):
         build_transformer(recipe.model, len(vocab), vocab.pad_id),
         mine / "model.safetensors",
     )
-    assert load_any(mine).translate(["a dog"]) == load(mine).translate(["a dog"])
-    assert isinstance(load_any(run), MarianTranslator) and not isinstance(
-        load_any(mine), MarianTranslator
-    )
-    with pytest.raises(ValueError, match="was not imported from Marian"):
-        load_marian(mine)
-    with pytest.raises(ValueError):
-        load(run)
+    assert (run_kind(run), run_kind(mine)) == ("marian", TRAINED)
+    loaded = load_run(mine)
+    by_hand = Translator(loaded.model, loaded.vocab, max_tokens=recipe.train.max_len)
+    assert load(mine).translate(["a dog"]) == by_hand.translate(["a dog"])
+    assert isinstance(load(run), MarianTranslator)
+    assert not isinstance(load(mine), MarianTranslator)
+    assert load_run(run).recipe is None and loaded.recipe == recipe
+    with pytest.raises(ValueError, match="was imported from Marian: it translates"):
+        read_config(run)
     with pytest.raises(ValueError, match="is not a run folder"):
-        load_any(tmp_path)
+        load(tmp_path)

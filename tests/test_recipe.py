@@ -14,7 +14,8 @@ import torch
 from annotated_transformer import UserError
 from annotated_transformer.config import TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.evaluate import load, validation_bleu
+from annotated_transformer.evaluate import validation_bleu
+from annotated_transformer.translate import load
 from annotated_transformer.distributed import pick_device
 from annotated_transformer.recipe import (
     RunOptions,

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 
 from annotated_transformer import UserError
 from annotated_transformer.batch import prepare
-from annotated_transformer.checkpoint import checkpoints, latest, read_metrics
+from annotated_transformer.checkpoint import checkpoints, latest
+from annotated_transformer.run_folder import read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin

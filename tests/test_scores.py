@@ -19,24 +19,24 @@ from sacrebleu.metrics import CHRF
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.evaluate import (
-    SUSTAINED,
+    SUSTAINED_FLOPS,
     Comparison,
     Perplexity,
     Score,
-    Translator,
     bleu,
     chrf,
     compare,
     flavours,
-    moses_words,
+    moses_tokenize,
     perplexity,
-    plain_lower,
+    moses_lowercase,
     pronoun_accuracy,
     read_aligned,
     score_with,
     split_hyphens,
     training_cost,
 )
+from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
@@ -313,7 +313,7 @@ def test_flavours_are_sacrebleus(tmp_path):
     assert found["13a"] == bleu(BAD, GOLD)._replace(name="13a")
 
     def split(lines):
-        return [split_hyphens(line) for line in moses_words(lines, "de")]
+        return [split_hyphens(line) for line in moses_tokenize(lines, "de")]
 
     theirs = sacrebleu(
         tmp_path, split(GOLD), split(BAD), options=["--tokenize", "none", "--force"]
@@ -347,13 +347,13 @@ def test_multi30k_tokens_are_the_published(data_dir):
         assert (
             sum(
                 len(line.split())
-                for line in moses_words(plain_lower(lines, language), language)
+                for line in moses_tokenize(moses_lowercase(lines, language), language)
             )
             == n
         )
 
 
-@pytest.mark.parametrize("part", [moses_words, plain_lower])
+@pytest.mark.parametrize("part", [moses_tokenize, moses_lowercase])
 def test_without_sacremoses(monkeypatch, part):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(ValueError, match="needs sacremoses: pip install sacremoses"):
@@ -422,7 +422,7 @@ def test_perplexity_is_a_hand_loops(translator):
         sum(n for _, n in each),
         sum(len(line.split()) + 1 for line in DE),
     )
-    assert (found.n_pieces, found.n_words) == (n_pieces, n_words)
+    assert (found.n_tokens, found.n_words) == (n_pieces, n_words)
     assert found.nats == pytest.approx(nats, rel=1e-5)  # the loss takes float32 logits
     assert found[:2] == pytest.approx(
         (math.exp(nats / n_pieces), math.exp(nats / n_words)), rel=1e-5
@@ -460,9 +460,9 @@ def test_costs():
         3.3e18, rel=0.01
     )  # as printed, two digits
     assert training_cost(3.5, 8, "P100") == pytest.approx(2.3e19, rel=0.01)
-    assert [training_cost(1 / 86_400, 1, gpu) for gpu in SUSTAINED] == pytest.approx(
-        list(SUSTAINED.values())
-    )
+    assert [
+        training_cost(1 / 86_400, 1, gpu) for gpu in SUSTAINED_FLOPS
+    ] == pytest.approx(list(SUSTAINED_FLOPS.values()))
     with pytest.raises(
         ValueError,
         match="gpu='p100' is none of those the paper estimates: K80, K40, M40, P100",
@@ -482,7 +482,7 @@ def test_read_aligned(tmp_path):
     with pytest.raises(
         ValueError,
         match=re.escape(
-            f"{tmp_path / 'a'} has 3 lines, {tmp_path / 'c'} has 2: line by line"
+            f"{tmp_path / 'a'} has 3 lines, {tmp_path / 'c'} has 2: they must correspond line by line"
         ),
     ):
         read_aligned(tmp_path / "a", tmp_path / "b.gz", tmp_path / "c")
@@ -524,7 +524,7 @@ def test_as_printed():
     )
     assert (
         str(Perplexity(4.92, 9.0, 1.0, 63, 35))
-        == "perplexity = 4.920 per piece (63), 9.000 per word (35)"
+        == "perplexity = 4.920 per token (63), 9.000 per word (35)"
     )
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from annotated_transformer import files
 from annotated_transformer import recipe as recipe_module
 from annotated_transformer.batch import encode_pairs, epoch_batches
-from annotated_transformer.checkpoint import read_config, read_metrics
+from annotated_transformer.run_folder import read_config, read_metrics
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.fused_attention import fused_attention

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from annotated_transformer import UserError
-from annotated_transformer.checkpoint import read_tensors
+from annotated_transformer.weights import read_tensors
 from annotated_transformer.cli import main
 from annotated_transformer.corpus import MAX_LINE
 from annotated_transformer.grammar import builtin

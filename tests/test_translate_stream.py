@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from annotated_transformer.checkpoint import create_run, save_weights, write_config
+from annotated_transformer.run_folder import create_run, write_config
+from annotated_transformer.weights import save_weights
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.evaluate import load
+from annotated_transformer.translate import load
 from annotated_transformer.grammar import builtin
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
@@ -121,7 +122,7 @@ def test_order_and_greedy_search(run, lines, answers):
     )
     assert [said[i] == "" for i in odd] == [True, True, False, True]
     assert re.fullmatch(
-        r"line 401 is longer than 60 pieces: translated in \d+ parts\n", err
+        r"line 401 is longer than 60 tokens: translated in \d+ parts\n", err
     )
 
 

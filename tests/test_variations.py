@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from annotated_transformer.checkpoint import create_run
+from annotated_transformer.run_folder import create_run
 from annotated_transformer.config import Recipe, override
 from annotated_transformer.variations import (
     BASES,

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer import UserError
-from annotated_transformer.checkpoint import create_run, save_weights, write_config
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.corpus import MAX_LINE, text_lines
 from annotated_transformer.batched_search import (
@@ -20,18 +19,19 @@ from annotated_transformer.batched_search import (
     search_with,
 )
 from annotated_transformer.decode import Hypothesis, sample
-from annotated_transformer.evaluate import (
+from annotated_transformer.evaluate import perplexity
+from annotated_transformer.run_folder import create_run, write_config
+from annotated_transformer.transformer import build_transformer
+from annotated_transformer.translate import (
     Translation,
     Translator,
-    cut,
-    joined,
+    _join,
     line_groups,
     load,
-    perplexity,
     translate_stream,
 )
-from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import SPACE, learn_bpe
+from annotated_transformer.weights import save_weights
 
 TEXT = [
     "the old dog sleeps under the bridge.",
@@ -58,7 +58,7 @@ def translator(vocab):
     return Translator(
         build_transformer(SIZES, len(vocab), vocab.pad_id).double(),
         vocab,
-        max_pieces=20,
+        max_tokens=20,
     )
 
 
@@ -77,15 +77,19 @@ class Echo(Translator):
 # cutting
 
 
+def starts_of(vocab, tokens, max_tokens):
+    return Echo(vocab, max_tokens=max_tokens)._part_starts(tokens)
+
+
 @given(st.text(max_size=200), st.integers(4, 30))
-def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_pieces):
+def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
     pieces = vocab.words(vocab.encode(text))
-    starts = cut(pieces, max_pieces)
+    starts = starts_of(vocab, pieces, max_tokens)
     parts = [pieces[a:b] for a, b in zip(starts, [*starts[1:], None])]
     assert (
         starts[0] == 0
         and sum(parts, []) == pieces
-        and all(0 < len(part) <= max_pieces for part in parts if pieces)
+        and all(0 < len(part) <= max_tokens for part in parts if pieces)
     )
     assert (
         "".join(
@@ -98,13 +102,14 @@ def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_pieces):
     )
 
 
-def test_cut_before_the_last_word_that_fits():
-    assert cut([SPACE + "a", SPACE + "b", "c", SPACE + "d", "e", "f"], 4) == [0, 3]
+def test_cut_before_the_last_word_that_fits(vocab):
+    tokens = [SPACE + "a", SPACE + "b", "c", SPACE + "d", "e", "f"]
+    assert starts_of(vocab, tokens, 4) == [0, 3]
 
 
-def test_max_pieces(vocab):
-    with pytest.raises(ValueError, match="max_pieces=3 must be at least 4"):
-        Echo(vocab, max_pieces=3)
+def test_max_tokens(vocab):
+    with pytest.raises(ValueError, match="max_tokens=3 must be at least 4"):
+        Echo(vocab, max_tokens=3)
 
 
 # translating
@@ -112,9 +117,9 @@ def test_max_pieces(vocab):
 
 @settings(max_examples=30)
 @given(LINES, st.integers(4, 12), st.integers(1, 60))
-def test_what_goes_in_comes_out(vocab, lines, max_pieces, batch_tokens):
+def test_what_goes_in_comes_out(vocab, lines, max_tokens, batch_tokens):
     "With a model that repeats its input, the lines come back: any Unicode, cut into parts or not, in any batches."
-    echo = Echo(vocab, max_pieces=max_pieces, batch_tokens=batch_tokens)
+    echo = Echo(vocab, max_tokens=max_tokens, batch_tokens=batch_tokens)
     expected = [line.replace("\r", " ") if line.strip() else "" for line in lines]
     assert echo.translate(lines) == expected
     assert all(len(b) == 1 or sum(b) <= batch_tokens for b in echo.batches)
@@ -132,7 +137,7 @@ def some_lines(n):
 def searching(translator, search, batch_tokens=4096):
     "The same model under another search."
     return Translator(
-        translator.model, translator.vocab, batch_tokens, translator.max_pieces, search
+        translator.model, translator.vocab, batch_tokens, translator.max_tokens, search
     )
 
 
@@ -218,7 +223,7 @@ def test_ranks_of_a_long_line(translator):
     )
     expected: list[Translation] = []
     for part, those in zip(parts, each):
-        expected = joined(expected, part, those, three.vocab)
+        expected = _join(expected, part, those, three.vocab)
     assert [best.text for best in found] == [best.text for best in expected] and len(
         {best.text for best in found}
     ) == 3
@@ -233,14 +238,14 @@ def test_ranks_of_a_long_line(translator):
         (["x", "y", "z", "w"], "🐕", ["xa", "yb", "zc"]),
     ],
 )
-def test_joined(vocab, before, source, texts):
+def test_join(vocab, before, source, texts):
     "A space where the source has one, none before the first text; as many as the part with the fewest."
     those = [
         Hypothesis(vocab.encode(text), score, score)
         for text, score in (("a", -1.0), ("b", -2.0), ("c", -4.0))
     ]
     ids = vocab.encode("x" + source)[len(vocab.encode("x")) :]
-    found = joined([Translation(text, -0.5) for text in before], ids, those, vocab)
+    found = _join([Translation(text, -0.5) for text in before], ids, those, vocab)
     assert [t.text for t in found] == texts
     assert [t.score for t in found] == [h.score - 0.5 * bool(before) for h in those][
         : len(texts)
@@ -443,7 +448,7 @@ def test_each_line_is_encoded_once(vocab, monkeypatch):
         [line.encode() for line in lines[2:]],
     ]
     found = [
-        best.text for (best,) in translate_stream(Echo(vocab, max_pieces=8), groups)
+        best.text for (best,) in translate_stream(Echo(vocab, max_tokens=8), groups)
     ]
     assert found == lines and encoded == [line for line in lines if line]
 
@@ -457,12 +462,12 @@ def test_stream_reads_no_further_than_needed(vocab):
 
 
 def test_long_lines_are_reported(vocab, capsys):
-    long, echo = "a" * 3000, Echo(vocab, max_pieces=8)
+    long, echo = "a" * 3000, Echo(vocab, max_tokens=8)
     found = list(translate_stream(echo, [[b"short\n"], [b"\n", long.encode()]]))
     assert found == [[Translation(text, 0.0)] for text in ("short", "", long)]
     assert (
         capsys.readouterr().err
-        == f"line 3 is longer than 8 pieces: translated in {len(echo.split(long))} parts\n"
+        == f"line 3 is longer than 8 tokens: translated in {len(echo.split(long))} parts\n"
     )
 
 
@@ -498,28 +503,29 @@ def endless(step, state, bos_id, eos_id, max_lens):
 def test_search_stays_within_learned_positions(vocab, n_positions, more):
     "The longest source with EOS, and BOS with the longest translation, have a position each; and no more room is given away than needed."
     model = learned_model(vocab, n_positions)
-    translator = Translator(model, vocab, search=endless, more=more)
-    ids = vocab.encode("the dog" * 400)[: translator.max_pieces]
-    assert len(ids) == translator.max_pieces
+    translator = Translator(model, vocab, search=endless, extra_tokens=more)
+    ids = vocab.encode("the dog" * 400)[: translator.max_tokens]
+    assert len(ids) == translator.max_tokens
     ((found,),) = translator.search_ids([[*ids, vocab.eos_id]])
     assert (
-        len(found.ids) == len(ids) + translator.more and vocab.eos_id not in found.ids
+        len(found.ids) == len(ids) + translator.extra_tokens
+        and vocab.eos_id not in found.ids
     )
     model(
         torch.tensor([[*ids, vocab.eos_id]]), torch.tensor([[vocab.bos_id, *found.ids]])
     )  # as a picture of it is made
     assert (
-        translator.max_pieces == 256
-        or translator.more == more
-        or translator.max_pieces + translator.more + 1 == n_positions
+        translator.max_tokens == 256
+        or translator.extra_tokens == more
+        or translator.max_tokens + translator.extra_tokens + 1 == n_positions
     )
     assert (
-        translator.max_pieces >= min(256, max(4, (n_positions - 1) // 2))
-        and translator.more <= more
+        translator.max_tokens >= min(256, max(4, (n_positions - 1) // 2))
+        and translator.extra_tokens <= more
     )
     assert (
         len(translator.translate(["the dog " * 100, "x" * 300, "", "Ünï — 漢字"])) == 4
-    )  # cut into parts of `max_pieces`
+    )  # cut into parts of `max_tokens`
 
 
 @pytest.mark.parametrize("n_positions", [1, 4])
@@ -532,17 +538,17 @@ def test_too_few_learned_positions_to_translate(vocab, n_positions):
 
 def test_limits_that_fit_are_left_alone(vocab):
     model = learned_model(vocab, 31)
-    found = Translator(model, vocab, max_pieces=20, more=10)
-    assert (found.max_pieces, found.more) == (20, 10)
+    found = Translator(model, vocab, max_tokens=20, extra_tokens=10)
+    assert (found.max_tokens, found.extra_tokens) == (20, 10)
 
 
 def test_perplexity_within_learned_positions(vocab):
     model, line = learned_model(vocab, 20), "a" * 18  # the space before them is a piece
     assert len(vocab.encode(line)) == 19
-    assert perplexity(Translator(model, vocab), [line], [line]).n_pieces == 20
+    assert perplexity(Translator(model, vocab), [line], [line]).n_tokens == 20
     for pair in ((line + "a", "a"), ("a", line + "a")):
         with pytest.raises(
-            UserError, match="a line of 20 pieces is too long: .*19 pieces at most"
+            UserError, match="a line of 20 tokens is too long: .*19 tokens at most"
         ):
             perplexity(Translator(model, vocab), pair[:1], pair[1:])
 
@@ -579,7 +585,7 @@ def test_load(tmp_path, vocab, position, n_positions, longest):
     )
     found = load(tmp_path / "run")
     assert (
-        found.max_pieces == longest
+        found.max_tokens == longest
         and not found.model.training
         and found.search is batched_beam_search
     )
