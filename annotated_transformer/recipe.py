@@ -51,13 +51,13 @@ from annotated_transformer.checkpoint import (
     use_average,
     write_config,
 )
+from .chunked_loss import chunked_loss
 from .config import Recipe, TrainConfig, check_minutes
 from .corpus import Corpus, corpus_from, fingerprint
 from annotated_transformer.distributed import (
     DeferredInit,
     any_rank,
     data_parallel,
-    limit_kernels,
     n_ranks,
     pick_device,
     process_group,
@@ -76,7 +76,7 @@ from annotated_transformer.files import (
     sweep,
     write_file,
 )
-from .label_smoothing import smoothed_loss
+from .inference import limit_kernels
 from .optimizer import adam, linear_rate, paper_rate
 from annotated_transformer.train import (
     STOP_SIGNALS,
@@ -139,8 +139,10 @@ class BatchLoss(nn.Module):
         model: Transformer,
         label_smoothing: float,  # ε_ls, while training
         autocast: AbstractContextManager = nullcontext(),  # the precision of the forward pass
+        loss: Callable[..., Tensor] = chunked_loss,  # the engine, or `smoothed_loss`
     ):
         super().__init__()
+        self.loss = loss
         self.model, self.label_smoothing, self.autocast = (
             model,
             label_smoothing,
@@ -155,7 +157,7 @@ class BatchLoss(nn.Module):
         smoothing = self.label_smoothing if self.training else 0.0
         with self.autocast:
             hidden = self.model(batch.src, batch.tgt_in)
-            return smoothed_loss(
+            return self.loss(
                 hidden,
                 self.model.embedding.weight,
                 batch.tgt_out,

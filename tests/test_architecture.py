@@ -41,7 +41,8 @@ ALLOWED = {
     "optimizer": "",
     "label_smoothing": "",
     "decode": "",
-    "inference": "distributed",
+    "chunked_loss": "",
+    "inference": "",
     # layer 1: what holds parts together
     "transformer": "config stack attention multi_head masking feed_forward embedding position",
     "background": "",
@@ -59,7 +60,8 @@ ALLOWED = {
     "evaluate": "corpus vocab batch inference decode distributed transformer checkpoint",
     "marian": "files inference config stack multi_head masking feed_forward embedding position transformer vocab decode distributed checkpoint "
     "evaluate",
-    "recipe": "config files corpus vocab batch checkpoint distributed train optimizer label_smoothing transformer visualize",
+    "recipe": "config files corpus vocab batch checkpoint distributed train optimizer chunked_loss inference "
+    "transformer visualize",
     "ct2": "config files vocab checkpoint",
     # layer 4
     "cli": "config files grammar corpus vocab batch checkpoint distributed train recipe decode evaluate visualize explorer variations "
@@ -127,8 +129,12 @@ def test_layers(module):
 
 
 FORWARD = {
-    ("recipe", "visualize")
-}  # an assembly draws its learning curve, with what the appendix holds
+    ("recipe", "visualize"),  # an assembly draws its learning curve
+    # an assembly chooses the engines
+    ("recipe", "chunked_loss"),
+    ("recipe", "inference"),
+    ("evaluate", "inference"),
+}
 
 
 def test_no_arrow_points_forward():
