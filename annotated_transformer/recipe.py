@@ -64,7 +64,6 @@ from annotated_transformer.distributed import (
     DeferredInit,
     any_rank,
     data_parallel,
-    limit_kernels,
     pick_device,
     process_group,
     rank,
@@ -84,6 +83,7 @@ from annotated_transformer.files import (
     sweep,
     write_file,
 )
+from .inference import limit_kernels
 from .optimizer import adam, linear_schedule, inverse_sqrt_schedule
 from annotated_transformer.train import (
     STOP_SIGNALS,

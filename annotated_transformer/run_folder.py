@@ -20,6 +20,7 @@ import torch
 
 from . import UserError
 from .config import Recipe, recipe_from_dict, recipe_to_dict
+from .engines import FAST
 from annotated_transformer.files import (
     check_free,
     check_no_links,
@@ -231,7 +232,8 @@ def load_run(path: Path) -> Run:
         )
     check_sizes(file, recipe.model)
     weights = read_weights(file, wanted)
-    model = build_transformer(recipe.model, len(vocab), vocab.pad_id)
+    sizes = recipe.model, len(vocab), vocab.pad_id
+    model = build_transformer(*sizes, attention=FAST.attention)
     set_weights(model, weights)
     # after a crash between the two writes, config.json is the older one
     which = read_about(file).get("weights", about.get("weights"))

@@ -21,6 +21,7 @@ from .corpus import MAX_LINE, text_lines
 from .batched_search import batched_beam_search
 from .decode import Hypothesis
 from .distributed import pick_device
+from .engines import FAST
 from .inference import ready_to_translate
 from .run_folder import load_run
 from .transformer import Transformer
@@ -83,6 +84,7 @@ class Translator:
         max_tokens: int = 256,  # of a part; longer lines are translated in parts
         search: Callable = batched_beam_search,  # (step, state, bos_id, eos_id, max_lens)
         extra_tokens: int = 50,  # of a translation, beyond its source's (§6.1)
+        decoder: Callable = FAST.decoder,  # makes `start` and `step` of the model
     ):
         if max_tokens < 4:
             raise UserError(
@@ -106,6 +108,7 @@ class Translator:
         self.model = model.eval()
         self.vocab = vocab
         self.search = search
+        self.decoder = decoder(self.model)
         self.batch_tokens = batch_tokens
         self.max_tokens = max_tokens
         self.extra_tokens = extra_tokens
@@ -142,9 +145,8 @@ class Translator:
         max_lens = (src != vocab.pad_id).sum(dim=1) - 1 + self.extra_tokens
         # less bookkeeping than under no_grad; none of its tensors leaves
         with torch.inference_mode():
-            return self.search(
-                model.step, model.start(src), vocab.bos_id, vocab.eos_id, max_lens
-            )
+            decoder, ends = self.decoder, (vocab.bos_id, vocab.eos_id)
+            return self.search(decoder.step, decoder.start(src), *ends, max_lens)
 
     def _search_all(self, parts: list[list[int]]) -> list[list[Hypothesis]]:
         "The hypotheses of each part, searched in batches of similar length."

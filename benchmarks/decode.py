@@ -467,7 +467,7 @@ def profile(
     prepared, n_steps, step = (
         [ours.prepare([rows[i] for i in group]) for group in some],
         0,
-        ours.model.step,
+        ours.translators[beam].decoder.step,
     )
 
     def counted(last_ids: Tensor, state):
@@ -475,7 +475,7 @@ def profile(
         n_steps += 1
         return step(last_ids, state)
 
-    ours.model.step = counted
+    ours.translators[beam].decoder.step = counted
     seconds(ours, prepared, beam)  # warm
     n_steps = 0
     plain, n_plain = seconds(ours, prepared, beam), n_steps

@@ -4,7 +4,7 @@
     python benchmarks/loss.py --threads 1 --out loss.json
     python benchmarks/loss.py --precision bf16 --tokens 25000 --rounds 3
 
-Contenders: `smoothed_loss`; PyTorch's `F.cross_entropy` over all logits; the formula written out over all logits, as notebook 54 begins.
+Contenders: `chunked_loss`; PyTorch's `F.cross_entropy` over all logits; the formula written out over all logits.
 Each one's peak memory is measured in a process of its own: what forward and backward add, the gradients included. A round times every
 contender once, one after the other; ratios are taken within a round, and the median over rounds is printed. Value and gradients are
 compared with the formula in float64, some places at a time.
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from annotated_transformer.label_smoothing import smoothed_loss
+from annotated_transformer.chunked_loss import chunked_loss
 
 PAD, SMOOTHING = -1, 0.1  # no place is padding
 
@@ -49,7 +49,7 @@ def written_out(hidden: Tensor, weight: Tensor, tgt_out: Tensor) -> Tensor:
 
 
 def ours(hidden: Tensor, weight: Tensor, tgt_out: Tensor) -> Tensor:
-    return smoothed_loss(hidden, weight, tgt_out, PAD, SMOOTHING)
+    return chunked_loss(hidden, weight, tgt_out, PAD, SMOOTHING)
 
 
 CONTENDERS = {

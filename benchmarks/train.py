@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from annotated_transformer.batch import batch_rows
+from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.config import ModelConfig
-from annotated_transformer.label_smoothing import smoothed_loss
 from annotated_transformer.optimizer import adam
 from annotated_transformer.position import positional_encoding
 from annotated_transformer.recipe import precision_context
@@ -99,7 +99,7 @@ class Ours(nn.Module):
         self.model = build_transformer(m, n_vocab, PAD, DROPOUT)
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        return smoothed_loss(
+        return chunked_loss(
             self.model(src, tgt_in),
             self.model.embedding.weight,
             tgt_out,

@@ -41,32 +41,62 @@ ALLOWED = {
     "optimizer": "",
     "label_smoothing": "",
     "decode": "",
-    "inference": "distributed",
+    # engines of parts
+    "fast_dropout": "",
+    "fused_attention": "attention multi_head",
+    "chunked_loss": "",
+    "batched_search": "decode",
+    "inference": "",
     # layer 1: what holds parts together
-    "transformer": "config stack attention multi_head masking feed_forward embedding position",
+    "transformer": "config stack multi_head masking feed_forward embedding position",
+    "kv_cache": "decode transformer",
+    "engines": "chunked_loss decode fast_dropout fused_attention kv_cache label_smoothing multi_head",
     "background": "",
     "complexity": "attention",
     "batch": "files vocab",
     "train": "batch distributed",
-    "visualize": "attention masking position",
+    "visualize": "attention",
     "explorer": "batch files visualize",
     # layer 2: the model and its run on disk
     "weights": "config distributed files",
-    "run_folder": "config files vocab transformer weights",
-    "checkpoint": "distributed files run_folder weights",
-    "variations": "config files run_folder",
+    "run_folder": "config engines files transformer vocab weights",
+    "checkpoint": "batch distributed files run_folder weights",
     "parsing": "",
     # layer 3: a whole job
-    "translate": "corpus vocab batch inference decode distributed transformer run_folder",
-    "evaluate": "corpus vocab batch decode transformer translate",
-    "heads": "batch evaluate translate grammar visualize vocab",
-    "marian": "files config stack multi_head masking feed_forward embedding position transformer vocab decode weights run_folder "
-    "translate",
-    "recipe": "config files corpus vocab batch weights run_folder checkpoint distributed train optimizer label_smoothing transformer visualize",
-    "ct2": "config files vocab run_folder",
-    # layer 4
-    "cli": "config files grammar corpus vocab batch run_folder checkpoint distributed train recipe decode translate evaluate visualize explorer "
-    "variations transformer marian ct2 heads",
+    "translate": "batch batched_search corpus decode distributed engines inference run_folder transformer vocab",
+    "evaluate": "batch batched_search corpus transformer translate vocab",
+    "heads": "batch evaluate grammar translate visualize vocab",
+    "marian": "batched_search config embedding feed_forward files fused_attention masking position run_folder stack transformer translate "
+    "vocab weights",
+    "recipe": "batch checkpoint config corpus distributed engines files inference optimizer run_folder train transformer visualize vocab weights",
+    "ct2": "config files run_folder vocab",
+    "variations": "batched_search config corpus distributed evaluate files run_folder train translate",
+    # layer 4: whole jobs put together
+    "demo": "checkpoint config corpus evaluate explorer files grammar heads recipe run_folder train translate",
+    # layer 5
+    "cli": "batched_search checkpoint config corpus ct2 demo distributed evaluate explorer files marian recipe run_folder train translate variations",
+}
+ENGINES = {
+    "engines",
+    "fast_dropout",
+    "fused_attention",
+    "chunked_loss",
+    "kv_cache",
+    "batched_search",
+    "inference",
+}
+LESSONS = {
+    "stack",
+    "attention",
+    "multi_head",
+    "masking",
+    "feed_forward",
+    "embedding",
+    "position",
+    "transformer",
+    "label_smoothing",
+    "optimizer",
+    "decode",
 }
 
 
@@ -130,8 +160,17 @@ def test_layers(module):
 
 
 FORWARD = {
-    ("recipe", "visualize")
-}  # an assembly draws its learning curve, with what the appendix holds
+    ("recipe", "visualize"),  # an assembly draws its learning curve
+    # what trains and translates chooses the engines
+    ("recipe", "engines"),
+    ("recipe", "inference"),
+    ("run_folder", "engines"),
+    ("translate", "batched_search"),
+    ("translate", "engines"),
+    ("translate", "inference"),
+    ("evaluate", "batched_search"),
+    ("variations", "batched_search"),
+}
 
 
 def test_no_arrow_points_forward():
@@ -271,6 +310,10 @@ def test_outputs_name_no_machine(path):
             assert not re.search(
                 r"site-packages|/home/|/Users/|/root/", json.dumps(out)
             ), joined(cell["source"])
+
+
+def test_no_lesson_imports_an_engine():
+    assert {m: siblings(m) & ENGINES for m in LESSONS} == dict.fromkeys(LESSONS, set())
 
 
 def test_sidebar_lists_every_notebook_in_order():

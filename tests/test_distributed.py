@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from annotated_transformer import distributed
 from annotated_transformer.batch import Pairs, rows_of, training_steps
+from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.distributed import (
     any_rank,
@@ -33,7 +34,6 @@ from annotated_transformer.distributed import (
     sum_over_ranks,
     whole,
 )
-from annotated_transformer.label_smoothing import smoothed_loss
 from annotated_transformer.recipe import build_training
 from annotated_transformer.train import NotFinite, Stop, train
 from annotated_transformer.transformer import build_transformer
@@ -57,7 +57,7 @@ class Objective(nn.Module):
 
     def forward(self, batch):
         hidden = self.model(batch.src, batch.tgt_in)
-        return smoothed_loss(
+        return chunked_loss(
             hidden, self.model.embedding.weight, batch.tgt_out, self.model.pad_id, 0.1
         )
 

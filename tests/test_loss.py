@@ -1,4 +1,4 @@
-"The smoothed loss equals PyTorch's on real places, in value and gradient; padding never counts (54)."
+"The smoothed loss, plain and in chunks, equals PyTorch's in value and gradient; padding never counts (54, 90c)."
 
 import math
 
@@ -8,7 +8,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fold import each
+
+from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.label_smoothing import smoothed_loss
+
+# `test_twins.py` compares one with the other
+both = each("loss_of", [smoothed_loss, chunked_loss], ids=lambda f: f.__name__)
 
 
 def example(seed: int, b: int, t: int, d_model: int, n_vocab: int, pad_id: int):
@@ -35,6 +41,7 @@ def theirs(hidden, weight, tgt_out, pad_id, eps):
     )
 
 
+@both
 @given(
     st.integers(0, 10_000),
     st.integers(1, 4),
@@ -42,12 +49,10 @@ def theirs(hidden, weight, tgt_out, pad_id, eps):
     st.integers(2, 40),
     st.sampled_from([0.0, 0.1, 0.3, 0.9]),
 )
-def test_equals_cross_entropy(seed, b, t, n_vocab, eps):
+def test_equals_cross_entropy(loss_of, seed, b, t, n_vocab, eps):
     pad_id = seed % n_vocab
     hidden, weight, tgt_out = example(seed, b, t, 16, n_vocab, pad_id)
-    ours, other = (
-        f(hidden, weight, tgt_out, pad_id, eps) for f in (smoothed_loss, theirs)
-    )
+    ours, other = (f(hidden, weight, tgt_out, pad_id, eps) for f in (loss_of, theirs))
     assert torch.allclose(
         ours, other, rtol=1e-6, atol=1e-5
     )  # float32, summed in another order
@@ -60,11 +65,12 @@ def test_equals_cross_entropy(seed, b, t, n_vocab, eps):
         )  # where p is nearly q the difference keeps few digits
 
 
-def test_the_right_word_gets_its_share():
+@both
+def test_the_right_word_gets_its_share(loss_of):
     "Read from the gradient, p − q: the right word's target is (1 − ε) + ε/V, any other's ε/V."
     logits = torch.zeros(1, 1, 20, requires_grad=True)
     (gradient,) = torch.autograd.grad(
-        smoothed_loss(
+        loss_of(
             logits, torch.eye(20), torch.tensor([[4]]), pad_id=-1, label_smoothing=0.1
         ),
         logits,
@@ -77,55 +83,60 @@ def test_the_right_word_gets_its_share():
     )
 
 
-def test_padding_never_counts():
+@both
+def test_padding_never_counts(loss_of):
     hidden, weight, tgt_out = example(0, 3, 7, 8, 30, pad_id=0)
-    loss = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+    loss = loss_of(hidden, weight, tgt_out, 0, 0.1)
     (gradient,) = torch.autograd.grad(loss, hidden)
     assert (gradient[tgt_out == 0] == 0).all() and (gradient[tgt_out != 0] != 0).any()
     for value in (1e9, math.inf, math.nan):
         spoilt = hidden.detach().clone()
         spoilt[tgt_out == 0] = value
-        assert smoothed_loss(spoilt, weight, tgt_out, 0, 0.1) == loss
+        assert loss_of(spoilt, weight, tgt_out, 0, 0.1) == loss
     longer, more = (
         F.pad(hidden, (0, 0, 0, 5), value=3.0),
         F.pad(tgt_out, (0, 5), value=0),
     )
-    assert smoothed_loss(longer, weight, more, 0, 0.1) == loss
+    assert loss_of(longer, weight, more, 0, 0.1) == loss
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])
-def test_all_padding(eps):
+@both
+def test_all_padding(loss_of, eps):
     hidden, weight, tgt_out = example(0, 2, 3, 8, 30, pad_id=0)
-    loss = smoothed_loss(hidden, weight, torch.zeros_like(tgt_out), 0, eps)
+    loss = loss_of(hidden, weight, torch.zeros_like(tgt_out), 0, eps)
     assert loss == 0 and loss.dtype == torch.float32
     for gradient in torch.autograd.grad(loss, (hidden, weight)):
         assert (gradient == 0).all()
 
 
-def test_sums_add_up():
+@both
+def test_sums_add_up(loss_of):
     hidden, weight, tgt_out = example(1, 6, 9, 8, 30, pad_id=0)
     whole, (a, c) = (
-        smoothed_loss(hidden, weight, tgt_out, 0, 0.1),
+        loss_of(hidden, weight, tgt_out, 0, 0.1),
         (
-            smoothed_loss(hidden[i : i + 3], weight, tgt_out[i : i + 3], 0, 0.1)
+            loss_of(hidden[i : i + 3], weight, tgt_out[i : i + 3], 0, 0.1)
             for i in (0, 3)
         ),
     )
     assert torch.allclose(whole, a + c, rtol=1e-6)
 
 
-def test_large_logits_and_bf16():
+@both
+def test_large_logits_and_bf16(loss_of):
     hidden, weight, tgt_out = example(2, 2, 5, 8, 30, pad_id=0)
-    assert smoothed_loss(hidden * 1e4, weight, tgt_out, 0, 0.1).isfinite()
+    assert loss_of(hidden * 1e4, weight, tgt_out, 0, 0.1).isfinite()
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+        mixed = loss_of(hidden, weight, tgt_out, 0, 0.1)
     assert mixed.dtype == torch.float32
     assert torch.allclose(
-        mixed, smoothed_loss(hidden, weight, tgt_out, 0, 0.1), rtol=0.02
+        mixed, loss_of(hidden, weight, tgt_out, 0, 0.1), rtol=0.02
     )  # bf16 keeps 8 bits
 
 
-def test_never_below_the_entropy():
+@both
+def test_never_below_the_entropy(loss_of):
     n_vocab, eps = 50, 0.1
     q = torch.full((n_vocab,), eps / n_vocab, dtype=torch.float64)
     q[3] += 1 - eps
@@ -135,15 +146,13 @@ def test_never_below_the_entropy():
         logits = torch.randn(200, 1, n_vocab, generator=rng) * scale
         assert (
             min(
-                smoothed_loss(
-                    row[None], torch.eye(n_vocab), torch.tensor([[3]]), -1, eps
-                )
+                loss_of(row[None], torch.eye(n_vocab), torch.tensor([[3]]), -1, eps)
                 for row in logits
             )
             > entropy
         )
     assert math.isclose(
-        smoothed_loss(
+        loss_of(
             q.log().float()[None, None],
             torch.eye(n_vocab),
             torch.tensor([[3]]),
@@ -155,28 +164,28 @@ def test_never_below_the_entropy():
     )
 
 
-def test_errors():
+@both
+def test_errors(loss_of):
     hidden, weight, tgt_out = example(0, 1, 2, 8, 30, pad_id=0)
     for eps in (-0.1, 1.0, math.nan):
-        with pytest.raises(
-            ValueError, match=r"label_smoothing=.* must lie in \[0, 1\)"
-        ):
-            smoothed_loss(hidden, weight, tgt_out, 0, eps)
+        with pytest.raises(ValueError, match=r"label_smoothing=.* must be in \[0, 1\)"):
+            loss_of(hidden, weight, tgt_out, 0, eps)
 
 
 @pytest.mark.parametrize(
     "dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-13)]
 )
-def test_many_chunks_are_one(dtype, tolerance):
-    "With 30,000 words a chunk holds 69 places, so 200 places are three."
+@both
+def test_many_chunks_are_one(loss_of, dtype, tolerance):
+    "With 8,192 tokens a chunk has 256 positions. 1,000, a third of them padding, are three."
     hidden, weight, tgt_out = (
-        x.detach() for x in example(3, 4, 50, 16, 30_000, pad_id=-1)
+        x.detach() for x in example(3, 4, 250, 16, 8192, pad_id=-1)
     )
     hidden, weight = (
         (hidden.to(dtype) / 4).requires_grad_(),
         weight.to(dtype).requires_grad_(),
     )
-    ours, other = (f(hidden, weight, tgt_out, -1, 0.1) for f in (smoothed_loss, theirs))
+    ours, other = (f(hidden, weight, tgt_out, -1, 0.1) for f in (loss_of, theirs))
     assert ours.dtype == dtype and abs(ours - other) <= tolerance * other
     for a, c in zip(
         *(torch.autograd.grad(loss, (hidden, weight)) for loss in (ours, other)),
@@ -185,10 +194,11 @@ def test_many_chunks_are_one(dtype, tolerance):
         assert (a - c).norm() <= tolerance * c.norm()
 
 
-def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32():
+@both
+def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32(loss_of):
     hidden, weight, tgt_out = example(4, 4, 20, 32, 500, pad_id=0)
     with torch.autocast("cpu", torch.bfloat16):
-        ours = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
+        ours = loss_of(hidden, weight, tgt_out, 0, 0.1)
     other = theirs(hidden, weight, tgt_out, 0, 0.1)
     assert (
         ours.dtype == torch.float32 and abs(ours - other) < 2e-3 * other
@@ -200,20 +210,14 @@ def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32():
         assert a.dtype == torch.float32 and (a - c).norm() < 2**-7 * c.norm()
 
 
-def test_without_gradients_the_loss_is_the_same():
+@both
+def test_without_gradients_the_loss_is_the_same(loss_of):
     hidden, weight, tgt_out = example(5, 2, 6, 8, 40, pad_id=0)
     with torch.no_grad():
-        quiet = smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
-    assert (
-        quiet == smoothed_loss(hidden, weight, tgt_out, 0, 0.1)
-        and not quiet.requires_grad
-    )
-    (twice,) = torch.autograd.grad(
-        2 * smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight
-    )
-    (once,) = torch.autograd.grad(
-        smoothed_loss(hidden, weight, tgt_out, 0, 0.1), weight
-    )
+        quiet = loss_of(hidden, weight, tgt_out, 0, 0.1)
+    assert quiet == loss_of(hidden, weight, tgt_out, 0, 0.1) and not quiet.requires_grad
+    (twice,) = torch.autograd.grad(2 * loss_of(hidden, weight, tgt_out, 0, 0.1), weight)
+    (once,) = torch.autograd.grad(loss_of(hidden, weight, tgt_out, 0, 0.1), weight)
     assert torch.equal(twice, 2 * once)
 
 
@@ -255,7 +259,7 @@ def test_float32_is_exact(seed, n_vocab, certainty):
     hidden, weight, words = made_up(seed, certainty, n_vocab)
     value, *gradients = off(
         value_and_gradients(
-            smoothed_loss(hidden, weight, words, -1, 0.1), hidden, weight
+            chunked_loss(hidden, weight, words, -1, 0.1), hidden, weight
         ),
         in_float64(hidden, weight, words),
     )
@@ -267,11 +271,12 @@ def test_float32_is_exact(seed, n_vocab, certainty):
 
 @pytest.mark.parametrize("certainty", [0, 4, 8, 12, 14])
 @pytest.mark.parametrize(("seed", "n_vocab"), [(0, 8000), (1, 7919), (2, 8192)])
-def test_bf16_is_near(seed, n_vocab, certainty):
+@both
+def test_bf16_is_near(loss_of, seed, n_vocab, certainty):
     hidden, weight, words = made_up(seed, certainty, n_vocab)
     right = in_float64(hidden, weight, words)
     with torch.autocast("cpu", torch.bfloat16):
-        ours = smoothed_loss(hidden, weight, words, -1, 0.1)
+        ours = loss_of(hidden, weight, words, -1, 0.1)
         logits = F.linear(hidden, weight)
     copied = F.cross_entropy(
         logits.float().flatten(0, 1),
@@ -304,12 +309,13 @@ def test_bf16_is_near(seed, n_vocab, certainty):
 
 @pytest.mark.parametrize("gap", [20.0, 200.0, 2000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_unlikely_word_underflows_nowhere(dtype, gap):
+@both
+def test_an_unlikely_word_underflows_nowhere(loss_of, dtype, gap):
     "Under autocast only the product is in bf16: with logits that bf16 can write, the loss is exact."
     logits = torch.tensor([[[gap, 0.0, 0.0]]], requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         for eps in (0.0, 0.1):
-            loss = smoothed_loss(logits, torch.eye(3), torch.tensor([[1]]), -1, eps)
+            loss = loss_of(logits, torch.eye(3), torch.tensor([[1]]), -1, eps)
             assert math.isclose(
                 loss.item(), gap - eps * gap / 3, rel_tol=1e-6
             )  # float32

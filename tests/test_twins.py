@@ -1,0 +1,338 @@
+"""Each engine gives what its plain twin gives: values and gradients, over shapes, masks, dtypes and devices.
+
+A new engine is a new row in TWINS. The exact result is that of the plain twin in float64 on the CPU. Both twins are compared with
+it at each precision that has a tolerance, on each device at hand.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fold import each
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from annotated_transformer import chunked_loss as chunks
+from annotated_transformer.batch import Batch
+from annotated_transformer.chunked_loss import chunked_loss
+from annotated_transformer.config import ModelConfig
+from annotated_transformer.inference import (
+    Int8Linear,
+    PackedLinear,
+    can_int8,
+    can_pack,
+)
+from annotated_transformer.label_smoothing import smoothed_loss
+from annotated_transformer.recipe import BatchLoss
+from annotated_transformer.transformer import build_transformer
+
+# A precision is a dtype of the inputs, or float32 inputs under autocast to bfloat16.
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "autocast": torch.float32,
+}
+
+
+class Tolerance(NamedTuple):
+    "The largest ‖a − b‖ / max(‖b‖, √n · scale) of a tensor of n numbers."
+
+    values: float
+    gradients: float | None = None  # None: they are not compared
+    scale: float = 0.0  # size of a number below which errors are absolute
+
+
+class Twin(NamedTuple):
+    name: str
+    plain: Callable  # arguments to tensors, in any nesting; called with torch seeded
+    engine: Callable  # the same arguments to the same shapes and dtypes
+    inputs: Callable[..., tuple]  # (rng, **case) to arguments, floats in float64
+    cases: dict[str, dict]  # name to the keywords of `inputs`
+    tolerance: dict[str, Tolerance]  # of each precision that is compared
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps")
+    available: Callable[[torch.dtype], bool] = lambda dtype: True
+
+
+def devices_at_hand() -> list[str]:
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found.append("cuda")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found
+
+
+def supports(device: str, precision: str) -> bool:
+    return device != "mps" or precision in ("float32", "bfloat16")
+
+
+def is_float(x) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def place(args: tuple, precision: str, device: str, grad: bool = False) -> tuple:
+    "Copies of the arguments on a device, floats in the dtype of `precision`."
+
+    def one(x):
+        if not isinstance(x, Tensor):
+            return x
+        if not is_float(x):
+            return x.to(device)
+        # not straight to the device: mps has no float64
+        copy = x.detach().to(DTYPES[precision], copy=True).to(device)
+        return copy.requires_grad_(grad)
+
+    return tree_map(one, args)
+
+
+def results(
+    part: Callable, args: tuple, precision: str, device: str, grad: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What a twin returns, and its gradients at all float tensors among the arguments.
+
+    The gradient from above is random. Without `grad`, there are none.
+    """
+    placed = place(args, precision, device, grad)
+    torch.manual_seed(0)
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "autocast"):
+        values = [torch.as_tensor(v) for v in tree_leaves(part(*placed))]
+    if not grad:
+        return values, []
+    rng = torch.Generator().manual_seed(1)
+    above = [torch.randn(v.shape, generator=rng).to(v) for v in values]
+    leaves = [x for x in tree_leaves(placed) if is_float(x)]
+    gradients = torch.autograd.grad(values, leaves, above, materialize_grads=True)
+    return values, list(gradients)
+
+
+def error(found: Tensor, exact: Tensor, scale: float) -> float:
+    "‖a − b‖ / max(‖b‖, √n · scale); equal infinities differ by nothing."
+    a, b = found.detach().cpu().double(), exact.detach().double()
+    difference = (a - b).masked_fill(a == b, 0).norm().item()
+    size = max(b[b.isfinite()].norm().item(), scale * b.numel() ** 0.5)
+    if difference == 0:
+        return 0.0
+    return difference / size if size else math.inf
+
+
+# ---- the smoothed loss: over whole logits, and in chunks
+
+
+def loss_inputs(
+    rng: torch.Generator,
+    eps: float = 0.1,
+    shape: tuple[int, int] = (3, 7),  # (b, t)
+    n_vocab: int = 40,
+    padding: float = 0.0,  # share of the positions
+    certainty: float = 0.0,  # from 0, nothing learned, to 14, certain of the target token
+) -> tuple:
+    # rounded to bfloat16, so that autocast rounds the products and not the inputs
+    weight = torch.randn(n_vocab, 64, generator=rng).bfloat16().double()
+    tgt_out = torch.randint(1, n_vocab, shape, generator=rng)
+    noise = torch.randn(*shape, 64, generator=rng) / 8
+    hidden = (noise + certainty / 64 * weight[tgt_out]).bfloat16().double()
+    tgt_out[torch.rand(shape, generator=rng) < padding] = 0
+    return hidden, weight, tgt_out, 0, eps
+
+
+LOSSES = {
+    "no smoothing": dict(eps=0.0),
+    "smoothing": dict(eps=0.1),
+    "much smoothing": dict(eps=0.9),
+    "one token": dict(shape=(1, 1)),
+    "one token in the vocabulary besides padding": dict(n_vocab=2),
+    "padding": dict(shape=(4, 9), padding=0.4),
+    "padding, no smoothing": dict(eps=0.0, shape=(4, 9), padding=0.4),
+    "all padding": dict(padding=2.0),
+    "all padding, no smoothing": dict(eps=0.0, padding=2.0),
+    "no positions": dict(shape=(2, 0)),
+    "half certain": dict(n_vocab=300, shape=(1, 200), certainty=8.0),
+}
+# 8,192 tokens give chunks of 256 positions on a CPU: one, one and a bit, two, three
+LARGE = {
+    f"{n} positions": dict(shape=(1, n), n_vocab=8192) for n in (256, 257, 512, 600)
+} | {"chunks with padding": dict(shape=(30, 30), n_vocab=8192, padding=0.3)}
+
+
+def small_chunks(*args) -> Tensor:
+    "Chunks of four positions, on any device."
+    with mock.patch.object(chunks, "_chunk_size", lambda n_vocab, device: 4):
+        return chunked_loss(*args)
+
+
+# The sums are taken in another order, and in float32 the plain gradient is e to the power
+# of a rounded ln p (`test_loss.py` has a lower limit for the engine). Under autocast,
+# logits and probabilities have 8 significant bits; the errors of positions cancel in the
+# value, less in the gradients.
+LOSS_TOLERANCE = {
+    "float64": Tolerance(1e-13, 1e-13),
+    "float32": Tolerance(1e-6, 3e-6),
+    "autocast": Tolerance(2**-8, 2**-5),
+}
+
+
+# ---- the linear layers of inference
+
+
+def linear_inputs(
+    rng: torch.Generator,
+    n_in: int,
+    n_out: int,
+    n: int,
+    bias: bool = True,
+    size: float = 1.0,  # standard deviation of the inputs
+) -> tuple:
+    weight = torch.randn(n_out, n_in, generator=rng) * n_in**-0.5
+    x = size * torch.randn(2, n, n_in, generator=rng)
+    return x.double(), weight.double(), weight[:, 0].double() if bias else None
+
+
+def layouts(x: Tensor) -> tuple[Tensor, ...]:
+    "The same vectors with other strides and numbers of dimensions."
+    return x, x.transpose(0, 1), x[0], x[:, : (x.size(1) + 1) // 2]
+
+
+def apply_linear(make: Callable, x: Tensor, weight: Tensor, bias: Tensor | None):
+    layer = make(weight, bias)
+    with torch.no_grad():
+        return [layer(view) for view in layouts(x)]
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None) -> Callable:
+    return partial(F.linear, weight=weight, bias=bias)
+
+
+def linear_cases(
+    n_cases: int,
+    n_in: tuple[int, int],  # lowest, highest
+    n_out: tuple[int, int],
+    n: tuple[int, int],
+    sizes: tuple[float, ...] = (1.0,),
+) -> dict[str, dict]:
+    cases = {}
+    for seed in range(n_cases):
+        rng = random.Random(seed)
+        case = dict(
+            n_in=rng.randint(*n_in),
+            n_out=rng.randint(*n_out),
+            n=rng.randint(*n),
+            bias=seed % 2 == 0,
+            size=rng.choice(sizes),
+        )
+        cases[str(case)] = case
+    return cases
+
+
+TWINS = [
+    Twin(
+        "chunked loss",
+        smoothed_loss,
+        chunked_loss,
+        loss_inputs,
+        LOSSES | LARGE,
+        LOSS_TOLERANCE,
+    ),
+    Twin(
+        "chunked loss, chunks of four positions",
+        smoothed_loss,
+        small_chunks,
+        loss_inputs,
+        LOSSES,
+        LOSS_TOLERANCE,
+    ),
+    Twin(
+        "packed linear layer",
+        partial(apply_linear, plain_linear),
+        partial(apply_linear, PackedLinear),
+        linear_inputs,
+        linear_cases(40, n_in=(1, 70), n_out=(1, 70), n=(0, 70))
+        | {
+            "no vectors": dict(n_in=5, n_out=7, n=0),
+            "one number": dict(n_in=1, n_out=1, n=1),
+            "a thousand vectors": dict(n_in=256, n_out=1000, n=1000),
+        },
+        # sums in another order; bf16 rounds the product and the result to 8 significant bits
+        {
+            "float32": Tolerance(1e-6, scale=1.0),
+            "bfloat16": Tolerance(2**-7, scale=1.0),
+        },
+        devices=("cpu",),
+        available=can_pack,
+    ),
+    Twin(
+        "8-bit linear layer",
+        partial(apply_linear, plain_linear),
+        partial(apply_linear, Int8Linear),
+        linear_inputs,
+        linear_cases(
+            40, n_in=(8, 300), n_out=(50, 50), n=(1, 20), sizes=(1e-3, 1.0, 1e3)
+        ),
+        # half a step of rounding on both sides: of 127 steps for weights, of 127 (7 bits)
+        # for inputs; in norm far less than their sum
+        {"float32": Tolerance(0.05)},
+        devices=("cpu",),
+        available=lambda dtype: can_int8(),
+    ),
+]
+
+
+def rows() -> list:
+    "A parameter for each twin, precision and device: their cases are folded into one test."
+    return [
+        pytest.param(twin, precision, device, id=f"{twin.name}, {precision}, {device}")
+        for twin in TWINS
+        for precision in twin.tolerance
+        for device in twin.devices
+        if device in devices_at_hand() and supports(device, precision)
+    ]
+
+
+@each("twin, precision, device", rows())
+def test_the_engine_equals_its_plain_twin(twin, precision, device):
+    if not twin.available(DTYPES[precision]):
+        pytest.skip("this PyTorch or processor lacks what the engine needs")
+    tolerance = twin.tolerance[precision]
+    grad = tolerance.gradients is not None
+    for name, case in twin.cases.items():
+        args = twin.inputs(torch.Generator().manual_seed(0), **case)
+        # values that the precision can represent, so that only the computation is rounded
+        args = place(place(args, precision, "cpu"), "float64", "cpu")
+        exact = results(twin.plain, args, "float64", "cpu", grad)
+        plain = results(twin.plain, args, precision, device, grad)
+        engine = results(twin.engine, args, precision, device, grad)
+        for i, limit in enumerate((tolerance.values, tolerance.gradients)):
+            for a, b, right in zip(engine[i], plain[i], exact[i], strict=True):
+                assert a.shape == b.shape and a.dtype == b.dtype, name
+                assert a.device == b.device, name
+                for which, found in (("engine", a), ("plain", b)):
+                    off = error(found, right, tolerance.scale)
+                    what = f"{which}, {name}, {('value', 'gradient')[i]}: {off:.1e}"
+                    assert off <= limit, what
+
+
+def test_the_assembly_takes_either_loss():
+    torch.manual_seed(0)
+    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
+    model = build_transformer(sizes, n_vocab=20, pad_id=0)
+    tgt_out = torch.tensor([[5, 6, 7, 3], [8, 3, 0, 0]])
+    tgt_in = torch.tensor([[2, 5, 6, 7], [2, 8, 0, 0]])
+    batch = Batch(src=tgt_out, tgt_in=tgt_in, tgt_out=tgt_out, n_tokens=6)
+
+    def value_and_gradients(**parts) -> list[Tensor]:
+        loss = BatchLoss(model, 0.1, **parts)(batch)
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    assert BatchLoss(model, 0.1).loss is chunked_loss
+    engine, plain = value_and_gradients(), value_and_gradients(loss=smoothed_loss)
+    for a, b in zip(engine, plain, strict=True):
+        torch.testing.assert_close(a, b)  # float32
+    called = mock.Mock(side_effect=smoothed_loss)
+    BatchLoss(model, 0.1, loss=called)(batch)
+    called.assert_called_once()
