@@ -288,7 +288,7 @@ def test_reference_says_what_one_needs(reference):
         r'<details id="multi_head.MultiHeadAttention">.*?</details>', reference, re.S
     )[0]
     for said in (
-        "n_heads: int,                            # h",
+        "n_heads: int,  # h",
         "def keys_values(",
         "Keys and values per head",
         "ValueError: key has &#123;key.size(1)&#125; positions",
