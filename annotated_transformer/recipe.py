@@ -484,9 +484,9 @@ class RunOptions(NamedTuple):
     # more to measure at each validation pass, from model, vocabulary and held-out text
     score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None
     sharded: bool = False  # as for `build_training`
-    engines: Engines = FAST  # the plain or the fast twin of each part
     tensorboard: bool = False  # write curves for TensorBoard
     quiet: bool = False  # without progress bars
+    engines: Engines = FAST  # the plain or the fast twin of each part
 
 
 _NO_OPTIONS = RunOptions()
