@@ -13,13 +13,13 @@ from torch import nn
 
 from annotated_transformer.attention import AdditiveAttention, attention
 from annotated_transformer.background import (
-    HALF,
+    _HALF,
     AttentiveDecoder,
-    DilatedConvolution,
+    _DilatedConvolution,
     DilatedDecoder,
     DilatedEncoder,
     EncoderDecoder,
-    GatedConvolution,
+    _GatedConvolution,
     GatedDecoder,
     GatedEncoder,
     MemoryHops,
@@ -28,8 +28,8 @@ from annotated_transformer.background import (
     RecurrentDecoder,
     RecurrentEncoder,
     TwoWayEncoder,
-    around,
-    behind,
+    _around,
+    _behind,
 )
 from annotated_transformer.batch import encode_pairs, training_steps
 from annotated_transformer.batched_search import (
@@ -355,9 +355,9 @@ def test_two_ways_are_torchs_bidirectional_lstm():
 @pytest.mark.parametrize("width", [1, 3, 5])
 def test_gated_convolution_is_its_formula(width):
     torch.manual_seed(0)
-    layer, x = GatedConvolution(4, width).double(), torch.randn(2, 7, 4).double()
+    layer, x = _GatedConvolution(4, width).double(), torch.randn(2, 7, 4).double()
     out, real = (
-        around(layer, x, torch.ones(2, 7, dtype=torch.bool)),
+        _around(layer, x, torch.ones(2, 7, dtype=torch.bool)),
         F.pad(x, (0, 0, width // 2, width // 2)),
     )
     for i in range(7):
@@ -371,10 +371,10 @@ def test_gated_convolution_is_its_formula(width):
 @pytest.mark.parametrize(
     "layer",
     [
-        GatedConvolution(6, 4),
-        GatedConvolution(6, 1),
-        DilatedConvolution(6, 3, 4),
-        DilatedConvolution(6, 2, 3),
+        _GatedConvolution(6, 4),
+        _GatedConvolution(6, 1),
+        _DilatedConvolution(6, 3, 4),
+        _DilatedConvolution(6, 2, 3),
     ],
 )
 def test_in_any_portions(layer):
@@ -382,13 +382,13 @@ def test_in_any_portions(layer):
     torch.manual_seed(0)
     layer, y = layer.double(), torch.randn(2, 3, 9, 6).double()
     past = nothing = torch.zeros(2, 3, layer.reach, layer.d_in).double()
-    whole, parts = behind(layer, y, nothing)[0], []
+    whole, parts = _behind(layer, y, nothing)[0], []
     for part in y.split([1, 4, 2, 2], dim=2):
-        out, past = behind(layer, part, past)
+        out, past = _behind(layer, part, past)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, dim=2), whole)
     torch.testing.assert_close(
-        behind(layer, y[:, 1:2], nothing[:, 1:2])[0], whole[:, 1:2]
+        _behind(layer, y[:, 1:2], nothing[:, 1:2])[0], whole[:, 1:2]
     )
 
 
@@ -396,11 +396,11 @@ def test_in_any_portions(layer):
 def test_dilated_reach(width, dilation):
     torch.manual_seed(0)
     layer, x = (
-        DilatedConvolution(16, width, dilation).double(),
+        _DilatedConvolution(16, width, dilation).double(),
         torch.randn(1, 31, 16).double().requires_grad_(),
     )
     out = (
-        around(layer, x, torch.ones(1, 31, dtype=torch.bool))[0, 15]
+        _around(layer, x, torch.ones(1, 31, dtype=torch.bool))[0, 15]
         @ torch.randn(16).double()
     )
     seen = torch.autograd.grad(out, x)[0][0].any(-1).nonzero().flatten().tolist()
@@ -412,7 +412,7 @@ def test_gated_encoder_keeps_variance():
     x, real = torch.randn(8, 50, 256), torch.ones(8, 50, dtype=torch.bool)
     keys, values, _ = GatedEncoder(256, 8, 3)(x, real)
     assert 0.3 < keys.var() < 10 and torch.equal(
-        values, (keys + x) * HALF
+        values, (keys + x) * _HALF
     )  # PyTorch's own start leaves 1/2 per layer, so 0.004
 
 

@@ -36,10 +36,10 @@ from annotated_transformer.batch import (
     _open_pairs,
     open_prepared,
     pad_ids,
-    padding_share,
+    _padding_share,
     drop_long_pairs,
     prepare,
-    rows_of,
+    _rows_of,
     training_steps,
     _write_pairs,
 )
@@ -59,7 +59,7 @@ def some_lists(n: int, seed: int = 0) -> list[list[int]]:
 
 
 LISTS = some_lists(400, seed=0), some_lists(400, seed=1)
-DATA = Pairs(*map(rows_of, LISTS))
+DATA = Pairs(*map(_rows_of, LISTS))
 lists_of_ids = st.lists(
     st.lists(st.integers(SPECIAL, 300), max_size=12), min_size=1, max_size=8
 )
@@ -73,7 +73,7 @@ lengths_of_pairs = st.integers(1, 60).flatmap(
 
 @given(lists_of_ids, st.data())
 def test_rows_are_the_lists(lists, data):
-    rows = rows_of(lists)
+    rows = _rows_of(lists)
     assert (
         len(rows) == len(lists)
         and [row.tolist() for row in rows] == lists
@@ -97,7 +97,7 @@ def test_pairs():
     ]
     some = DATA.take(np.array([3, 1]))
     assert [row.tolist() for row in some.tgt] == [LISTS[1][3], LISTS[1][1]]
-    empty = Pairs(rows_of([]), rows_of([]))
+    empty = Pairs(_rows_of([]), _rows_of([]))
     assert (
         len(empty) == 0
         and empty.lengths().shape == (0, 2)
@@ -152,8 +152,8 @@ def test_sums_beyond_32_bits():
 
 def test_padding_share_by_hand():
     lengths = np.array([[3, 4], [5, 4]])
-    assert padding_share(lengths, [np.array([0, 1])]) == 1 - 16 / 18
-    assert padding_share(lengths, [np.array([0]), np.array([1])]) == 0
+    assert _padding_share(lengths, [np.array([0, 1])]) == 1 - 16 / 18
+    assert _padding_share(lengths, [np.array([0]), np.array([1])]) == 0
 
 
 def test_zigzag_pads_less_than_sorting():
@@ -161,8 +161,8 @@ def test_zigzag_pads_less_than_sorting():
     batches = batch_rows(lengths, 1000, np.random.default_rng(0))
     order = np.argsort(lengths[:, 1], kind="stable")
     assert (
-        padding_share(lengths, batches)
-        < padding_share(lengths, np.array_split(order, len(batches))) / 2
+        _padding_share(lengths, batches)
+        < _padding_share(lengths, np.array_split(order, len(batches))) / 2
     )
 
 
@@ -180,7 +180,7 @@ def test_multi30k_padding(data_dir):
     vocab = learn_bpe((line for side in sides for line in side), 8000)
     lengths = encode_pairs(zip(*sides, strict=True), vocab).lengths()
     assert (
-        padding_share(lengths, batch_rows(lengths, 4096, np.random.default_rng(0)))
+        _padding_share(lengths, batch_rows(lengths, 4096, np.random.default_rng(0)))
         <= 0.05
     )
     shared = [
@@ -189,7 +189,7 @@ def test_multi30k_padding(data_dir):
         for part in np.array_split(rows, 6)
         if len(part)
     ]
-    assert padding_share(lengths, shared) <= 0.05
+    assert _padding_share(lengths, shared) <= 0.05
 
 
 # Rectangles
@@ -208,7 +208,7 @@ def test_pad_ids_is_the_loop(lists, first, last):
         found.dtype == torch.int64
         and found.tolist()
         == wanted
-        == pad_ids(rows_of(lists, np.uint16), 0, first=first, last=last).tolist()
+        == pad_ids(_rows_of(lists, np.uint16), 0, first=first, last=last).tolist()
     )
 
 
@@ -242,7 +242,7 @@ def test_empty_sentences():
     batch = collate(*encode_pairs([("", ""), ("the dog", "der Hund")], VOCAB), VOCAB)
     assert batch.src[0].tolist()[:2] == [*VOCAB.encode(""), VOCAB.eos_id]
     bare = collate(
-        rows_of([[]]), rows_of([[]]), VOCAB
+        _rows_of([[]]), _rows_of([[]]), VOCAB
     )  # no piece at all, which `encode` never gives
     assert (
         bare.src.tolist() == bare.tgt_out.tolist() == [[VOCAB.eos_id]]
@@ -430,7 +430,7 @@ def test_errors():
     with pytest.raises(ValueError, match="no sentence pair"):
         encode_pairs([], VOCAB)
     with pytest.raises(ValueError, match="no sentence pair"):
-        next(training_steps(Pairs(rows_of([]), rows_of([])), VOCAB, 300, seed=0))
+        next(training_steps(Pairs(_rows_of([]), _rows_of([])), VOCAB, 300, seed=0))
     with pytest.raises(ValueError, match="no pair of 400 is left"):
         steps(1, max_len=0)
     for how in ({"rank": 2, "world_size": 2}, {"rank": -1}, {"accumulate": 0}):

@@ -28,10 +28,10 @@ from annotated_transformer.checkpoint import (
     Progress,
     average_weights,
     checkpoints,
-    expected_state,
+    _expected_state,
     latest,
     load_checkpoint,
-    matched_state,
+    _matched_state,
     optimizer_state,
     prune,
     save_checkpoint,
@@ -824,7 +824,7 @@ def test_what_is_given_is_not_kept(trained, tmp_path):
     for model, optimizer in (one, two):
         optimizer.load_state_dict(
             optimizer.state_dict()
-            | {"state": matched_state(tmp_path, given, 3, model, optimizer)}
+            | {"state": _matched_state(tmp_path, given, 3, model, optimizer)}
         )
     steps(*one, 4, 5)
     for others in (two, trained):
@@ -1121,7 +1121,7 @@ def test_state_that_no_checkpoint_holds(folder):
         ValueError,
         match="LBFGS cannot go on from a checkpoint, a step on zeros fails: .*closure",
     ):
-        list(expected_state(torch.optim.LBFGS(model.parameters())))
+        list(_expected_state(torch.optim.LBFGS(model.parameters())))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -1136,7 +1136,7 @@ def test_expecting_changes_nothing(kind):
         str(optimizer.state_dict()["param_groups"]),
     )
     numbers = torch.get_rng_state()
-    expected = list(expected_state(optimizer))
+    expected = list(_expected_state(optimizer))
     assert bits(*training) == before and all(
         map(torch.equal, grads, (p.grad for p in model.parameters()))
     )

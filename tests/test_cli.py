@@ -24,7 +24,7 @@ from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.files import FolderLock, sha256, write_json
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import FILES, MarianConfig, build_marian, name_table
+from annotated_transformer.marian import _FILES, MarianConfig, build_marian, _name_table
 from annotated_transformer.train import Stop
 
 TINY = [
@@ -1159,7 +1159,7 @@ def marian(tmp_path_factory) -> Path:
     "A checkpoint with Marian's names, in the form that Hugging Face publishes; its weights are random."
     folder, ids = tmp_path_factory.mktemp("marian"), {"</s>": 0, "<unk>": 1}
     for name, lines in zip(
-        FILES,
+        _FILES,
         ([s.en for s in builtin(300, seed=3)], [s.de for s in builtin(300, seed=3)]),
     ):
         out = io.BytesIO()
@@ -1175,7 +1175,7 @@ def marian(tmp_path_factory) -> Path:
         for i in range(3, len(pieces)):
             ids.setdefault(pieces.id_to_piece(i), len(ids))
     pad = ids["<pad>"] = len(ids)
-    (folder / FILES[2]).write_text(json.dumps(ids))
+    (folder / _FILES[2]).write_text(json.dumps(ids))
     sizes = {
         f"{side}_{part}": n
         for side in ("encoder", "decoder")
@@ -1201,7 +1201,7 @@ def marian(tmp_path_factory) -> Path:
     save_file(
         {
             theirs: torch.randn_like(ours[mine])
-            for theirs, mine in name_table(config).items()
+            for theirs, mine in _name_table(config).items()
         },
         folder / "model.safetensors",
     )

@@ -19,15 +19,15 @@ from annotated_transformer.complexity import (
     SeparableConvolution,
     activation_bytes,
     cpu_seconds,
-    crossing,
-    dependencies,
-    fit_exponent,
+    _crossing,
+    _dependencies,
+    _fit_exponent,
     fused_attention,
     layers_of_table_1,
-    longest_chain,
+    _longest_chain,
     max_path,
     operations,
-    powers,
+    _powers,
 )
 from annotated_transformer.feed_forward import FeedForward
 from annotated_transformer.multi_head import MultiHeadAttention
@@ -155,10 +155,10 @@ def test_recurrent_is_pytorchs():
         lambda: Convolution(4, 3, n_ahead=-1),
         lambda: Convolution(4, 3, n_ahead=3),
         lambda: Convolution(4, 0),
-        lambda: powers("O(n/r)"),
-        lambda: powers("n^2 d"),
-        lambda: powers("O()"),
-        lambda: fit_exponent([3, 3], [1, 2]),
+        lambda: _powers("O(n/r)"),
+        lambda: _powers("n^2 d"),
+        lambda: _powers("O()"),
+        lambda: _fit_exponent([3, 3], [1, 2]),
     ],
 )
 def test_refused(wrong):
@@ -199,7 +199,7 @@ def test_operations_by_arithmetic(n, d, k, r):
 def test_counted_exponents_are_those_of_the_paper():
     sizes = {"n": 128, "d": 16, "k": 3, "r": 9}
     for name, row in table_1().items():
-        for letter, power in powers(row["complexity"]).items():
+        for letter, power in _powers(row["complexity"]).items():
             larger = sizes | {
                 letter: 2 * sizes[letter] + (letter in "kr")
             }  # kernels and neighbourhoods stay odd: 7 and 19
@@ -226,15 +226,15 @@ def test_counted_exponents_are_those_of_the_paper():
 @pytest.mark.parametrize("n", [1, 5, 33, 300])
 def test_recurrence_is_one_long_chain(n):
     out = Recurrent(4)(torch.randn(1, n, 4))
-    assert longest_chain(out, "Tanh") == n
+    assert _longest_chain(out, "Tanh") == n
     longer = Recurrent(4)(torch.randn(1, n + 10, 4))
-    assert longest_chain(longer) - longest_chain(out) == 30  # product, sum, tanh
+    assert _longest_chain(longer) - _longest_chain(out) == 30  # product, sum, tanh
 
 
 def test_the_others_wait_for_a_constant():
     for name, layer in layers_of_table_1(4, 3, 5).items():
         lengths = {
-            longest_chain(layer(torch.randn(1, n, 4, requires_grad=True)))
+            _longest_chain(layer(torch.randn(1, n, 4, requires_grad=True)))
             for n in (8, 20, 64)
         }
         assert len(lengths) == (3 if name == "recurrent" else 1)
@@ -243,8 +243,8 @@ def test_the_others_wait_for_a_constant():
 def test_the_longest_of_two_ways_counts():
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
-    assert longest_chain(y.sin().sin().sin() + y, "Sin") == 3
-    assert longest_chain(y + y.sin().sin().sin(), "Sin") == 3
+    assert _longest_chain(y.sin().sin().sin() + y, "Sin") == 3
+    assert _longest_chain(y + y.sin().sin().sin(), "Sin") == 3
 
 
 @pytest.mark.parametrize("n", [2, 7, 16, 41])
@@ -298,12 +298,12 @@ def test_dilated_path_at_the_edges_of_the_logarithm(k, n):
 
 @pytest.mark.parametrize("n", [1, 6, 40])
 def test_one_recurrent_layer_sees_all_that_came_before(n):
-    assert dependencies(Recurrent(3), n, 3).equal(back(n))
+    assert _dependencies(Recurrent(3), n, 3).equal(back(n))
 
 
 def test_dependencies_leave_the_layer_alone():
     layer = Recurrent(3)
-    dependencies(layer, 4, 3)
+    _dependencies(layer, 4, 3)
     assert layer.w_x.weight.dtype == torch.float32 and layer.w_x.weight.grad is None
 
 
@@ -349,21 +349,21 @@ def test_bytes_grow_with_n_but_for_plain_attention():
 def test_fit_recovers_a_power():
     sizes = [16, 64, 100, 1000, 4096]
     for p in (0.5, 1, 2, 2.2):
-        assert fit_exponent(sizes, [3e-7 * n**p for n in sizes]) == pytest.approx(p)
+        assert _fit_exponent(sizes, [3e-7 * n**p for n in sizes]) == pytest.approx(p)
 
 
 def test_crossing_between_measured_sizes():
     sizes = [2**i for i in range(4, 13)]
     for at in (17, 100.5, 512, 4000):
-        assert crossing(
+        assert _crossing(
             sizes, [n * n for n in sizes], [at * n for n in sizes]
         ) == pytest.approx(at)
-    assert crossing([1, 2, 3, 4], [1, 3, 1, 3], [2, 2, 2, 2]) == pytest.approx(
+    assert _crossing([1, 2, 3, 4], [1, 3, 1, 3], [2, 2, 2, 2]) == pytest.approx(
         3 * (4 / 3) ** (math.log(2) / math.log(3))
     )  # the last one counts
     assert (
-        crossing([1, 2], [1, 1], [2, 2]) is None
-        and crossing([1, 2], [3, 3], [2, 2]) is None
+        _crossing([1, 2], [1, 1], [2, 2]) is None
+        and _crossing([1, 2], [3, 3], [2, 2]) is None
     )
 
 
@@ -401,7 +401,7 @@ def test_the_record_says_what_section_4_says():
 
     def slopes(name):
         return [
-            fit_exponent([found["n"][i] for i in large], [times[i] for i in large])
+            _fit_exponent([found["n"][i] for i in large], [times[i] for i in large])
             for times in found["seconds"][name].values()
         ]
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from annotated_transformer import UserError
 from annotated_transformer.config import (
-    KINDS,
+    _KINDS,
     RECIPES,
     ModelConfig,
     Recipe,
     TrainConfig,
     get_recipe,
     override,
-    parse_setting,
+    _parse_setting,
     recipe_from_dict,
     recipe_to_dict,
 )
@@ -70,7 +70,7 @@ def test_every_setting_is_reached_by_its_name(part, field):
 
 @each_field
 def test_every_setting_has_a_kind_and_a_default_that_is_allowed(part, field):
-    assert field.type in KINDS
+    assert field.type in _KINDS
     assert getattr(part(), field.name) == field.default
 
 
@@ -253,9 +253,9 @@ def test_damaged_files_are_refused(damaged):
 
 def test_parse_setting_knows_yes_and_no():
     assert (
-        parse_setting("x", "true", bool) is True
-        and parse_setting("x", "false", bool) is False
+        _parse_setting("x", "true", bool) is True
+        and _parse_setting("x", "false", bool) is False
     )
     for text in ("True", "1", "", "no"):
         with pytest.raises(ValueError, match="not true or false"):
-            parse_setting("x", text, bool)
+            _parse_setting("x", text, bool)

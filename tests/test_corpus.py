@@ -32,15 +32,15 @@ from annotated_transformer.corpus import (
     Newstest2014,
     TextPairs,
     corpus_from,
-    download,
+    _download,
     fingerprint,
     load_corpus,
     multi30k,
     own_corpus,
     read_lines,
-    stream_lines,
-    stream_pairs,
-    unpack,
+    _stream_lines,
+    _stream_pairs,
+    _unpack,
     wmt14,
 )
 from annotated_transformer.grammar import builtin
@@ -109,7 +109,7 @@ def test_a_line_has_a_limit(tmp_path, name):
         (b"b\n" + most + b"\r\n", 2),
         (b"b\n" + most * 3, 2),
     ):
-        found = stream_lines(written(data))
+        found = _stream_lines(written(data))
         assert [next(found) for _ in range(number - 1)] == ["b", ""][: number - 1]
         with pytest.raises(UserError) as e:
             next(found)
@@ -166,15 +166,15 @@ def test_pairs(tmp_path):
     (tmp_path / "b").write_bytes(b"eins\nzwei\n \nvier\n5\n")
     (tmp_path / "c").write_bytes(b"eins\n")
     (tmp_path / "d").write_bytes(b"\nx\n\n\n\n")
-    assert list(stream_pairs(tmp_path / "a", tmp_path / "b")) == [
+    assert list(_stream_pairs(tmp_path / "a", tmp_path / "b")) == [
         ("1", "eins"),
         (" 4 ", "vier"),
         ("5", "5"),
     ]
     with pytest.raises(ValueError, match="a has 5 lines but .*c has 1"):
-        list(stream_pairs(tmp_path / "a", tmp_path / "c"))
+        list(_stream_pairs(tmp_path / "a", tmp_path / "c"))
     with pytest.raises(ValueError, match="no line with text in both"):
-        list(stream_pairs(tmp_path / "a", tmp_path / "d"))
+        list(_stream_pairs(tmp_path / "a", tmp_path / "d"))
 
 
 def test_own_sentences_survive_a_file(tmp_path):
@@ -182,7 +182,7 @@ def test_own_sentences_survive_a_file(tmp_path):
     for lang in ("en", "de"):
         with gzip.open(tmp_path / f"x.{lang}.gz", "wb") as f:
             f.write("".join(getattr(s, lang) + "\n" for s in sentences).encode())
-    assert list(stream_pairs(tmp_path / "x.en.gz", tmp_path / "x.de.gz")) == [
+    assert list(_stream_pairs(tmp_path / "x.en.gz", tmp_path / "x.de.gz")) == [
         (s.en, s.de) for s in sentences
     ]
 
@@ -224,7 +224,7 @@ def test_text_pairs(two_parts):
     assert (
         list(pairs)
         == list(pairs)
-        == [pair for files in two_parts for pair in stream_pairs(*files)]
+        == [pair for files in two_parts for pair in _stream_pairs(*files)]
     )
     assert list(pairs)[0] == ("one", "eins") and len(list(pairs)) == 4
     assert list(TextPairs(two_parts, keep=lambda s: "o" in s)) == [
@@ -528,7 +528,7 @@ def test_a_failed_download_is_its_error_alone(how, n_bytes, server, said, tmp_pa
     file = put(server, "a.tgz", bytes(range(256)) * 40)._replace(n_bytes=n_bytes)
     url = "http://127.0.0.1:1/a.tgz" if how == "nobody" else f"{server.url}/{how}/a.tgz"
     with pytest.raises(UserError, match="cannot download a.tgz: http.*a.tgz"):
-        download([url, url], file, tmp_path / "cache")
+        _download([url, url], file, tmp_path / "cache")
     assert said() == "" and files_in(tmp_path / "cache") == []
 
 
@@ -539,7 +539,7 @@ def test_a_large_download_is_logged(n_bytes, n_lines, server, said, tmp_path):
         n_bytes=n_bytes
     )
     for n_now in (n_lines, 0):
-        path = download(file.urls, file, tmp_path / "cache")
+        path = _download(file.urls, file, tmp_path / "cache")
         assert (
             said()
             == f"Downloading data from '{server.url}/good/a.tgz' to file '{path}'.\n"
@@ -572,9 +572,9 @@ def test_a_failed_download_is_one_line_of_the_command_line(server, tmp_path):
 def test_a_failed_unpacking_is_its_error_alone(said, tmp_path):
     (tmp_path / "a.tgz").write_bytes(archive({"a.en": b"One.\n"}))
     with pytest.raises(UserError, match="does not hold a.de"):
-        unpack(tmp_path / "a.tgz", ("a.de",), tmp_path / "to")
+        _unpack(tmp_path / "a.tgz", ("a.de",), tmp_path / "to")
     assert said() == ""
-    unpack(tmp_path / "a.tgz", ("a.en",), tmp_path / "to")
+    _unpack(tmp_path / "a.tgz", ("a.en",), tmp_path / "to")
     assert said() == f"Unpacked {tmp_path / 'a.tgz'} to {tmp_path / 'to'}.\n"
 
 
@@ -612,7 +612,8 @@ def test_killed_download(server, tmp_path):
     child.wait()
     assert not (tmp_path / "cache" / "wmt14" / "a.tgz").exists()
     assert (
-        download(file.urls[1:], file, tmp_path / "cache" / "wmt14").read_bytes() == data
+        _download(file.urls[1:], file, tmp_path / "cache" / "wmt14").read_bytes()
+        == data
     )
 
 
@@ -744,7 +745,7 @@ def test_unpacking_broken_off(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tarfile.TarFile, "extractfile", broken)
     with pytest.raises(KeyboardInterrupt):
-        unpack(tmp_path / "a.tgz", ("x/a", "x/b"), tmp_path / "to")
+        _unpack(tmp_path / "a.tgz", ("x/a", "x/b"), tmp_path / "to")
     assert (
         done == ["x/a", "x/b"]
         and files_in(tmp_path / "to") == ["x/a"]
@@ -769,11 +770,11 @@ def test_archives_that_mean_harm(tmp_path):
         return made
 
     with pytest.raises(ValueError, match="leads out of"):
-        unpack(tgz(info("../out", 3)), ("../out",), tmp_path / "to")
+        _unpack(tgz(info("../out", 3)), ("../out",), tmp_path / "to")
     link = info("a", type=tarfile.SYMTYPE, linkname="../../secret")
     with pytest.raises(ValueError, match="does not hold a"):
-        unpack(tgz(link), ("a",), tmp_path / "to")
-    unpack(tgz(info("./b", 3, mode=0o4777), link), ("b",), tmp_path / "to")
+        _unpack(tgz(link), ("a",), tmp_path / "to")
+    _unpack(tgz(info("./b", 3, mode=0o4777), link), ("b",), tmp_path / "to")
     assert (
         files_in(tmp_path / "to") == ["b"]
         and not (tmp_path / "to" / "b").stat().st_mode & 0o4022

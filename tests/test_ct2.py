@@ -19,9 +19,9 @@ from annotated_transformer.config import (
 )
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.ct2 import (
-    N_POSITIONS,
+    _N_POSITIONS,
     QUANTIZATIONS,
-    engine_spec,
+    _engine_spec,
     export_ct2,
 )
 from annotated_transformer.batched_search import (
@@ -142,11 +142,11 @@ def test_long_input_is_not_cut(tmp_path, vocab):
     run = load_run(random_run(tmp_path / "run", vocab))
     engine = engine_of(export_ct2(tmp_path / "run", tmp_path / "out"))
     (src,), tgt = (
-        random_rows(3000, 3000, len(vocab))[N_POSITIONS - 2 : N_POSITIONS - 1],
+        random_rows(3000, 3000, len(vocab))[_N_POSITIONS - 2 : _N_POSITIONS - 1],
         [[5, 6, 7]],
     )
-    assert len(src) + 1 == N_POSITIONS and largest_gap(engine, run, [src], tgt) < 5e-5
-    with pytest.raises(RuntimeError, match=f"positions >= {N_POSITIONS}"):
+    assert len(src) + 1 == _N_POSITIONS and largest_gap(engine, run, [src], tgt) < 5e-5
+    with pytest.raises(RuntimeError, match=f"positions >= {_N_POSITIONS}"):
         engine.translate_batch([run.vocab.words([*src, 5])], max_input_length=0)
 
 
@@ -357,7 +357,7 @@ def test_folder_is_enough(trained):
 def test_quantising_leaves_the_model_alone(tmp_path, vocab):
     run = load_run(random_run(tmp_path / "run", vocab))
     before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
-    spec = engine_spec(run)
+    spec = _engine_spec(run)
     spec.validate()
     spec.optimize("int8")
     assert all(

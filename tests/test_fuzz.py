@@ -31,7 +31,7 @@ from annotated_transformer.marian import (
     MarianConfig,
     build_marian,
     import_marian,
-    name_table,
+    _name_table,
 )
 from annotated_transformer.vocab import learn_bpe
 
@@ -318,7 +318,7 @@ def marian_checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
     weights = build_marian(config).state_dict()
     save_file(
-        {theirs: weights[ours] for theirs, ours in name_table(config).items()},
+        {theirs: weights[ours] for theirs, ours in _name_table(config).items()},
         folder / "model.safetensors",
     )
     (folder / "vocab.json").write_text(json.dumps(ids))

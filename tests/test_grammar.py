@@ -9,19 +9,19 @@ from annotated_transformer import grammar
 from annotated_transformer.grammar import (
     ANIMAL_TIRED,
     ANIMAL_WIDE,
-    NOUN,
+    _NOUN,
     PATTERNS,
-    VERB,
-    acc,
+    _VERB,
+    _acc,
     builtin,
-    clause,
-    finish,
-    join_tokens,
-    leaves,
-    np,
-    number,
-    split_of,
-    statement,
+    _clause,
+    _finish,
+    _join_tokens,
+    _leaves,
+    _np,
+    _number,
+    _split_of,
+    _statement,
 )
 
 PRONOUNS = {"m": "er", "f": "sie", "n": "es"}
@@ -61,22 +61,22 @@ def test_one_translation_each(train):
 
 def test_nothing_held_out_was_seen_and_no_word_of_it_is_new(train, held_out):
     assert not {s.en for s in train} & {s.en for s in held_out}
-    assert {split_of(s.en) for s in train} == {"train"} and {
-        split_of(s.en) for s in held_out
+    assert {_split_of(s.en) for s in train} == {"train"} and {
+        _split_of(s.en) for s in held_out
     } == {"test", "valid"}
     assert {w for s in held_out for w in words(s.en)} <= {
         w for s in train for w in words(s.en)
     }
     assert (
         0.88
-        < sum(split_of(f"{s.en} {i}") == "train" for i, s in enumerate(train))
+        < sum(_split_of(f"{s.en} {i}") == "train" for i, s in enumerate(train))
         / len(train)
         < 0.92
     )
 
 
 def test_split_never_changes():
-    assert [split_of(x) for x in "aflp"] == ["train", "valid", "valid", "test"]
+    assert [_split_of(x) for x in "aflp"] == ["train", "valid", "valid", "test"]
 
 
 def test_form_of_sentences(train):
@@ -97,7 +97,7 @@ def test_form_of_sentences(train):
 
 def test_trees(train):
     for s in train:
-        assert join_tokens(leaves(s.tree)) == s.en
+        assert _join_tokens(_leaves(s.tree)) == s.en
         depth = 0
         for c in s.tree:
             depth += (c == "(") - (c == ")")
@@ -112,7 +112,7 @@ def test_trees(train):
 
 
 def test_pronouns(train):
-    plural_or_gender = {n.en: n.gender for n in NOUN.values()}
+    plural_or_gender = {n.en: n.gender for n in _NOUN.values()}
     pronouns = [s for s in train if s.pronoun]
     assert all(("it" in words(s.en)) == (s.pronoun is not None) for s in train)
     assert 0.15 < len(pronouns) / len(train) < 0.25
@@ -130,7 +130,7 @@ def test_pronouns(train):
 
 def test_the_animal_sentences_are_held_out():
     for s in (ANIMAL_TIRED, ANIMAL_WIDE):
-        assert split_of(s.en) == "test"
+        assert _split_of(s.en) == "test"
     assert ANIMAL_TIRED.de.endswith("weil es zu müde war.") and ANIMAL_WIDE.de.endswith(
         "weil sie zu breit war."
     )
@@ -149,7 +149,7 @@ def test_the_meaning_decides():
 
 
 def test_numbers():
-    assert [number(n)[1] for n in (7, 12, 20, 37, 66, 72, 99)] == [
+    assert [_number(n)[1] for n in (7, 12, 20, 37, 66, 72, 99)] == [
         "sieben",
         "zwölf",
         "zwanzig",
@@ -168,16 +168,19 @@ def test_numbers():
     ],
 )
 def test_hand_made_clauses(en, de):
-    old = np("bear", "the", "old")
+    old = _np("bear", "the", "old")
     made = {
-        "The boys help the old bear.": lambda: clause(
-            np("boy", plural=True), VERB["help"], obj=(old.en, old.de[2])
+        "The boys help the old bear.": lambda: _clause(
+            _np("boy", plural=True), _VERB["help"], obj=(old.en, old.de[2])
         ),
-        "I have thrown away a red cup.": lambda: clause(
-            grammar.PRONOUNS[0], VERB["throw"], "perfect", acc(np("cup", "a", "red"))
+        "I have thrown away a red cup.": lambda: _clause(
+            grammar._PRONOUNS[0],
+            _VERB["throw"],
+            "perfect",
+            _acc(_np("cup", "a", "red")),
         ),
     }
-    s = finish("", *statement(made[en]()))
+    s = _finish("", *_statement(made[en]()))
     assert (s.en, s.de) == (en, de)
 
 
@@ -187,7 +190,7 @@ def test_hundreds_of_thousands():
     names = [name for name in PATTERNS for _ in range(PATTERNS[name][1])]
     for _ in range(n):
         name = rng.choice(names)
-        en = finish(name, *PATTERNS[name][0](rng)).en
+        en = _finish(name, *PATTERNS[name][0](rng)).en
         repeats += en in seen
         seen.add(en)
     assert n * n / (2 * max(repeats, 1)) >= 300_000

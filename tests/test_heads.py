@@ -23,7 +23,7 @@ from annotated_transformer.heads import (
     pronouns_said,
     read_pair,
     without_head,
-    words_of,
+    _words_of,
 )
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import Transformer, build_transformer
@@ -70,7 +70,7 @@ def test_pieces_spell_their_words(any_vocab):
         for side in (s.en, s.de)
     ):
         ids, words = vocab.encode(text), text.split()
-        of = words_of(vocab.words(ids))
+        of = _words_of(vocab.words(ids))
         spelt = [
             vocab.decode(i for i, w in zip(ids, of, strict=True) if w == word).strip()
             for word in range(len(words))

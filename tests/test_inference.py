@@ -12,17 +12,17 @@ from annotated_transformer.inference import (
     Int8Linear,
     PackedLinear,
     can_int8,
-    can_pack,
+    _can_pack,
     limit_kernels,
     ready_to_translate,
 )
-from annotated_transformer.marian import MarianEmbedding
+from annotated_transformer.marian import _MarianEmbedding
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
 
-packs = pytest.mark.skipif(not can_pack(), reason="this PyTorch has no oneDNN")
+packs = pytest.mark.skipif(not _can_pack(), reason="this PyTorch has no oneDNN")
 packs_bf16 = pytest.mark.skipif(
-    not can_pack(torch.bfloat16),
+    not _can_pack(torch.bfloat16),
     reason="this processor has no products in bf16, or this PyTorch no oneDNN",
 )
 
@@ -121,7 +121,7 @@ def test_an_embedding_with_a_bias():
     model = build_transformer(
         ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2), 30, 0
     )
-    model.embedding = MarianEmbedding(30, 16, scaled=False)
+    model.embedding = _MarianEmbedding(30, 16, scaled=False)
     nn.init.normal_(model.embedding.bias)
     hidden, ids = torch.randn(2, 3, 16), torch.randint(30, (2, 3))
     with torch.no_grad():

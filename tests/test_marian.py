@@ -24,21 +24,21 @@ from annotated_transformer.batched_search import (
 )
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import (
-    COPIES,
-    FILES,
-    ONLY,
-    TABLES,
+    _COPIES,
+    _FILES,
+    _ONLY,
+    _TABLES,
     MarianConfig,
     MarianTranslator,
     MarianVocab,
     build_marian,
     import_marian,
-    in_halves,
-    marian_search,
-    name_table,
-    read_marian,
-    read_marian_weights,
-    with_marian_rules,
+    _in_halves,
+    _marian_search,
+    _name_table,
+    _read_marian,
+    _read_marian_weights,
+    _with_marian_rules,
 )
 from annotated_transformer.run_folder import (
     TRAINED,
@@ -150,9 +150,9 @@ def random_marian(shape: dict, rules: set, n_steps: int = 0):
 def imported(theirs, folder):
     "Their model, ours with its weights, and our settings."
     theirs.save_pretrained(folder)
-    config = read_marian(folder)
+    config = _read_marian(folder)
     ours = build_marian(config).eval()
-    ours.load_state_dict(read_marian_weights(folder, config))
+    ours.load_state_dict(_read_marian_weights(folder, config))
     return theirs, ours, config
 
 
@@ -242,7 +242,7 @@ def test_pictures_of_attention(both):
 def test_a_float16_checkpoint_becomes_float32(tmp_path):
     theirs = random_marian(SHAPES["opus"], OPUS_RULES).half()
     theirs.save_pretrained(tmp_path)
-    weights = read_marian_weights(tmp_path, read_marian(tmp_path))
+    weights = _read_marian_weights(tmp_path, _read_marian(tmp_path))
     assert {w.dtype for w in weights.values()} == {torch.float32}
     assert torch.equal(
         weights["encoder.layers.1.self_attn.w_v.bias"],
@@ -292,7 +292,7 @@ def ours_found(ours, config, src, search, max_len):
     with torch.no_grad():
         state = KVCache(ours).start(src)
     bos, eos = config.decoder_start_token_id, config.eos_token_id
-    return with_marian_rules(search, config)(
+    return _with_marian_rules(search, config)(
         KVCache(ours).step, state, bos, eos, torch.full((len(src),), max_len)
     )
 
@@ -319,7 +319,7 @@ def test_beam_search_is_theirs(taught, n_beams, alpha):
     theirs, ours, config = taught
     src, mask = sentences(config.vocab_size, N, 9)
     search = partial(
-        marian_search(replace(config, num_beams=n_beams, length_penalty=alpha)),
+        _marian_search(replace(config, num_beams=n_beams, length_penalty=alpha)),
         n_best=n_beams,
     )
     found = ours_found(ours, config, src, search, MAX_LEN)
@@ -358,11 +358,11 @@ def test_a_limit_of_its_own_for_each_sentence(taught):
     src, mask = sentences(config.vocab_size, 8, 9)
     limits, search = (
         torch.tensor([0, 1, 2, 3, 5, 8, 13, 20]),
-        marian_search(replace(config, num_beams=4)),
+        _marian_search(replace(config, num_beams=4)),
     )
     with torch.no_grad():
         state = KVCache(ours).start(src)
-    found = with_marian_rules(search, config)(
+    found = _with_marian_rules(search, config)(
         KVCache(ours).step,
         state,
         config.decoder_start_token_id,
@@ -454,7 +454,7 @@ def tokenizer(folder):
 
 @pytest.fixture(scope="module")
 def vocab(folder):
-    return MarianVocab(folder, read_marian(folder))
+    return MarianVocab(folder, _read_marian(folder))
 
 
 @pytest.fixture(scope="module")
@@ -593,7 +593,7 @@ def test_a_search_of_ones_own(run):
 
 
 def test_long_lines_keep_their_code(folder, vocab):
-    config = read_marian(folder)
+    config = _read_marian(folder)
     translator = MarianTranslator(build_marian(config), vocab, max_tokens=10)
     line = " ".join(s.en for s in builtin(4, seed=5))
     code, first = vocab.encode(">>deu<<")[0], translator.split(line)
@@ -619,15 +619,15 @@ def test_streams(run):
 
 def test_a_run_is_whole_and_ours(folder, run):
     assert sorted(file.name for file in run.iterdir()) == sorted(
-        [*FILES, "config.json", "model.safetensors"]
+        [*_FILES, "config.json", "model.safetensors"]
     )
     assert [file.name for file in run.parent.iterdir()] == ["en-de"]
     values = json.loads((run / "config.json").read_text())
     assert values["kind"] == "marian" and MarianConfig(
         **values["marian"]
-    ) == read_marian(folder)
+    ) == _read_marian(folder)
     assert load_file(run / "model.safetensors").keys() == set(
-        name_table(read_marian(folder)).values()
+        _name_table(_read_marian(folder)).values()
     )
 
 
@@ -646,13 +646,13 @@ def test_older_folders(folder, run, tmp_path):
     )
     (old / "generation_config.json").unlink()
     weights = load_file(old / "model.safetensors")
-    weights |= {name: weights[COPIES[0]].clone() for name in COPIES} | {
-        name: in_halves(positional_encoding(128, 32)) for name in TABLES
+    weights |= {name: weights[_COPIES[0]].clone() for name in _COPIES} | {
+        name: _in_halves(positional_encoding(128, 32)) for name in _TABLES
     }
-    del weights[COPIES[0]]  # what is left says it as well
+    del weights[_COPIES[0]]  # what is left says it as well
     save_file(weights, old / "model.safetensors")
     import_marian(old, tmp_path / "run")
-    for name in ("config.json", *FILES):
+    for name in ("config.json", *_FILES):
         assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
         run / "model.safetensors"
@@ -813,28 +813,34 @@ REFUSED = [
     ),
     (
         "model.safetensors",
-        lambda w: w.update({"lm_head.weight": w[COPIES[0]] + 1}),
+        lambda w: w.update({"lm_head.weight": w[_COPIES[0]] + 1}),
         "differ; here they are one matrix",
     ),
-    ("model.safetensors", lambda w: w.pop(COPIES[0]), f"lacks the weight {COPIES[0]}"),
     (
         "model.safetensors",
-        lambda w: w.update({TABLES[1]: positional_encoding(128, 32)}),
+        lambda w: w.pop(_COPIES[0]),
+        f"lacks the weight {_COPIES[0]}",
+    ),
+    (
+        "model.safetensors",
+        lambda w: w.update({_TABLES[1]: positional_encoding(128, 32)}),
         "holds no sines and cosines in halves",
     ),
     (
         "model.safetensors",
-        lambda w: w.update({TABLES[0]: torch.tensor(1.0)}),
+        lambda w: w.update({_TABLES[0]: torch.tensor(1.0)}),
         "holds no sines and cosines in halves",
     ),
     (
         "model.safetensors",
-        lambda w: w.update({TABLES[0]: torch.zeros(0, 32)}),
+        lambda w: w.update({_TABLES[0]: torch.zeros(0, 32)}),
         "holds no sines and cosines in halves",
     ),
     (
         "model.safetensors",
-        lambda w: w.update({TABLES[0]: torch.zeros(0, 32), TABLES[1]: torch.zeros(3)}),
+        lambda w: w.update(
+            {_TABLES[0]: torch.zeros(0, 32), _TABLES[1]: torch.zeros(3)}
+        ),
         "holds no sines and cosines in halves",
     ),
 ]
@@ -856,12 +862,12 @@ def test_what_is_wrong_is_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    "key", [key for key, value in ONLY.items() if key != "model_type"]
+    "key", [key for key, value in _ONLY.items() if key != "model_type"]
 )
 def test_all_that_would_change_the_result_is_refused(folder, tmp_path, key):
-    other = changed(folder, tmp_path, "config.json", put(**{key: not ONLY[key]}))
+    other = changed(folder, tmp_path, "config.json", put(**{key: not _ONLY[key]}))
     with pytest.raises(ValueError, match=f"{key}=.* is not supported"):
-        read_marian(other)
+        _read_marian(other)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from annotated_transformer.grammar import builtin
 from annotated_transformer.parsing import (
-    EQUAL,
-    NOT_COUNTED,
-    PUNCTUATION,
-    ROOT,
-    TREEBANK,
-    UNKNOWN,
+    _EQUAL,
+    _NOT_COUNTED,
+    _PUNCTUATION,
+    _ROOT,
+    _TREEBANK,
+    _UNKNOWN,
     BracketScore,
     Repairs,
     Tree,
@@ -25,14 +25,14 @@ from annotated_transformer.parsing import (
     leaves,
     linearise,
     marked,
-    pair_of,
+    _pair_of,
     parse,
     parsing_experiment,
-    plain,
-    plain_label,
+    _plain,
+    _plain_label,
     read_trees,
     rebuild,
-    tokens_of,
+    _tokens_of,
     total_score,
     treebank,
     words_of,
@@ -67,29 +67,29 @@ def one(text):
 
 @given(anything)
 def test_any_tree_comes_back_whole(tree):
-    sentence, text = pair_of(tree)
+    sentence, text = _pair_of(tree)
     assert rebuild(linearise(tree), words_of(tree)) == (tree, Repairs())
-    assert rebuild(tokens_of(text), sentence.split(" ")) == (tree, Repairs())
+    assert rebuild(_tokens_of(text), sentence.split(" ")) == (tree, Repairs())
     assert read_trees(str(tree)) == [tree]
 
 
 def test_built_in_trees_come_back_through_a_vocabulary():
-    pairs = list(map(pair_of, BUILTIN))
+    pairs = list(map(_pair_of, BUILTIN))
     vocab = learn_bpe([text for pair in pairs for text in pair], 600)
     for tree, (sentence, text) in zip(BUILTIN, pairs):
         said = vocab.decode(vocab.encode(text))
         assert rebuild(
-            tokens_of(said), vocab.decode(vocab.encode(sentence)).split(" ")
+            _tokens_of(said), vocab.decode(vocab.encode(sentence)).split(" ")
         ) == (tree, Repairs())
 
 
-@given(anything, st.sampled_from(["tag", "word", UNKNOWN]))
+@given(anything, st.sampled_from(["tag", "word", _UNKNOWN]))
 def test_other_marks_change_nothing_but_tags(tree, mark):
     other = marked(tree, mark)
     wanted = {
         "tag": [leaf.label for leaf in leaves(tree)],
         "word": words_of(tree),
-        UNKNOWN: [UNKNOWN] * len(leaves(tree)),
+        _UNKNOWN: [_UNKNOWN] * len(leaves(tree)),
     }[mark]
     assert [leaf.label for leaf in leaves(other)] == wanted and words_of(
         other
@@ -130,7 +130,7 @@ def test_whatever_comes_the_tree_is_over_the_words(tokens, words):
 
 @given(st.text(alphabet="() SNPX\n\u2028", max_size=60))
 def test_any_text_is_mended(text):
-    assert words_of(rebuild(tokens_of(text), ["a", "b"])[0]) == ["a", "b"]
+    assert words_of(rebuild(_tokens_of(text), ["a", "b"])[0]) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_brackets_thousands_deep():
     assert compare_trees(one("(S (NP (NN dog)))"), tree) == BracketScore(
         1, 2, 2_000, 0, 1
     )
-    assert len(leaves(plain(tree))) == 1
+    assert len(leaves(_plain(tree))) == 1
 
 
 def test_a_sentence_without_words_is_refused():
@@ -205,9 +205,9 @@ def spans(tree, begin=0):
     found, at = [], begin
     for part in tree.parts:
         found += spans(part, at)
-        at += sum(leaf.label not in PUNCTUATION for leaf in leaves(part))
-    return found + [(EQUAL.get(tree.label, tree.label), begin, at)] * (
-        at > begin and tree.label not in NOT_COUNTED
+        at += sum(leaf.label not in _PUNCTUATION for leaf in leaves(part))
+    return found + [(_EQUAL.get(tree.label, tree.label), begin, at)] * (
+        at > begin and tree.label not in _NOT_COUNTED
     )
 
 
@@ -252,7 +252,7 @@ def test_counts_are_those_of_a_plain_recursion(trees):
         if bracket in left:
             left.remove(bracket)
             matched += 1
-    if all(leaf.label in PUNCTUATION for leaf in leaves(gold)):
+    if all(leaf.label in _PUNCTUATION for leaf in leaves(gold)):
         assert compare_trees(gold, said) == BracketScore(n_skipped=1)
     else:
         assert compare_trees(gold, said) == BracketScore(
@@ -448,9 +448,9 @@ PARAMETERS = "".join(
         "MAX_ERROR 100000",
         "CUTOFF_LEN 40",
         "LABELED 1",
-        *(f"DELETE_LABEL {label}" for label in (*NOT_COUNTED, *PUNCTUATION)),
+        *(f"DELETE_LABEL {label}" for label in (*_NOT_COUNTED, *_PUNCTUATION)),
         "DELETE_LABEL_FOR_LENGTH -NONE-",
-        *(f"EQ_LABEL {a} {b}" for a, b in EQUAL.items()),
+        *(f"EQ_LABEL {a} {b}" for a, b in _EQUAL.items()),
     )
 )
 
@@ -505,12 +505,12 @@ def test_the_same_as_evalb(tmp_path):
 
 def test_a_perfect_model_and_a_silent_one():
     train, valid, test = BUILTIN[:20], BUILTIN[20:25], BUILTIN[25:60]
-    known = dict(map(pair_of, test))
+    known = dict(map(_pair_of, test))
 
     def teach(pairs, held_out):
         assert (pairs, held_out) == (
-            list(map(pair_of, train)),
-            list(map(pair_of, valid)),
+            list(map(_pair_of, train)),
+            list(map(_pair_of, valid)),
         )
         return lambda sentences: [known[sentence] for sentence in sentences]
 
@@ -561,23 +561,23 @@ def test_what_is_no_tree_is_refused(text, message):
 def test_functions_indices_and_traces_go():
     text = """( (S (NP-SBJ-1 (NP (DT the) (NN dog)) (SBAR (WHNP-2 (-NONE- 0)) (S (NP=3 (-NONE- *T*-2)) (VP (VBD slept)))))
               (VP (VBZ is) (VP (VBN seen) (NP (-NONE- *-1)))) (-LRB- -LRB-) (. .)))"""
-    assert str(plain(one(text))) == (
+    assert str(_plain(one(text))) == (
         "(TOP (S (NP (NP (DT the) (NN dog)) (SBAR (S (VP (VBD slept))))) (VP (VBZ is) (VP (VBN seen))) "
         "(-LRB- -LRB-) (. .)))"
     )
     with pytest.raises(ValueError, match="words is empty"):
-        plain(one("(S (NP (-NONE- *)))"))
+        _plain(one("(S (NP (-NONE- *)))"))
 
 
 @given(anything)
 def test_plain_trees_stay_plain(tree):
     if any(leaf.label != "-NONE-" for leaf in leaves(tree)):
-        assert plain(plain(tree)) == plain(tree)
+        assert _plain(_plain(tree)) == _plain(tree)
 
 
 def as_ours(node):
     "A tree of NLTK's as one of ours."
-    name = node.label() or ROOT
+    name = node.label() or _ROOT
     return (
         Tree(name, word=node[0])
         if isinstance(node[0], str)
@@ -598,7 +598,7 @@ def test_nltk_reads_the_same(tree):
 def sample(data_dir):
     if not (data_dir / "treebank" / "treebank.zip").is_file():
         pytest.skip("needs treebank/treebank.zip: nltk.download('treebank')")
-    return {split: treebank(data_dir, split) for split in TREEBANK}
+    return {split: treebank(data_dir, split) for split in _TREEBANK}
 
 
 def test_counts_of_the_treebank(sample):
@@ -615,13 +615,13 @@ def test_counts_of_the_treebank(sample):
     )
     assert len({leaf.label for tree in everything for leaf in leaves(tree)}) == 45 and {
         tree.label for tree in everything
-    } == {ROOT}
+    } == {_ROOT}
 
 
 def test_every_tree_of_the_treebank_comes_back(sample):
     for tree in sum(sample.values(), []):
-        sentence, text = pair_of(tree)
-        same = rebuild(tokens_of(text), sentence.split(" ")) == (tree, Repairs())
+        sentence, text = _pair_of(tree)
+        same = rebuild(_tokens_of(text), sentence.split(" ")) == (tree, Repairs())
         assert same  # and no tree is shown
     assert (
         total_score([compare_trees(tree, tree) for tree in sample["test"]]).exact == 100
@@ -638,12 +638,12 @@ def test_nltk_reads_the_treebank_as_we_do(data_dir, sample):
                 None if node.label() == "-NONE-" else Tree(node.label(), word=node[0])
             )
         parts = tuple(filter(None, map(without, node)))
-        return Tree(plain_label(node.label()) or ROOT, parts) if parts else None
+        return Tree(_plain_label(node.label()) or _ROOT, parts) if parts else None
 
     with zipfile.ZipFile(data_dir / "treebank" / "treebank.zip") as archive:
         texts = [
             archive.read(f"treebank/combined/wsj_{i:04}.mrg").decode()
-            for i in TREEBANK["test"]
+            for i in _TREEBANK["test"]
         ]
     theirs = [
         nltk.Tree.fromstring("(" + part)

@@ -20,7 +20,7 @@ from annotated_transformer.distributed import pick_device
 from annotated_transformer.recipe import (
     RunOptions,
     _sync_interval,
-    learning_rate_schedule,
+    _learning_rate_schedule,
     precision_context,
     resume_run,
     train_run,
@@ -334,7 +334,7 @@ def test_device_precision_schedule():
         get_recipe("tiny"),
         ["schedule=linear", "peak_lr=0.5", "warmup_steps=10", "max_steps=20"],
     ).train
-    assert [learning_rate_schedule(settings, 8)(step) for step in (5, 10, 15, 20)] == [
+    assert [_learning_rate_schedule(settings, 8)(step) for step in (5, 10, 15, 20)] == [
         0.25,
         0.5,
         0.25,

@@ -29,7 +29,7 @@ from annotated_transformer.recipe import (
     RunOptions,
     prepare_run,
     resume_run,
-    text_sha256,
+    _text_sha256,
     train_run,
 )
 from annotated_transformer.train import Stop
@@ -337,7 +337,7 @@ def test_other_text_of_the_same_vocabulary_is_noticed(part, corpus, tmp_path):
         tmp_path / "turned",
         turned.train,
         turned.valid,
-        text_sha256(turned),
+        _text_sha256(turned),
         500,
         quiet=True,
     )

@@ -19,7 +19,7 @@ from sacrebleu.metrics import CHRF
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.evaluate import (
-    SUSTAINED_FLOPS,
+    _SUSTAINED_FLOPS,
     Comparison,
     Perplexity,
     Score,
@@ -33,7 +33,7 @@ from annotated_transformer.evaluate import (
     pronoun_accuracy,
     read_aligned,
     score_with,
-    split_hyphens,
+    _split_hyphens,
     training_cost,
 )
 from annotated_transformer.translate import Translator
@@ -263,7 +263,7 @@ def test_interval_stays_on_the_scale():
     ],
 )
 def test_hyphens_by_hand(line, split):
-    assert split_hyphens(line) == split
+    assert _split_hyphens(line) == split
 
 
 HYPHENS = st.text(
@@ -273,7 +273,7 @@ HYPHENS = st.text(
 
 @given(HYPHENS)
 def test_hyphens_lose_nothing(line):
-    assert split_hyphens(line).replace(" ##AT##-##AT## ", "-") == line
+    assert _split_hyphens(line).replace(" ##AT##-##AT## ", "-") == line
 
 
 def test_hyphens_are_perls():
@@ -295,7 +295,7 @@ def test_hyphens_are_perls():
         capture_output=True,
         check=True,
     )
-    assert [split_hyphens(line) for line in lines] == done.stdout.decode().split("\n")[
+    assert [_split_hyphens(line) for line in lines] == done.stdout.decode().split("\n")[
         :-1
     ]
 
@@ -313,7 +313,7 @@ def test_flavours_are_sacrebleus(tmp_path):
     assert found["13a"] == bleu(BAD, GOLD)._replace(name="13a")
 
     def split(lines):
-        return [split_hyphens(line) for line in moses_tokenize(lines, "de")]
+        return [_split_hyphens(line) for line in moses_tokenize(lines, "de")]
 
     theirs = sacrebleu(
         tmp_path, split(GOLD), split(BAD), options=["--tokenize", "none", "--force"]
@@ -461,8 +461,8 @@ def test_costs():
     )  # as printed, two digits
     assert training_cost(3.5, 8, "P100") == pytest.approx(2.3e19, rel=0.01)
     assert [
-        training_cost(1 / 86_400, 1, gpu) for gpu in SUSTAINED_FLOPS
-    ] == pytest.approx(list(SUSTAINED_FLOPS.values()))
+        training_cost(1 / 86_400, 1, gpu) for gpu in _SUSTAINED_FLOPS
+    ] == pytest.approx(list(_SUSTAINED_FLOPS.values()))
     with pytest.raises(
         ValueError,
         match="gpu='p100' is none of those the paper estimates: K80, K40, M40, P100",

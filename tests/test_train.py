@@ -24,10 +24,10 @@ from annotated_transformer.train import (
     NotFinite,
     StepRecord,
     Stop,
-    every,
+    _every,
     metrics_file,
     on_signal,
-    prefetch,
+    _prefetch,
     progress_bar,
     stop_after,
     tensorboard,
@@ -212,7 +212,7 @@ def test_hooks_see_every_step_and_change_nothing():
     watched, alone, seen = Objective(dropout=0.5), Objective(dropout=0.5), []
     draws = [
         seen.append,
-        every(2, lambda r: "this is no Stop"),
+        _every(2, lambda r: "this is no Stop"),
         lambda r: torch.rand(3),
     ]
     assert run(watched, 5, draws) == Stop("max_steps=5 reached")
@@ -532,7 +532,7 @@ def wait_until(condition):
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_prefetched_steps_are_the_steps(depth):
-    with closing(prefetch(islice(steps(n_micro=2), 7), CPU, depth)) as found:
+    with closing(_prefetch(islice(steps(n_micro=2), 7), CPU, depth)) as found:
         for here, there in zip(islice(steps(n_micro=2), 7), found, strict=True):
             assert here._replace(micro=[]) == there._replace(micro=[])
             for a, b in zip(here.micro, there.micro, strict=True):
@@ -552,7 +552,7 @@ def test_no_more_is_prefetched_than_the_depth(depth):
             drawn.append(step.step)
             yield step
 
-    with closing(prefetch(counted(), CPU, depth)) as found:
+    with closing(_prefetch(counted(), CPU, depth)) as found:
         assert (
             not drawn and not threads()
         )  # it begins with the first step that is asked for
@@ -572,14 +572,14 @@ def test_an_error_comes_where_its_step_would_have_been():
 
     heard = []
     with (
-        closing(prefetch(torn(), CPU, 5)) as found,
+        closing(_prefetch(torn(), CPU, 5)) as found,
         pytest.raises(OSError, match="the disk is gone"),
     ):
         for step in found:
             heard.append(step.step)
     assert heard == [1, 2, 3] and not threads()
     with pytest.raises(ValueError, match="depth=0 must be at least 1"):
-        next(prefetch(steps(), CPU, 0))
+        next(_prefetch(steps(), CPU, 0))
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -644,7 +644,7 @@ def test_batches_for_a_gpu_are_pinned(monkeypatch):
         lambda device: calls.append((threading.current_thread().name, device)),
     )
     device = torch.device("cuda", 1)
-    with closing(prefetch(iter([one]), device)) as found:
+    with closing(_prefetch(iter([one]), device)) as found:
         there = list(found)
     assert calls == [("prefetch", device)] + 2 * [
         ("prefetch", (8, 5)),
@@ -681,16 +681,16 @@ def record(step, seconds=1.0):
 
 def test_every():
     found = []
-    hook = every(3, lambda r: found.append(r.step))
+    hook = _every(3, lambda r: found.append(r.step))
     for step in range(1, 11):
         hook(record(step))
     assert found == [3, 6, 9]
     assert (
-        every(2, lambda r: Stop("x"))(record(4)) == Stop("x")
-        and every(2, lambda r: Stop("x"))(record(5)) is None
+        _every(2, lambda r: Stop("x"))(record(4)) == Stop("x")
+        and _every(2, lambda r: Stop("x"))(record(5)) is None
     )
     with pytest.raises(ValueError, match="n_steps=0"):
-        every(0, print)
+        _every(0, print)
 
 
 def test_stop_after():

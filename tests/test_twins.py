@@ -26,7 +26,7 @@ from annotated_transformer.inference import (
     Int8Linear,
     PackedLinear,
     can_int8,
-    can_pack,
+    _can_pack,
 )
 from annotated_transformer.label_smoothing import smoothed_loss
 from annotated_transformer.recipe import BatchLoss
@@ -264,7 +264,7 @@ TWINS = [
             "bfloat16": Tolerance(2**-7, scale=1.0),
         },
         devices=("cpu",),
-        available=can_pack,
+        available=_can_pack,
     ),
     Twin(
         "8-bit linear layer",

@@ -14,9 +14,9 @@ from conftest import ROOT
 from annotated_transformer.run_folder import create_run
 from annotated_transformer.config import Recipe, override
 from annotated_transformer.variations import (
-    BASES,
-    KEY_ROWS,
-    ROWS,
+    _BASES,
+    _KEY_ROWS,
+    _ROWS,
     Measured,
     Plan,
     _start_table,
@@ -26,8 +26,8 @@ from annotated_transformer.variations import (
     fill_table,
     _row_folder,
     read_table,
-    row_recipe,
-    pooled_std,
+    _row_recipe,
+    _pooled_std,
     format_table,
     _remove_weights,
     verdict,
@@ -59,18 +59,18 @@ def test_every_row_of_the_paper_is_there_once():
             row["row"] if row["row"] in ("E", "big") else f"{row['row']} {key}={value}"
         )
 
-    assert sorted(row.paper for row in ROWS if row.paper) == sorted(
+    assert sorted(row.paper for row in _ROWS if row.paper) == sorted(
         ["base", *map(name, TABLE3["rows"])]
     )
-    assert len({row.name for row in ROWS}) == len(ROWS) and set(KEY_ROWS) < {
-        row.name for row in ROWS
+    assert len({row.name for row in _ROWS}) == len(_ROWS) and set(_KEY_ROWS) < {
+        row.name for row in _ROWS
     }
 
 
-@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("base", _BASES.values(), ids=_BASES)
+@pytest.mark.parametrize("row", _ROWS, ids=lambda row: row.name)
 def test_a_row_changes_what_it_says_and_nothing_else(row, base):
-    recipe = row_recipe(row, base, seed=7)
+    recipe = _row_recipe(row, base, seed=7)
     before, after = (
         asdict(base.model) | asdict(base.train),
         asdict(recipe.model) | asdict(recipe.train),
@@ -96,7 +96,7 @@ def test_a_row_changes_what_it_says_and_nothing_else(row, base):
 def test_heads_share_one_width():
     "Row A keeps h · d_k; row B keeps d_v."
     for row in choose_rows():
-        model = row_recipe(row, BASES["builtin"], 0).model
+        model = _row_recipe(row, _BASES["builtin"], 0).model
         if row.name.startswith("A "):
             assert (model.d_k, model.d_v) == (
                 None,
@@ -122,9 +122,9 @@ def test_unknown_rows(names, message):
 
 def test_chosen_rows_come_in_the_order_of_the_table():
     assert [row.name for row in choose_rows(" E,base ,E")] == ["base", "E"]
-    assert choose_rows("all") == choose_rows() == ROWS and [
+    assert choose_rows("all") == choose_rows() == _ROWS and [
         row.name for row in choose_rows("key")
-    ] == list(KEY_ROWS)
+    ] == list(_KEY_ROWS)
 
 
 # the table
@@ -134,7 +134,7 @@ def plan(rows: str = "base,A h=1,E", n_seeds: int = 2, settings=(), **about) -> 
     return Plan(
         choose_rows(rows),
         n_seeds,
-        override(BASES["builtin"], list(settings)),
+        override(_BASES["builtin"], list(settings)),
         {"data": "made up", **about},
     )
 
@@ -221,8 +221,8 @@ def test_what_is_left_of_a_run(straight):
 def test_what_is_not_of_a_run_is_kept(tmp_path):
     fill_table(tmp_path / "t", plan("base", 1), Trainer(), say=lambda line: None)
     run, recipe = (
-        _row_folder(tmp_path / "t", ROWS[0], 0),
-        row_recipe(ROWS[0], plan().base, 0),
+        _row_folder(tmp_path / "t", _ROWS[0], 0),
+        _row_recipe(_ROWS[0], plan().base, 0),
     )
     (run / "diary.txt").write_text("today")
     (run / "vocab.model").write_text("left by a killed process")
@@ -240,7 +240,7 @@ def test_what_is_not_of_a_run_is_kept(tmp_path):
     with pytest.raises(ValueError, match="mine is not a run folder"):
         _remove_weights(tmp_path / "mine", recipe)
     other = tmp_path / "other"
-    create_run(other, row_recipe(ROWS[0], plan().base, 1), {})
+    create_run(other, _row_recipe(_ROWS[0], plan().base, 1), {})
     (other / "vocab.model").write_text("of another run")
     _remove_weights(other, recipe)
     assert (tmp_path / "mine/vocab.model").read_text() == "my own" and (
@@ -274,7 +274,7 @@ def test_curves(straight, tmp_path):
 def test_killed_before_it_was_cleared(straight, tmp_path):
     "The row's file was written and the process killed: the next sitting clears the run and does not train it again."
     fill_table(tmp_path / "t", plan(), Trainer(), say=lambda line: None)
-    run = _row_folder(tmp_path / "t", ROWS[0], 0)
+    run = _row_folder(tmp_path / "t", _ROWS[0], 0)
     (run / "checkpoints").mkdir()
     (run / "model.safetensors").write_text("heavy")
     (tmp_path / "t/table.json").unlink()
@@ -376,7 +376,7 @@ def test_damaged_files_are_named(text, straight, tmp_path):
 
 def test_nothing_to_thin(tmp_path):
     _remove_weights(
-        tmp_path / "never made", BASES["builtin"]
+        tmp_path / "never made", _BASES["builtin"]
     )  # a row may leave no folder at all
 
 
@@ -424,16 +424,16 @@ def table_of(
 
 
 def test_spread_by_hand_and_by_statistics():
-    assert pooled_std(table_of({"base": [1, 3], "a": [5]}), "bleu") == pytest.approx(
+    assert _pooled_std(table_of({"base": [1, 3], "a": [5]}), "bleu") == pytest.approx(
         math.sqrt(2)
     )  # deviations 1 and 1, one degree of freedom
     rows = {"base": [1.0, 2.5, 4.0], "a": [7.0, 7.5], "b": [3.0]}
     pooled = (
         2 * statistics.variance(rows["base"]) + statistics.variance(rows["a"])
     ) / 3
-    assert pooled_std(table_of(rows), "bleu") == pytest.approx(math.sqrt(pooled))
+    assert _pooled_std(table_of(rows), "bleu") == pytest.approx(math.sqrt(pooled))
     with pytest.raises(ValueError, match="--seeds 2"):
-        pooled_std(table_of({"base": [1], "a": [2]}), "bleu")
+        _pooled_std(table_of({"base": [1], "a": [2]}), "bleu")
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_luck_alone_is_seldom_an_effect():
             table,
             "bleu",
             {name: {"bleu": 25.0} for name in ["base", *map(str, range(20))]},
-            pooled_std(table, "bleu"),
+            _pooled_std(table, "bleu"),
         )
         n_told += sum(e.verdict != "cannot tell" for e in found)
         n_rows += len(found)

@@ -15,7 +15,7 @@ from annotated_transformer.vocab import (
     Vocab,
     learn_bpe,
     load_vocab,
-    sample_lines,
+    _sample_lines,
 )
 
 TEXT = [
@@ -164,19 +164,19 @@ def test_same_sample_in_another_process():
 @given(st.integers(0, 30), st.integers(1, 12), st.integers(0, 5))
 def test_sample(n_lines, n, seed):
     lines = [str(i) for i in range(n_lines)]
-    sample = sample_lines(iter(lines), n, seed)
+    sample = _sample_lines(iter(lines), n, seed)
     assert len(sample) == min(n, n_lines) == len(set(sample)) and set(sample) <= set(
         lines
     )
     assert sample == lines or n_lines > n
-    assert sample == sample_lines(lines, n, seed)
+    assert sample == _sample_lines(lines, n, seed)
 
 
 def test_every_line_has_the_same_chance():
     "5 of 20 lines, 4,000 times: 1,000 each, with a standard deviation of 27; five of them allowed."
     times = [0] * 20
     for seed in range(4000):
-        for i in sample_lines(range(20), 5, seed):
+        for i in _sample_lines(range(20), 5, seed):
             times[i] += 1
     assert max(abs(n - 1000) for n in times) < 137
 
