@@ -465,7 +465,7 @@ def test_effects_by_hand():
         table,
         "bleu",
         {"base": {"bleu": 25}, "two": {"bleu": 24}, "one": {"bleu": 26}},
-        spread=1.0,
+        std=1.0,
     )
     assert two == ("two", -2.5, 2.0, -1, "agrees")
     assert (
@@ -481,7 +481,7 @@ def test_effects_by_hand():
             table,
             "bleu",
             {"base": {"bleu": 25}, "two": {"bleu": 24}, "one": {"bleu": 26}},
-            spread=0.5,
+            std=0.5,
         )
     ] == ["agrees", "disagrees", "higher"]
     with pytest.raises(ValueError, match="no row base"):
