@@ -439,7 +439,7 @@ def _pooled_std(
     if not n_free:
         raise UserError(
             "no row was trained with two seeds: train with --seeds 2, "
-            "or take the spread of another table"
+            "or take the standard deviation of another table"
         )
     return math.sqrt(
         sum((x - sum(row) / len(row)) ** 2 for row in values for x in row) / n_free
@@ -447,11 +447,11 @@ def _pooled_std(
 
 # %% ../nbs/62_variations.ipynb #ef86806f
 class Effect(NamedTuple):
-    "What a row changed, beside what it changed in the paper."
+    "The effect of a row's change, next to its effect in the paper."
 
     row: str
     ours: float  # the row's mean less the base's
-    noise: float  # two standard deviations of what luck alone does
+    noise: float  # two standard deviations of the difference by chance
     paper: float | None  # the paper's difference; None for a row of our own
     verdict: str  # "agrees", "disagrees", "cannot tell"; of our own rows "higher", "lower", "cannot tell"
 
@@ -475,9 +475,9 @@ def effects(
     paper: dict[
         str, dict[str, float]
     ],  # that measure of the paper's rows: {"base": {"bleu": 25.8}, …}
-    spread: float,  # as `pooled_std` gives it
+    std: float,  # as `pooled_std` gives it
 ) -> list[Effect]:  # of all rows but the base
-    "Each row's difference from the base, beside the paper's (§6.2, Table 3)."
+    "Each row's difference from the base, next to the paper's (§6.2, Table 3)."
     found = {
         row["row"]: [one[measure] for one in row["found"]] for row in table["rows"]
     }
@@ -489,7 +489,7 @@ def effects(
             continue
         mine = found[row["row"]]
         ours = sum(mine) / len(mine) - sum(base) / len(base)
-        noise = 2 * spread * math.sqrt(1 / len(mine) + 1 / len(base))
+        noise = 2 * std * math.sqrt(1 / len(mine) + 1 / len(base))
         theirs = (
             None
             if row["paper"] is None

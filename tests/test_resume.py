@@ -448,7 +448,7 @@ def test_not_finite_names_the_last_good_checkpoint(corpus, tmp_path):
         raise_rate = [1e-3]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "annotated_transformer.recipe.schedule",
+                "annotated_transformer.recipe.learning_rate_schedule",
                 lambda *_: lambda step: raise_rate[0],
             )
             train(corpus, tmp_path / "run", hooks=[spoil])
@@ -475,7 +475,7 @@ def test_early_stop(corpus, tmp_path):
 def worsening(monkeypatch):
     "Learning up to step 6, and then steps so wide that the validation loss is higher at 8 than at 4, and lowest at 6."
     monkeypatch.setattr(
-        "annotated_transformer.recipe.schedule",
+        "annotated_transformer.recipe.learning_rate_schedule",
         lambda *_: lambda step: 1e-2 if step <= 6 else 0.3,
     )
 
@@ -560,11 +560,11 @@ def test_steps_read_in_groups_are_the_same_run(
 ):
     "As on a GPU: validation and checkpoints find the weights of their steps, an interruption ends a group."
     monkeypatch.setattr(
-        "annotated_transformer.recipe.sync_interval", lambda *_: sync_every
+        "annotated_transformer.recipe._sync_interval", lambda *_: sync_every
     )
     settings = [*SETTINGS, f"save_every={sync_every}", "average_last=0"]
     with monkeypatch.context() as patch:
-        patch.setattr("annotated_transformer.recipe.sync_interval", lambda *_: 1)
+        patch.setattr("annotated_transformer.recipe._sync_interval", lambda *_: 1)
         one_by_one = train(corpus, tmp_path / "one by one", settings)
     run = train(
         corpus,

@@ -176,7 +176,7 @@ def straight(tmp_path_factory) -> Path:
     "A table that nobody interrupted."
     folder, trainer = tmp_path_factory.mktemp("tables") / "straight", Trainer()
     assert (
-        fill_table(folder, plan(), trainer, say=lambda line: None)
+        fill_table(folder, plan(), trainer, echo=lambda line: None)
         and len(trainer.calls) == 6
     )
     return folder
@@ -197,7 +197,7 @@ def test_interrupted_and_gone_on_with(interrupted, straight, tmp_path):
     while True:
         n_sittings += 1
         try:
-            done = fill_table(tmp_path / "t", plan(), trainer, say=said.append)
+            done = fill_table(tmp_path / "t", plan(), trainer, echo=said.append)
         except KeyboardInterrupt:
             continue
         break
@@ -219,7 +219,7 @@ def test_what_is_left_of_a_run(straight):
 
 
 def test_what_is_not_of_a_run_is_kept(tmp_path):
-    fill_table(tmp_path / "t", plan("base", 1), Trainer(), say=lambda line: None)
+    fill_table(tmp_path / "t", plan("base", 1), Trainer(), echo=lambda line: None)
     run, recipe = (
         _row_folder(tmp_path / "t", _ROWS[0], 0),
         _row_recipe(_ROWS[0], plan().base, 0),
@@ -273,7 +273,7 @@ def test_curves(straight, tmp_path):
 
 def test_killed_before_it_was_cleared(straight, tmp_path):
     "The row's file was written and the process killed: the next sitting clears the run and does not train it again."
-    fill_table(tmp_path / "t", plan(), Trainer(), say=lambda line: None)
+    fill_table(tmp_path / "t", plan(), Trainer(), echo=lambda line: None)
     run = _row_folder(tmp_path / "t", _ROWS[0], 0)
     (run / "checkpoints").mkdir()
     (run / "model.safetensors").write_text("heavy")
@@ -285,7 +285,7 @@ def test_killed_before_it_was_cleared(straight, tmp_path):
 
 def test_all_rows_get_their_first_seed_before_one_gets_a_second(tmp_path):
     trainer = Trainer()
-    fill_table(tmp_path, plan("base,E"), trainer, say=lambda line: None)
+    fill_table(tmp_path, plan("base,E"), trainer, echo=lambda line: None)
     assert [name for name, _ in trainer.calls] == [
         "base-seed0",
         "E-seed0",
@@ -306,11 +306,11 @@ def test_time_is_up(tmp_path, monkeypatch):
         now[0] += 60
         return measured(recipe) if minutes >= 1 else None
 
-    assert not fill_table(tmp_path, plan(), slow, minutes=2.5, say=lambda line: None)
+    assert not fill_table(tmp_path, plan(), slow, minutes=2.5, echo=lambda line: None)
     assert given == [2.5, 1.5, 0.5] and [
         row["row"] for row in read_table(tmp_path)["rows"]
     ] == ["base", "A h=1"]
-    assert not fill_table(tmp_path, plan(), slow, minutes=1, say=lambda line: None)
+    assert not fill_table(tmp_path, plan(), slow, minutes=1, echo=lambda line: None)
     assert given[3:] == [1.0] and len(read_table(tmp_path)["rows"]) == 3
     for wrong in (-1, 0, float("inf"), float("nan")):
         with pytest.raises(
@@ -340,7 +340,7 @@ def test_another_table_in_the_same_folder(other, message, straight):
 
 def test_more_rows_and_more_seeds(tmp_path):
     for rows, n_seeds in (("E", 1), ("base", 3), ("base,E", 2)):
-        fill_table(tmp_path, plan(rows, n_seeds), Trainer(), say=lambda line: None)
+        fill_table(tmp_path, plan(rows, n_seeds), Trainer(), echo=lambda line: None)
     assert [
         (row["row"], [one["seed"] for one in row["found"]])
         for row in read_table(tmp_path)["rows"]
@@ -368,7 +368,7 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_is_trained(tmp_path):
 def test_damaged_files_are_named(text, straight, tmp_path):
     for name in ("settings.json", "rows/base-seed0.json"):
         folder = tmp_path / name.replace("/", "-")
-        fill_table(folder, plan(), Trainer(), say=lambda line: None)
+        fill_table(folder, plan(), Trainer(), echo=lambda line: None)
         (folder / name).write_text(text)
         with pytest.raises(ValueError, match=name):
             fill_table(folder, plan(), Trainer())
@@ -465,7 +465,7 @@ def test_effects_by_hand():
         table,
         "bleu",
         {"base": {"bleu": 25}, "two": {"bleu": 24}, "one": {"bleu": 26}},
-        spread=1.0,
+        std=1.0,
     )
     assert two == ("two", -2.5, 2.0, -1, "agrees")
     assert (
@@ -481,7 +481,7 @@ def test_effects_by_hand():
             table,
             "bleu",
             {"base": {"bleu": 25}, "two": {"bleu": 24}, "one": {"bleu": 26}},
-            spread=0.5,
+            std=0.5,
         )
     ] == ["agrees", "disagrees", "higher"]
     with pytest.raises(ValueError, match="no row base"):
