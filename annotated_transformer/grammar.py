@@ -1441,7 +1441,7 @@ ANIMAL_TIRED, ANIMAL_WIDE = (
 
 # %% ../nbs/51_grammar.ipynb #6fac087f
 PATTERNS: dict[str, tuple[Callable, int]] = {
-    pattern.__name__: (pattern, weight)
+    pattern.__name__.removeprefix("_"): (pattern, weight)
     for weight, patterns in (
         (6, [_it_because]),
         (3, [_transitive, _fronted, _yes_no, _it_although, _it_fit]),

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import inspect
 import http.server
 import io
 import json
@@ -470,7 +471,7 @@ def test_mirror_comes_first(server, monkeypatch, name, by):
         if name == "multi30k"
         else (wmt14, tiny_wmt14(server, "none"))
     )
-    monkeypatch.setattr(load, "__defaults__", (None, None, files))
+    monkeypatch.setattr(inspect.unwrap(load), "__defaults__", (None, None, files))
     if by == "environment":
         monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", f"{server.url}/good")
     load_corpus(name, mirror=f"{server.url}/good/" if by == "argument" else None)

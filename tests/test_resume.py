@@ -448,7 +448,7 @@ def test_not_finite_names_the_last_good_checkpoint(corpus, tmp_path):
         raise_rate = [1e-3]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "annotated_transformer.recipe.learning_rate_schedule",
+                "annotated_transformer.recipe._learning_rate_schedule",
                 lambda *_: lambda step: raise_rate[0],
             )
             train(corpus, tmp_path / "run", hooks=[spoil])
@@ -475,7 +475,7 @@ def test_early_stop(corpus, tmp_path):
 def worsening(monkeypatch):
     "Learning up to step 6, and then steps so wide that the validation loss is higher at 8 than at 4, and lowest at 6."
     monkeypatch.setattr(
-        "annotated_transformer.recipe.learning_rate_schedule",
+        "annotated_transformer.recipe._learning_rate_schedule",
         lambda *_: lambda step: 1e-2 if step <= 6 else 0.3,
     )
 
