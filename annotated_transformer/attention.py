@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 # %% ../nbs/321_attention.ipynb #4edee479
 def attention_weights(
-    query: Float[Tensor, "*batch n_q d_k"],
-    key: Float[Tensor, "*batch n_k d_k"],
+    query: Float[Tensor, "*#batch n_q d_k"],
+    key: Float[Tensor, "*#batch n_k d_k"],
     mask: Bool[Tensor, "*#batch #n_q #n_k"] | None = None,
-) -> Float[Tensor, "*batch n_q n_k"]:
+) -> Float[Tensor, "*#batch n_q n_k"]:
     """softmax(QKᵀ/√d_k), where `mask` is True for keys that may be attended to (§3.2.1).
 
     Rows sum to 1; a fully masked row is 0.
@@ -30,11 +30,11 @@ def attention_weights(
 
 # %% ../nbs/321_attention.ipynb #13a396c6
 def attention(
-    query: Float[Tensor, "*batch n_q d_k"],
-    key: Float[Tensor, "*batch n_k d_k"],
-    value: Float[Tensor, "*batch n_k d_v"],
+    query: Float[Tensor, "*#batch n_q d_k"],
+    key: Float[Tensor, "*#batch n_k d_k"],
+    value: Float[Tensor, "*#batch n_k d_v"],
     mask: Bool[Tensor, "*#batch #n_q #n_k"] | None = None,
-) -> Float[Tensor, "*batch n_q d_v"]:
+) -> Float[Tensor, "*#batch n_q d_v"]:
     "softmax(QKᵀ/√d_k) V: a mean of the values for each query (§3.2.1, equation 1)."
     return attention_weights(query, key, mask) @ value
 
@@ -50,20 +50,20 @@ class AdditiveAttention(nn.Module):
 
     def scores(
         self,
-        query: Float[Tensor, "*batch n_q d_k"],
-        key: Float[Tensor, "*batch n_k d_k"],
-    ) -> Float[Tensor, "*batch n_q n_k"]:
+        query: Float[Tensor, "*#batch n_q d_k"],
+        key: Float[Tensor, "*#batch n_k d_k"],
+    ) -> Float[Tensor, "*#batch n_q n_k"]:
         "How well each query matches each key."
         sums = self.w_q(query).unsqueeze(-2) + self.w_k(key).unsqueeze(-3)
         return self.v(torch.tanh(sums)).squeeze(-1)
 
     def forward(
         self,
-        query: Float[Tensor, "*batch n_q d_k"],
-        key: Float[Tensor, "*batch n_k d_k"],
-        value: Float[Tensor, "*batch n_k d_v"],
+        query: Float[Tensor, "*#batch n_q d_k"],
+        key: Float[Tensor, "*#batch n_k d_k"],
+        value: Float[Tensor, "*#batch n_k d_v"],
         mask: Bool[Tensor, "*#batch #n_q #n_k"] | None = None,
-    ) -> Float[Tensor, "*batch n_q d_v"]:
+    ) -> Float[Tensor, "*#batch n_q d_v"]:
         "As `attention`, with additive scores."
         scores = self.scores(query, key)
         if mask is None:

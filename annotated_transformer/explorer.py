@@ -115,7 +115,7 @@ def attention_page(
         script=_page_source("common.js", "attention.js"),
     )
 
-# %% ../nbs/80a_explorer.ipynb #80aa0003
+# %% ../nbs/80a_explorer.ipynb #92924cd7
 def _attention_example(
     translator,  # from `load`
     sentence: str,
@@ -125,10 +125,10 @@ def _attention_example(
     if not sentence.strip():
         raise UserError("the sentence is empty")
     src = vocab.encode(sentence) + [vocab.eos_id]
-    if len(src) - 1 > translator.max_pieces:
+    if len(src) - 1 > translator.max_tokens:
         raise UserError(
             f"the sentence has {len(src) - 1} pieces, "
-            f"a page shows at most {translator.max_pieces}: take a part of it"
+            f"a page shows at most {translator.max_tokens}: take a part of it"
         )
     tgt = [vocab.bos_id] + translator.search_ids([src])[0][0].ids
     device = next(translator.model.parameters()).device
@@ -139,7 +139,7 @@ def _attention_example(
         src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()}
     )
 
-# %% ../nbs/80a_explorer.ipynb #80aa0004
+# %% ../nbs/80a_explorer.ipynb #d7dab94b
 def write_attention_page(translator, sentences: Sequence[str], out: Path) -> None:
     "The page of some sentences and their translations; replaces only such a page."
     page = attention_page([_attention_example(translator, s) for s in sentences])

@@ -1176,7 +1176,8 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 torch.set_num_threads(1)
 from annotated_transformer.batch import RunPosition
-from annotated_transformer.checkpoint import Progress, gather, load_checkpoint, optimizer_state, save_checkpoint, save_weights
+from annotated_transformer.checkpoint import Progress, load_checkpoint, optimizer_state, save_checkpoint
+from annotated_transformer.weights import gather, save_weights
 from annotated_transformer.distributed import data_parallel, shard
 from annotated_transformer.optimizer import adam
 from safetensors.torch import load_file
@@ -1792,7 +1793,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from annotated_transformer.batch import RunPosition
-from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, load_weights, prune, save_checkpoint
+from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, prune, save_checkpoint
+from annotated_transformer.weights import load_weights
 from test_checkpoint import bits, new_training, steps
 
 folder, rng, n_killed_while_saving, newest = Path(sys.argv[1]), random.Random(0), 0, 0

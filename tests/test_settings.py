@@ -143,7 +143,7 @@ def watch(
         patch.setattr(recipe_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
         patch.setattr(recipe_module, "_draw_curve", lambda run: None)
-        patch.setattr(files, "fsync", lambda path: None)
+        patch.setattr(files, "_fsync", lambda path: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)

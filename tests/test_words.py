@@ -288,10 +288,11 @@ def test_reference_says_what_one_needs(reference):
         r'<details id="multi_head.MultiHeadAttention">.*?</details>', reference, re.S
     )[0]
     for said in (
-        "n_heads: int,  # h",
+        "n_heads: int",
         "def keys_values(",
-        "Keys and values per head",
-        "ValueError: key has &#123;key.size(1)&#125; positions",
+        "Float[Tensor, &quot;b n_k d_model&quot;]",
+        "keys and values of each head",
+        "ValueError: n_heads=&#123;n_heads&#125; must be 1 or more",
         'href="322_multi_head.ipynb#multiheadattention"',
         "/annotated_transformer/multi_head.py#L",
     ):

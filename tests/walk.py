@@ -4,8 +4,8 @@ python walk.py RUN FILE    translates FILE with RUN on the command line, and pri
 python walk.py --show …    the same for a reader
 
 A reader who follows the program meets its functions and classes in the order in which they are first used. Each is read
-once. A stay is a row of those from one module; the modules of section 3 count as one, "model", because a reader of the
-command line knows the model. What runs only because a module is imported is left out.
+once. A stay is a row of those from one module; the modules of section 3, and the twin of one of them, count as one,
+"model", because a reader of the command line knows the model. What runs only because a module is imported is left out.
 """
 
 import json
@@ -24,6 +24,7 @@ MODEL = {
     "embedding",
     "position",
     "transformer",
+    "fused_attention",  # the twin of multi_head
 }
 
 
