@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -227,14 +228,13 @@ def load_run(path: Path) -> Run:
             f"{path / 'vocab.model'} is not the vocabulary that "
             "this run was trained with"
         )
-    with torch.device("meta"):
-        wanted = shapes(
-            build_transformer(recipe.model, len(vocab), vocab.pad_id).state_dict()
-        )
     check_sizes(file, recipe.model)
-    weights = read_weights(file, wanted)
     sizes = recipe.model, len(vocab), vocab.pad_id
-    model = build_transformer(*sizes, attention=FAST.attention)
+    build = partial(build_transformer, *sizes, attention=FAST.attention)
+    with torch.device("meta"):  # takes no memory
+        expected = shapes(build().state_dict())
+    weights = read_weights(file, expected)
+    model = build()
     set_weights(model, weights)
     # after a crash between the two writes, config.json is the older one
     which = read_about(file).get("weights", about.get("weights"))

@@ -584,8 +584,8 @@ def test_killed_download(server, tmp_path):
     data = bytes(range(256)) * 4096
     file = put(server, "a.tgz", data, "stuck", "good")
     code = (
-        "import sys, pathlib; from annotated_transformer.corpus import Download, download; f = Download(tuple(sys.argv[2:3]), 0, sys.argv[3]); "
-        "download(f.urls, f, pathlib.Path(sys.argv[1]))"
+        "import sys, pathlib; from annotated_transformer.corpus import Download, _download; f = Download(tuple(sys.argv[2:3]), 0, sys.argv[3]); "
+        "_download(f.urls, f, pathlib.Path(sys.argv[1]))"
     )
     child = subprocess.Popen(
         [

@@ -23,6 +23,7 @@ from annotated_transformer.batch import encode_pairs, epoch_batches
 from annotated_transformer.run_folder import read_config, read_metrics
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
+from annotated_transformer.fast_dropout import FastDropout
 from annotated_transformer.fused_attention import fused_attention
 from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition
@@ -33,7 +34,7 @@ from annotated_transformer.recipe import (
     validation_loss,
 )
 from annotated_transformer.stack import PostNorm, PreNorm
-from torch.nn import Dropout, LayerNorm
+from torch.nn import LayerNorm
 
 FIELDS = [
     field.name
@@ -101,9 +102,9 @@ def watch(
         update={},
     )
 
-    def build(recipe, vocab, device, *, sharded=False):
+    def build(recipe, vocab, device, **options):
         objective, parallel, optimizer = build_training(
-            recipe, vocab, device, sharded=sharded
+            recipe, vocab, device, **options
         )
         seen.objective, seen.optimizer, seen.vocab = objective, optimizer, vocab
         seen.model, seen.start = objective.model, copied(objective.model)
@@ -480,7 +481,7 @@ def adam_eps(base, new):
 @row("dropout=0.3", LEARNING)
 def dropout(base, new):
     for seen, p in ((base, 0.0), (new, 0.3)):
-        assert {module.dropout for module in modules(seen, Dropout)} == {p}
+        assert {module.p for module in modules(seen, FastDropout)} == {p}
 
 
 @row("attention_dropout=0.3", f"parts {LEARNING}")

@@ -290,9 +290,9 @@ def test_reference_says_what_one_needs(reference):
     for said in (
         "n_heads: int",
         "def keys_values(",
-        "Float[Tensor, &quot;b n_k d_model&quot;]",
+        'key: Float[Tensor, "b n_k d_model"]',
         "keys and values of each head",
-        "ValueError: n_heads=&#123;n_heads&#125; must be 1 or more",
+        "ValueError: n&#95;heads=&#123;n&#95;heads&#125; must be 1 or more",
         'href="322_multi_head.ipynb#multiheadattention"',
         "/annotated_transformer/multi_head.py#L",
     ):
