@@ -108,7 +108,7 @@ class Translator:
         self.model = model.eval()
         self.vocab = vocab
         self.search = search
-        self.decoder = decoder(self.model)
+        self.decoder = decoder
         self.batch_tokens = batch_tokens
         self.max_tokens = max_tokens
         self.extra_tokens = extra_tokens
@@ -145,7 +145,7 @@ class Translator:
         max_lens = (src != vocab.pad_id).sum(dim=1) - 1 + self.extra_tokens
         # less bookkeeping than under no_grad; none of its tensors leaves
         with torch.inference_mode():
-            decoder, ends = self.decoder, (vocab.bos_id, vocab.eos_id)
+            decoder, ends = self.decoder(model), (vocab.bos_id, vocab.eos_id)
             return self.search(decoder.step, decoder.start(src), *ends, max_lens)
 
     def _search_all(self, parts: list[list[int]]) -> list[list[Hypothesis]]:

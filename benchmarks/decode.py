@@ -464,18 +464,23 @@ def profile(
     beam, size = SETTINGS[setting]
     ours, some = OURS["ours"](run, args), batches_of(rows, size, args)
     some = some[:: max(1, len(some) // (4 if size > 1 else 20))]
-    prepared, n_steps, step = (
-        [ours.prepare([rows[i] for i in group]) for group in some],
-        0,
-        ours.translators[beam].decoder.step,
-    )
+    prepared, n_steps = [ours.prepare([rows[i] for i in group]) for group in some], 0
+    translator = ours.translators[beam]
+    make_decoder = translator.decoder
 
-    def counted(last_ids: Tensor, state):
-        nonlocal n_steps
-        n_steps += 1
-        return step(last_ids, state)
+    def counted(model):
+        decoder = make_decoder(model)
+        step = decoder.step
 
-    ours.translators[beam].decoder.step = counted
+        def counting(last_ids: Tensor, state):
+            nonlocal n_steps
+            n_steps += 1
+            return step(last_ids, state)
+
+        decoder.step = counting
+        return decoder
+
+    translator.decoder = counted
     seconds(ours, prepared, beam)  # warm
     n_steps = 0
     plain, n_plain = seconds(ours, prepared, beam), n_steps
