@@ -15,20 +15,38 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fold import each
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from annotated_transformer import chunked_loss as chunks
+from annotated_transformer.attention import attention
 from annotated_transformer.batch import Batch
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
+)
 from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.config import ModelConfig
+from annotated_transformer.decode import (
+    DecodingState,
+    PrefixDecoder,
+    beam_search,
+    greedy_search,
+)
+from annotated_transformer.fast_dropout import FastDropout
+from annotated_transformer.fused_attention import (
+    FusedMultiHeadAttention,
+    fused_attention,
+)
 from annotated_transformer.inference import (
     Int8Linear,
     PackedLinear,
     can_int8,
     _can_pack,
 )
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.label_smoothing import smoothed_loss
+from annotated_transformer.multi_head import MultiHeadAttention
 from annotated_transformer.recipe import BatchLoss
 from annotated_transformer.transformer import build_transformer
 
@@ -178,6 +196,189 @@ LOSS_TOLERANCE = {
 }
 
 
+# ---- attention: one product after another, and fused
+
+
+def attention_inputs(
+    rng: torch.Generator,
+    n_q: int = 5,
+    n_k: int = 7,
+    mask: str = "none",
+    d_v: int = 6,
+) -> tuple:
+    q, k = (torch.randn(2, 3, n, 8, generator=rng).double() for n in (n_q, n_k))
+    v = torch.randn(2, 3, n_k, d_v, generator=rng).double()
+    return q, k, v, make_mask(rng, mask, n_q, n_k)
+
+
+def make_mask(rng: torch.Generator, kind: str, n_q: int, n_k: int) -> Tensor | None:
+    if kind == "none":
+        return None
+    if kind == "causal":
+        return torch.ones(n_q, n_k).tril().bool()[None, None]
+    if kind == "padding":
+        return (torch.arange(n_k) < torch.tensor([[n_k], [1]]))[:, None, None]
+    mask = torch.rand(2, 1, n_q, n_k, generator=rng) > 0.4
+    mask[0, :, 0] = False  # a fully masked row
+    return mask
+
+
+ATTENTIONS = {
+    f"{n_q} × {n_k}, {mask}": dict(n_q=n_q, n_k=n_k, mask=mask)
+    for n_q, n_k in ((1, 1), (5, 7), (7, 7), (3, 90))
+    for mask in ("none", "causal", "padding", "random")
+}
+
+
+def multi_head_inputs(
+    rng: torch.Generator, n_q: int, n_k: int, mask: str, self_attention: bool
+) -> tuple:
+    x = torch.randn(2, n_q, 12, generator=rng).double()
+    memory = None if self_attention else torch.randn(2, n_k, 12, generator=rng).double()
+    sizes = {"w_q": (15, 12), "w_k": (15, 12), "w_v": (6, 12), "w_o": (12, 6)}
+    weights = {
+        f"{name}.weight": torch.randn(shape, generator=rng).double() / 3
+        for name, shape in sizes.items()
+    }
+    return x, memory, make_mask(rng, mask, n_q, n_k), weights
+
+
+def apply_multi_head(kind: type, x, memory, mask, weights) -> Tensor:
+    module = kind(12, 3, d_k=5, d_v=2)
+    memory = x if memory is None else memory
+    return torch.func.functional_call(module, weights, (x, memory, memory, mask))
+
+
+MULTI_HEADS = {
+    f"{'self' if n_q == n_k else 'cross'}, {n_q} × {n_k}, {mask}": dict(
+        n_q=n_q, n_k=n_k, mask=mask, self_attention=n_q == n_k
+    )
+    for n_q, n_k in ((1, 1), (7, 7), (4, 9), (80, 80))
+    for mask in ("none", "causal", "padding", "random")
+}
+
+
+# ---- decoding: the whole prefix at each step, and the newest position alone
+
+
+def decoding_inputs(
+    rng: torch.Generator, beams: tuple[int, ...] = (1, 1, 1), **sizes
+) -> tuple:
+    src = torch.randint(3, 20, (3, 6), generator=rng)
+    src[1, 4:] = 0
+    src[2] = 0  # nothing but padding: every key is masked
+    beam, choices = 1, []
+    for n in beams:  # the hypotheses that are continued, and their new tokens
+        parents = torch.randint(beam, (3, n), generator=rng)
+        choices.append((parents, torch.randint(3, 20, (3, n), generator=rng)))
+        beam = n
+    return src, choices, sizes, torch.zeros(1).double()
+
+
+class Rotary(MultiHeadAttention):
+    "Rotary positions (Su et al. 2021), a variant whose projections depend on the position."
+
+    def queries(self, query, positions=None):
+        return self.rotated(super().queries(query), positions)
+
+    def keys_values(self, key, value, positions=None):
+        k, v = super().keys_values(key, value)
+        return self.rotated(k, positions), v
+
+    def rotated(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        if positions is None:
+            positions = torch.arange(x.size(2), device=x.device)
+        pairs = torch.arange(x.size(3) // 2, device=x.device)
+        angles = (positions[:, None] * 100.0 ** (-pairs / len(pairs))).to(x)
+        even, odd = x[..., ::2], x[..., 1::2]
+        turned = (
+            even * angles.cos() - odd * angles.sin(),
+            even * angles.sin() + odd * angles.cos(),
+        )
+        return torch.stack(turned, dim=-1).flatten(-2)
+
+
+def decode_steps(make: Callable, src, choices, sizes: dict, like: Tensor) -> list:
+    "The log-probabilities of each step; `like` has the model's dtype and device."
+    config = dict(n_layers=2, d_model=16, d_ff=24, n_heads=4) | sizes
+    attention = config.pop("attention", MultiHeadAttention)
+    torch.manual_seed(0)
+    model = build_transformer(
+        ModelConfig(**config), n_vocab=20, pad_id=0, attention=attention
+    )
+    decoder, found = make(model.eval().to(like)), []
+    with torch.no_grad():
+        state = decoder.start(src)
+        for parents, last_ids in choices:
+            rows = torch.arange(len(src), device=src.device)[:, None]
+            state = state._replace(
+                per_hypothesis=[t[rows, parents] for t in state.per_hypothesis]
+            )
+            log_probs, state = decoder.step(last_ids, state)
+            found.append(log_probs)
+    return found
+
+
+DECODINGS = {
+    "greedy": dict(beams=(1,) * 9),
+    "beams": dict(beams=(1, 2, 4, 3, 3, 1, 2)),
+    "pre-norm": dict(beams=(1, 3, 3), norm="pre"),
+    "learned positions": dict(beams=(2, 2, 2), position="learned", n_positions=8),
+    "one wide head": dict(beams=(1, 2), n_heads=1, d_k=3, d_v=5),
+    "rotary positions": dict(beams=(1, 2, 2, 1, 3), attention=Rotary),
+    "fused": dict(beams=(1, 2, 2, 1, 3), attention=FusedMultiHeadAttention),
+}
+
+
+# ---- search: one sentence after another, and a batch that sentences leave
+
+
+def search_inputs(rng: torch.Generator, n: int = 40, limit: int = 9) -> tuple:
+    "Tables of next-token probabilities, three for each sentence that take turns."
+    tables = (2 * torch.randn(n, 3, 6, 6, generator=rng)).softmax(dim=-1)
+    tables[..., 0] = 0  # BOS is never predicted
+    tables = (tables / tables.sum(dim=-1, keepdim=True)).double()
+    return tables, torch.randint(limit, (n,), generator=rng)
+
+
+def table_step(last_ids: Tensor, state: DecodingState) -> tuple:
+    (prefix,), (tables,) = state
+    table = tables[:, prefix.size(-1) % 3]
+    log_probs = table[torch.arange(len(table))[:, None], last_ids].log()
+    prefix = torch.cat([prefix, last_ids[..., None]], dim=-1)
+    return log_probs, DecodingState([prefix], [tables])
+
+
+def as_tensors(hypotheses: list) -> list[Tensor]:
+    "Tokens, then score and log-probability, of each hypothesis."
+    return [
+        t
+        for h in hypotheses
+        for t in (torch.tensor(h.ids), torch.tensor([h.score, h.log_prob]))
+    ]
+
+
+def search_batch(search: Callable, tables: Tensor, limits: Tensor) -> list[Tensor]:
+    prefix = torch.empty(len(tables), 1, 0, dtype=torch.long)
+    state = DecodingState([prefix], [tables])
+    found = search(table_step, state, 0, 1, limits)
+    return as_tensors([h for hypotheses in found for h in hypotheses])
+
+
+def search_each(tables: Tensor, limits: Tensor, **options) -> list[Tensor]:
+    found = []
+    for table, limit in zip(tables, limits.tolist()):
+
+        def next_log_probs(prefix: list[int], table=table) -> list[float]:
+            return table[len(prefix) % 3, [0, *prefix][-1]].log().tolist()
+
+        found += beam_search(next_log_probs, 1, limit, **options)
+    return as_tensors(found)
+
+
+SEARCHES = {"40 sentences": {}, "one": dict(n=1), "no token allowed": dict(limit=1)}
+
+
 # ---- the linear layers of inference
 
 
@@ -246,6 +447,76 @@ TWINS = [
         loss_inputs,
         LOSSES,
         LOSS_TOLERANCE,
+    ),
+    Twin(
+        "fused attention",
+        attention,
+        fused_attention,
+        attention_inputs,
+        ATTENTIONS,
+        # sums in another order; bf16 rounds scores, weights and products to 8 bits
+        {
+            "float64": Tolerance(1e-13, 1e-13, scale=1e-3),
+            "float32": Tolerance(1e-6, 3e-6, scale=1e-3),
+            "bfloat16": Tolerance(2**-6, 2**-4, scale=1e-1),
+        },
+    ),
+    Twin(
+        "multi-head attention",
+        partial(apply_multi_head, MultiHeadAttention),
+        partial(apply_multi_head, FusedMultiHeadAttention),
+        multi_head_inputs,
+        MULTI_HEADS,
+        {
+            "float64": Tolerance(1e-13, 1e-13, scale=1e-3),
+            "float32": Tolerance(2e-6, 5e-6, scale=1e-3),
+        },
+    ),
+    Twin(
+        "dropout, where nothing is dropped",
+        lambda x: (nn.Dropout(0.5).eval()(x), nn.Dropout(0.0)(x)),
+        lambda x: (FastDropout(0.5).eval()(x), FastDropout(0.0)(x)),
+        lambda rng, n: (torch.randn(n, 3, generator=rng).double(),),
+        {"some": dict(n=5), "none": dict(n=0)},
+        # the gradient is a sum of two
+        {
+            "float64": Tolerance(0, 1e-15),
+            "float32": Tolerance(0, 1e-7),
+            "bfloat16": Tolerance(0, 2**-8),
+        },
+    ),
+    Twin(
+        "KV cache",
+        partial(decode_steps, PrefixDecoder),
+        partial(decode_steps, KVCache),
+        decoding_inputs,
+        DECODINGS,
+        # log-probabilities are float32 in both
+        {"float64": Tolerance(1e-7), "float32": Tolerance(2e-6)},
+    ),
+    Twin(
+        "greedy search",
+        partial(search_batch, greedy_search),
+        partial(search_batch, batched_greedy_search),
+        search_inputs,
+        SEARCHES,
+        {"float64": Tolerance(1e-6), "float32": Tolerance(1e-6)},
+        devices=("cpu",),
+    ),
+    *(
+        Twin(
+            f"beam search, {beam_size} hypotheses, {n_best} best",
+            partial(search_each, beam_size=beam_size, n_best=n_best),
+            partial(
+                search_batch,
+                partial(batched_beam_search, beam_size=beam_size, n_best=n_best),
+            ),
+            search_inputs,
+            SEARCHES,
+            {"float64": Tolerance(1e-6), "float32": Tolerance(1e-6)},
+            devices=("cpu",),
+        )
+        for beam_size, n_best in ((1, 1), (2, 1), (4, 3))
     ),
     Twin(
         "packed linear layer",
