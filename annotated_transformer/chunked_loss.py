@@ -7,6 +7,7 @@ __all__ = ['chunked_loss']
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00004
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -18,13 +19,13 @@ def _chunk_size(n_vocab: int, device: torch.device) -> int:
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00018
 def _loss_of_chunk(
-    h: Tensor,  # (n, d_model) hidden states
-    logits: Tensor,  # (n, n_vocab)
-    p: Tensor,  # (n, n_vocab) their softmax
-    target: Tensor,  # (n, 1)
-    mean_row: Tensor,  # (d_model,) of the output matrix, in the dtype of the sums
+    h: Float[Tensor, "n d_model"],
+    logits: Float[Tensor, "n n_vocab"],
+    p: Float[Tensor, "n n_vocab"],  # softmax of the logits
+    target: Int[Tensor, "n 1"],
+    mean_row: Float[Tensor, " d_model"],  # of the output matrix, in the sums' dtype
     label_smoothing: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     "Sums of ln Σ exp(z) − (1 − ε) · the target's logit, and of ε · the mean logit."
     dtype = mean_row.dtype
     # the most likely token's logit and probability
@@ -34,14 +35,18 @@ def _loss_of_chunk(
     return (log_total - (1 - label_smoothing) * of_target).sum(), of_mean
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00020
-def _grad_of_chunk(p: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
+def _grad_of_chunk(
+    p: Float[Tensor, "n n_vocab"], target: Int[Tensor, "n 1"], label_smoothing: float
+) -> Float[Tensor, "n n_vocab"]:
     "p − q, written into `p`."
     grad = p.sub_(label_smoothing / p.size(-1))  # right for all but the target
     less = torch.full_like(target, label_smoothing - 1, dtype=p.dtype)
     return grad.scatter_add_(-1, target, less)
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00022
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def _add_product(
+    total: Float[Tensor, "m n"], a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]
+) -> None:
     "total += a @ b, where the sum may have a longer dtype than the product."
     if total.dtype == a.dtype:
         total.addmm_(a, b)  # reads and writes the sum once
@@ -95,12 +100,12 @@ class _ChunkedLoss(torch.autograd.Function):
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00024
 def chunked_loss(
-    hidden: Tensor,  # (b, t, d_model)
-    weight: Tensor,  # (n_vocab, d_model) the output matrix
-    tgt_out: Tensor,  # (b, t)
+    hidden: Float[Tensor, "b t d_model"],
+    weight: Float[Tensor, "n_vocab d_model"],
+    tgt_out: Int[Tensor, "b t"],
     pad_id: int,
-    label_smoothing: float,  # in [0, 1)
-) -> Tensor:
+    label_smoothing: float,
+) -> Float[Tensor, ""]:
     "`smoothed_loss` without all logits in memory at once (§5.4)."
     if not 0 <= label_smoothing < 1:
         raise ValueError(

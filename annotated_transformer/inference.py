@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from . import UserError
@@ -38,18 +39,17 @@ class PackedLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,  # (n_out, n_in) float32 or bfloat16
-        bias: Tensor | None,  # (n_out,); None = 0
+        weight: Float[Tensor, "n_out n_in"],
+        bias: Float[Tensor, " n_out"] | None,
     ):
         super().__init__()
-        self.weight, self.bias, self.out_features = weight, bias, weight.size(0)
+        self.weight = weight
+        self.bias = bias
+        self.out_features = weight.size(0)
         reorder = torch.ops.mkldnn._reorder_linear_weight.default
         self.packed = reorder(weight.detach().contiguous(), 64)  # 64 vectors: a hint
 
-    def forward(
-        self,
-        x: Tensor,  # (…, n_in), of the weight's dtype
-    ) -> Tensor:  # (…, n_out)
+    def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         if x.dtype != self.packed.dtype or x.device.type != "cpu":
             return F.linear(x, self.weight, self.bias)  # the model was cast or moved
         product = torch.ops.mkldnn._linear_pointwise.default
@@ -57,10 +57,9 @@ class PackedLinear(nn.Module):
 
 # %% ../nbs/90f_inference.ipynb #97b5b366
 def _pack_int8(
-    weight: Tensor,  # (n_out, n_in)
-    bias: Tensor | None,  # (n_out,); None = 0
-):  # what PyTorch's 8-bit products take
-    "Each row of the matrix as integers between −127 and 127, with a scale."
+    weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None
+):
+    "What 8-bit products take: rows of integers from −127 to 127, each with a scale."
     plain = weight.detach().float()
     scales = plain.abs().amax(dim=1).clamp(min=1e-12).double() / 127
     with warnings.catch_warnings():  # that 8-bit tensors are deprecated: see Deviations
@@ -97,18 +96,17 @@ class Int8Linear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,  # (n_out, n_in)
-        bias: Tensor | None,  # (n_out,); None = 0
+        weight: Float[Tensor, "n_out n_in"],
+        bias: Float[Tensor, " n_out"] | None,
     ):
         super().__init__()
-        self.weight, self.bias, self.out_features = weight, bias, weight.size(0)
+        self.weight = weight
+        self.bias = bias
+        self.out_features = weight.size(0)
         self.packed = _pack_int8(weight, bias)
         self.seven_bits = _int8_overflows()
 
-    def forward(
-        self,
-        x: Tensor,  # (…, n_in) float32
-    ) -> Tensor:  # (…, n_out) float32
+    def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         return torch.ops.quantized.linear_dynamic.default(
             x, self.packed, self.seven_bits
         )
@@ -123,20 +121,18 @@ def limit_kernels() -> None:
 class _PreparedEmbedding(nn.Module):
     "An embedding whose logits are computed by another layer."
 
-    def __init__(
-        self,
-        embedding: nn.Module,  # looks tokens up
-        output: nn.Module,  # hidden states to logits
-    ):
+    def __init__(self, embedding: nn.Module, output: nn.Module):
+        "`output` takes hidden states to logits."
         super().__init__()
-        self.embedding, self.output = embedding, output
+        self.embedding = embedding
+        self.output = output
 
-    def forward(self, ids: Tensor) -> Tensor:
-        "(b, n) token ids to (b, n, d_model)."
+    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n d_model"]:
         return self.embedding(ids)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        "(…, d_model) to (…, n_vocab)."
+    def logits(
+        self, hidden: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch n_vocab"]:
         return self.output(hidden)
 
 # %% ../nbs/90f_inference.ipynb #671eb89f

@@ -8,16 +8,17 @@ __all__ = ['smoothed_loss']
 # %% ../nbs/54_label_smoothing.ipynb #a4cd73ae
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 # %% ../nbs/54_label_smoothing.ipynb #ff49c046
 def smoothed_loss(
-    hidden: Tensor,  # (b, t, d_model)
-    weight: Tensor,  # (n_vocab, d_model) the output matrix
-    tgt_out: Tensor,  # (b, t)
+    hidden: Float[Tensor, "b t d_model"],
+    weight: Float[Tensor, "n_vocab d_model"],
+    tgt_out: Int[Tensor, "b t"],
     pad_id: int,
-    label_smoothing: float,  # in [0, 1)
-) -> Tensor:
+    label_smoothing: float,
+) -> Float[Tensor, ""]:
     "Smoothed cross-entropy in nats, summed over real target tokens (§5.4)."
     if not 0 <= label_smoothing < 1:
         raise ValueError(

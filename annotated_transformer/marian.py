@@ -63,20 +63,18 @@ from annotated_transformer.weights import (
 
 # %% ../nbs/91_marian.ipynb #4ffb7dac
 def _in_halves(
-    table: Tensor,  # (…, d_model): sine, cosine, sine, cosine, …
-) -> Tensor:  # (…, d_model): all sines, then all cosines
-    "The same features in the order of Marian."
+    table: Float[Tensor, "*batch d_model"],
+) -> Float[Tensor, "*batch d_model"]:
+    "Interleaved sines and cosines in the order of Marian: all sines, then all cosines."
     return table.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 # %% ../nbs/91_marian.ipynb #9c926a36
 class _SinusoidalHalves(SinusoidalPosition):
-    "Adds the positions of §3.5, sines in the first half of the features and cosines in the second."
+    "Adds the positions of §3.5, sines in the first half of the features, then cosines."
 
     def forward(
-        self,
-        x: Tensor,  # (b, n, d_model)
-        start: int = 0,  # position of the first of the n
-    ) -> Tensor:  # (b, n, d_model)
+        self, x: Float[Tensor, "b n d_model"], start: int = 0
+    ) -> Float[Tensor, "b n d_model"]:
         return x + _in_halves(super().forward(x.new_zeros(1, *x.shape[1:]), start))
 
 # %% ../nbs/91_marian.ipynb #6eede217

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from .attention import attention_weights
@@ -220,24 +221,23 @@ def attention_parts(
 # %% ../nbs/80_visualize.ipynb #5393aa40
 @torch.no_grad()
 def attention_maps(
-    model: nn.Module,  # a `Transformer`, or another with the same parts
-    src: Tensor,  # (b, s) source ids
-    tgt_in: Tensor,  # (b, t) what the decoder reads, start symbol first
-) -> dict[
-    str, Tensor
-]:  # "encoder" (n_layers, b, h, s, s), "decoder" (…, t, t), "cross" (…, t, s); rows sum to 1
-    "Where every head looks, recomputed from queries and keys while the model runs once, dropout off."
+    model: nn.Module, src: Int[Tensor, "b s"], tgt_in: Int[Tensor, "b t"]
+) -> dict[str, Tensor]:
+    """The weights of all heads, recomputed from queries and keys, without dropout.
+
+    "encoder" is (n_layers, b, h, s, s), "decoder" (…, t, t), and "cross" (…, t, s).
+    """
     groups = attention_parts(model)
     seen, modes = {}, [(module, module.training) for module in model.modules()]
 
-    def look(module: nn.Module, args: tuple, output: Tensor) -> None:
+    def record(module: nn.Module, args: tuple, output: Tensor) -> None:
         query, key, value, mask = args
         seen[module] = attention_weights(
             module.queries(query), module.keys_values(key, value)[0], mask
         )
 
     hooks = [
-        module.register_forward_hook(look)
+        module.register_forward_hook(record)
         for group in groups.values()
         for module in group
     ]

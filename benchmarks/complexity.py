@@ -25,7 +25,7 @@ from annotated_transformer.complexity import (
     SelfAttention,
     activation_bytes,
     cpu_seconds,
-    fused_attention,
+    flash_attention,
     layers_of_table_1,
 )
 from annotated_transformer.multi_head import MultiHeadAttention
@@ -34,7 +34,7 @@ from annotated_transformer.multi_head import MultiHeadAttention
 def layers(d: int, args: argparse.Namespace) -> dict[str, nn.Module]:
     "Those of Table 1, and attention in two more forms."
     more = {
-        "self-attention (fused)": SelfAttention(fused_attention),
+        "self-attention (fused)": SelfAttention(flash_attention),
         "self-attention, projected": SelfAttention(
             MultiHeadAttention(d, n_heads=1, attend=attention)
         ),

@@ -39,7 +39,7 @@ from annotated_transformer.batch import (
     _padding_share,
     drop_long_pairs,
     prepare,
-    _rows_of,
+    rows_of,
     training_steps,
     _write_pairs,
 )
@@ -59,7 +59,7 @@ def some_lists(n: int, seed: int = 0) -> list[list[int]]:
 
 
 LISTS = some_lists(400, seed=0), some_lists(400, seed=1)
-DATA = Pairs(*map(_rows_of, LISTS))
+DATA = Pairs(*map(rows_of, LISTS))
 lists_of_ids = st.lists(
     st.lists(st.integers(SPECIAL, 300), max_size=12), min_size=1, max_size=8
 )
@@ -73,7 +73,7 @@ lengths_of_pairs = st.integers(1, 60).flatmap(
 
 @given(lists_of_ids, st.data())
 def test_rows_are_the_lists(lists, data):
-    rows = _rows_of(lists)
+    rows = rows_of(lists)
     assert (
         len(rows) == len(lists)
         and [row.tolist() for row in rows] == lists
@@ -97,7 +97,7 @@ def test_pairs():
     ]
     some = DATA.take(np.array([3, 1]))
     assert [row.tolist() for row in some.tgt] == [LISTS[1][3], LISTS[1][1]]
-    empty = Pairs(_rows_of([]), _rows_of([]))
+    empty = Pairs(rows_of([]), rows_of([]))
     assert (
         len(empty) == 0
         and empty.lengths().shape == (0, 2)
@@ -208,7 +208,7 @@ def test_pad_ids_is_the_loop(lists, first, last):
         found.dtype == torch.int64
         and found.tolist()
         == wanted
-        == pad_ids(_rows_of(lists, np.uint16), 0, first=first, last=last).tolist()
+        == pad_ids(rows_of(lists, np.uint16), 0, first=first, last=last).tolist()
     )
 
 
@@ -242,7 +242,7 @@ def test_empty_sentences():
     batch = collate(*encode_pairs([("", ""), ("the dog", "der Hund")], VOCAB), VOCAB)
     assert batch.src[0].tolist()[:2] == [*VOCAB.encode(""), VOCAB.eos_id]
     bare = collate(
-        _rows_of([[]]), _rows_of([[]]), VOCAB
+        rows_of([[]]), rows_of([[]]), VOCAB
     )  # no piece at all, which `encode` never gives
     assert (
         bare.src.tolist() == bare.tgt_out.tolist() == [[VOCAB.eos_id]]
@@ -430,7 +430,7 @@ def test_errors():
     with pytest.raises(ValueError, match="no sentence pair"):
         encode_pairs([], VOCAB)
     with pytest.raises(ValueError, match="no sentence pair"):
-        next(training_steps(Pairs(_rows_of([]), _rows_of([])), VOCAB, 300, seed=0))
+        next(training_steps(Pairs(rows_of([]), rows_of([])), VOCAB, 300, seed=0))
     with pytest.raises(ValueError, match="no pair of 400 is left"):
         steps(1, max_len=0)
     for how in ({"rank": 2, "world_size": 2}, {"rank": -1}, {"accumulate": 0}):

@@ -22,7 +22,7 @@ from annotated_transformer.complexity import (
     _crossing,
     _dependencies,
     _fit_exponent,
-    fused_attention,
+    flash_attention,
     layers_of_table_1,
     _longest_chain,
     max_path,
@@ -88,10 +88,10 @@ def test_blocks_hold_nothing_of_n_by_n(n, r):
 @pytest.mark.parametrize("n", [1, 7, 64])
 def test_fused_is_the_same_attention(n):
     x = torch.randn(2, n, 8)
-    torch.testing.assert_close(SelfAttention(fused_attention)(x), SelfAttention()(x))
+    torch.testing.assert_close(SelfAttention(flash_attention)(x), SelfAttention()(x))
     mask = torch.rand(2, n, n) < 0.5
     mask[:, :, 0] = True
-    torch.testing.assert_close(fused_attention(x, x, x, mask), attention(x, x, x, mask))
+    torch.testing.assert_close(flash_attention(x, x, x, mask), attention(x, x, x, mask))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_bytes_by_arithmetic(n, d):
     assert activation_bytes(FeedForward(d, 3 * d), x) == 4 * (
         3 * n * d + n * d
     )  # the ReLU's output, and its own
-    assert activation_bytes(SelfAttention(fused_attention), x) == 4 * (
+    assert activation_bytes(SelfAttention(flash_attention), x) == 4 * (
         n * d + n
     )  # its output, and a normaliser for each query
 
