@@ -424,9 +424,7 @@ def _write_pairs(
             starts.write(np.zeros(1, "<i8"))
         while chunk := list(islice(pairs, 10_000)):
             for side, sentences in zip(_SIDES, zip(*chunk, strict=True), strict=True):
-                rows = rows_of(
-                    vocab.encode_many(list(sentences)), _id_type(len(vocab))
-                )
+                rows = rows_of(vocab.encode_many(list(sentences)), _id_type(len(vocab)))
                 ids, starts = files[side]
                 ids.write(rows.ids)
                 starts.write((rows.starts[1:] + ends[side]).astype("<i8"))

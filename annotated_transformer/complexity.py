@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SelfAttention', 'flash_attention', 'RestrictedAttention', 'Recurrent', 'Convolution', 'SeparableConvolution',
-           'layers_of_table_1', 'operations', 'max_path', 'activation_bytes', 'cpu_seconds']
+           'layers_of_table_1', 'operations', 'max_path', 'activation_bytes', 'cpu_seconds', 'fit_exponent']
 
 # %% ../nbs/40_complexity.ipynb #24b75e5c
 import copy
@@ -266,7 +266,7 @@ def cpu_seconds(
     return best
 
 # %% ../nbs/40_complexity.ipynb #7833cf41
-def _fit_exponent(
+def fit_exponent(
     sizes: Sequence[float],  # at least two different ones, positive
     costs: Sequence[float],  # one for each, positive
 ) -> float:

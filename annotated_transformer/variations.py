@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Row', 'paper_rows', 'Measured', 'Plan', 'read_table', 'fill_table', 'choose_rows', 'make_plan', 'with_text',
-           'format_table', 'row_trainer', 'Effect', 'verdict', 'effects']
+           'format_table', 'row_trainer', 'pooled_std', 'Effect', 'verdict', 'effects']
 
 # %% ../nbs/62_variations.ipynb #baa50baa
 import math
@@ -429,7 +429,7 @@ def row_trainer(
     return train_row
 
 # %% ../nbs/62_variations.ipynb #955b1d2b
-def _pooled_std(
+def pooled_std(
     table: dict,  # as `read_table` gives it
     measure: str,  # "valid_loss" or "bleu"
 ) -> float:

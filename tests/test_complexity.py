@@ -21,7 +21,7 @@ from annotated_transformer.complexity import (
     cpu_seconds,
     _crossing,
     _dependencies,
-    _fit_exponent,
+    fit_exponent,
     flash_attention,
     layers_of_table_1,
     _longest_chain,
@@ -158,7 +158,7 @@ def test_recurrent_is_pytorchs():
         lambda: _powers("O(n/r)"),
         lambda: _powers("n^2 d"),
         lambda: _powers("O()"),
-        lambda: _fit_exponent([3, 3], [1, 2]),
+        lambda: fit_exponent([3, 3], [1, 2]),
     ],
 )
 def test_refused(wrong):
@@ -349,7 +349,7 @@ def test_bytes_grow_with_n_but_for_plain_attention():
 def test_fit_recovers_a_power():
     sizes = [16, 64, 100, 1000, 4096]
     for p in (0.5, 1, 2, 2.2):
-        assert _fit_exponent(sizes, [3e-7 * n**p for n in sizes]) == pytest.approx(p)
+        assert fit_exponent(sizes, [3e-7 * n**p for n in sizes]) == pytest.approx(p)
 
 
 def test_crossing_between_measured_sizes():
@@ -401,7 +401,7 @@ def test_the_record_says_what_section_4_says():
 
     def slopes(name):
         return [
-            _fit_exponent([found["n"][i] for i in large], [times[i] for i in large])
+            fit_exponent([found["n"][i] for i in large], [times[i] for i in large])
             for times in found["seconds"][name].values()
         ]
 

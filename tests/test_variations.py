@@ -27,7 +27,7 @@ from annotated_transformer.variations import (
     _row_folder,
     read_table,
     _row_recipe,
-    _pooled_std,
+    pooled_std,
     format_table,
     _remove_weights,
     verdict,
@@ -424,16 +424,16 @@ def table_of(
 
 
 def test_spread_by_hand_and_by_statistics():
-    assert _pooled_std(table_of({"base": [1, 3], "a": [5]}), "bleu") == pytest.approx(
+    assert pooled_std(table_of({"base": [1, 3], "a": [5]}), "bleu") == pytest.approx(
         math.sqrt(2)
     )  # deviations 1 and 1, one degree of freedom
     rows = {"base": [1.0, 2.5, 4.0], "a": [7.0, 7.5], "b": [3.0]}
     pooled = (
         2 * statistics.variance(rows["base"]) + statistics.variance(rows["a"])
     ) / 3
-    assert _pooled_std(table_of(rows), "bleu") == pytest.approx(math.sqrt(pooled))
+    assert pooled_std(table_of(rows), "bleu") == pytest.approx(math.sqrt(pooled))
     with pytest.raises(ValueError, match="--seeds 2"):
-        _pooled_std(table_of({"base": [1], "a": [2]}), "bleu")
+        pooled_std(table_of({"base": [1], "a": [2]}), "bleu")
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_luck_alone_is_seldom_an_effect():
             table,
             "bleu",
             {name: {"bleu": 25.0} for name in ["base", *map(str, range(20))]},
-            _pooled_std(table, "bleu"),
+            pooled_std(table, "bleu"),
         )
         n_told += sum(e.verdict != "cannot tell" for e in found)
         n_rows += len(found)
