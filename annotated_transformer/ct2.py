@@ -12,9 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from . import UserError
-from .run_folder import TRAINED, Run, load_run, run_kind
+from .attention import attention
 from .config import ModelConfig
+from .embedding import Embedding
+from .fast_dropout import FastDropout
+from .feed_forward import FeedForward
 from .files import check_free, new_folder
+from annotated_transformer.fused_attention import (
+    FusedMultiHeadAttention,
+    fused_attention,
+)
+from .multi_head import AttentionDropout, MultiHeadAttention
+from .position import LearnedPosition, SinusoidalPosition
+from .run_folder import TRAINED, Run, load_run, run_kind
+from annotated_transformer.stack import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    PostNorm,
+    PreNorm,
+)
+from .transformer import Transformer
 from .vocab import Vocab
 
 # %% ../nbs/92_ct2.ipynb #f12f7751
@@ -123,6 +142,28 @@ def _add_vocabulary(
         setattr(spec.config, name, pieces[i])
     spec.config.add_source_eos = True
 
+# %% ../nbs/92_ct2.ipynb #92c0a002
+_KNOWN = (
+    *(Transformer, Encoder, Decoder, EncoderLayer, DecoderLayer, PostNorm, PreNorm),
+    *(MultiHeadAttention, FusedMultiHeadAttention, AttentionDropout, FeedForward),
+    *(Embedding, SinusoidalPosition, LearnedPosition, FastDropout),
+    *(nn.Linear, nn.LayerNorm, nn.ReLU, nn.Dropout, nn.Identity, nn.ModuleList),
+)
+
+# %% ../nbs/92_ct2.ipynb #92c0a003
+def _check_modules(model: nn.Module) -> None:
+    "UserError for a model that does not consist of the paper's modules alone."
+    for name, module in model.named_modules():
+        of_paper = type(module) in _KNOWN
+        attend = getattr(module, "attend", attention)
+        if attend not in (attention, fused_attention):
+            of_paper = of_paper and type(attend) is AttentionDropout
+        if not of_paper:
+            raise UserError(
+                f"{name or 'the model'} is a {type(module).__name__}: only the paper's"
+                " modules have a place in CTranslate2"
+            )
+
 # %% ../nbs/92_ct2.ipynb #d352097f
 def _engine_spec(
     run: Run,
@@ -143,6 +184,7 @@ def _engine_spec(
         run.model.state_dict(),
         _weight_table(run.recipe.model),
     )
+    _check_modules(run.model)
     width = config.d_model // config.n_heads
     d_k, d_v = config.d_k or width, config.d_v or width
     if d_k != d_v:

@@ -69,7 +69,7 @@ ALLOWED = {
     "marian": "batched_search config embedding feed_forward files fused_attention masking position run_folder stack transformer translate "
     "vocab weights",
     "recipe": "batch checkpoint config corpus distributed engines files inference optimizer run_folder train transformer visualize vocab weights",
-    "ct2": "config files run_folder vocab",
+    "ct2": "attention config embedding fast_dropout feed_forward files fused_attention multi_head position run_folder stack transformer vocab",
     "variations": "batched_search config corpus distributed evaluate files run_folder train translate",
     # layer 4: whole jobs put together
     "demo": "checkpoint config corpus evaluate explorer files grammar heads recipe run_folder train translate",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from annotated_transformer import UserError
 from annotated_transformer.batch import pad_ids
 from annotated_transformer.run_folder import create_run, load_run, write_config
 from annotated_transformer.weights import save_weights
@@ -30,6 +31,7 @@ from annotated_transformer.batched_search import (
     eos_among_best,
 )
 from annotated_transformer.kv_cache import KVCache
+from annotated_transformer.multi_head import MultiHeadAttention
 from annotated_transformer.recipe import RunOptions, train_run
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
@@ -411,6 +413,23 @@ def test_refusals(tmp_path, vocab, sizes, kind, says):
     with pytest.raises(ValueError, match=says):
         export_ct2(random_run(tmp_path / "run", vocab, **sizes), tmp_path / "out", kind)
     assert not (tmp_path / "out").exists()
+
+
+def test_modules_that_it_does_not_know_are_refused(tmp_path, vocab):
+    "They may have the same weights and another formula."
+
+    class Rotary(MultiHeadAttention):
+        pass
+
+    run = load_run(random_run(tmp_path / "run", vocab))
+    _engine_spec(run)
+    attn = run.model.decoder.layers[0].self_attn
+    was, attn.attend = attn.attend, lambda query, key, value, mask: value
+    with pytest.raises(UserError, match=r"decoder\.layers\.0\.self_attn is a Fused"):
+        _engine_spec(run)
+    attn.attend, attn.__class__ = was, Rotary
+    with pytest.raises(UserError, match=r"decoder\.layers\.0\.self_attn is a Rotary"):
+        _engine_spec(run)
 
 
 def test_without_the_engine(tmp_path, vocab, monkeypatch):
