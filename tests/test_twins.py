@@ -186,12 +186,12 @@ def small_chunks(*args) -> Tensor:
 
 
 # The sums are taken in another order, and in float32 the plain gradient is e to the power
-# of a rounded ln p (`test_loss.py` has a lower limit for the engine). Under autocast,
+# of a rounded ln p, on some processors with fewer exact digits (`test_loss.py` has a lower limit for the engine). Under autocast,
 # logits and probabilities have 8 significant bits; the errors of positions cancel in the
 # value, less in the gradients.
 LOSS_TOLERANCE = {
     "float64": Tolerance(1e-13, 1e-13),
-    "float32": Tolerance(1e-6, 3e-6),
+    "float32": Tolerance(1e-6, 1e-5),
     "autocast": Tolerance(2**-8, 2**-5),
 }
 
