@@ -223,10 +223,9 @@ def worker(folder):
     found, me = {}, int(os.environ["RANK"])
     with process_group(pick_device("cpu")):
         n, others = world_size(), (rank(), world_size())
-        found["who"], found["sum"] = (
-            (me, *others),
-            sum_over_ranks(torch.tensor([1.0, me])).tolist(),
-        )
+        found["who"], mine = (me, *others), torch.tensor([1.0, me])
+        found["sum"] = sum_over_ranks(mine).tolist()
+        assert mine.tolist() == [1.0, me]  # the argument is left as it was
         found["any"] = [any_rank(me == who, CPU) for who in (0, n - 1, n)]
         found["first"] = [
             first_answer(("rank", me) if me in who else None)
