@@ -15,7 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from . import UserError
-from .decode import Hypothesis, length_penalty
+from annotated_transformer.decode import (
+    Hypothesis,
+    _as_hypothesis,
+    length_penalty,
+)
 
 # %% ../nbs/90e_batched_search.ipynb #90e00007
 def _reorder(state: Any, parents: Int[Tensor, "b beam"]) -> Any:
@@ -48,8 +52,7 @@ def _as_hypotheses(
         hypotheses = []
         for i, (ids, score, log_prob) in enumerate(zip(*sentence)):
             if i == 0 or score > -torch.inf:
-                end = ids.index(eos_id) if eos_id in ids else len(ids)
-                hypotheses.append(Hypothesis(ids[:end], score, log_prob))
+                hypotheses.append(_as_hypothesis(ids, score, log_prob, eos_id))
         found.append(hypotheses)
     return found
 
@@ -203,6 +206,14 @@ def _advance(
     done = beam.done | cut_off | (beam.best_scores[:, -1] >= bound)
     return beam._replace(done=done), parents, last
 
+# %% ../nbs/90e_batched_search.ipynb #90e0001c1
+def _check_n_best(n_best: int, beam_size: int) -> None:
+    "UserError unless the beam can hold the hypotheses that are asked for."
+    if not 1 <= n_best <= beam_size:
+        raise UserError(
+            f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size"
+        )
+
 # %% ../nbs/90e_batched_search.ipynb #90e0001e
 @torch.no_grad()
 def batched_beam_search(
@@ -220,10 +231,7 @@ def batched_beam_search(
 
     `max_lens` does not count EOS, and `penalty` of |Y| must not fall as |Y| grows.
     """
-    if not 1 <= n_best <= beam_size:
-        raise UserError(
-            f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size"
-        )
+    _check_n_best(n_best, beam_size)
     found: list[list[Hypothesis]] = [[] for _ in max_lens]
     beam, n = _start_beam(max_lens, n_best, eos_id), 0
     last = torch.full_like(max_lens[:, None], bos_id)
@@ -253,10 +261,7 @@ def search_with(beam_size: int = 4, alpha: float = 0.6, n_best: int = 1) -> Call
     """
     if not 1 <= beam_size <= 256:
         raise UserError(f"beam_size={beam_size}: take 1 to 256 hypotheses")
-    if not 1 <= n_best <= beam_size:
-        raise UserError(
-            f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size"
-        )
+    _check_n_best(n_best, beam_size)
     if not 0 <= alpha <= 10:
         raise UserError(f"alpha={alpha}: take 0 to 10, the paper has 0.6")
     if beam_size == 1:

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .label_smoothing import _check_smoothing
+
 # %% ../nbs/90c_chunked_loss.ipynb #90c00015
 def _chunk_size(n_vocab: int, device: torch.device) -> int:
     "How many positions have their logits in memory at once."
@@ -107,11 +109,7 @@ def chunked_loss(
     label_smoothing: float,
 ) -> Float[Tensor, ""]:
     "`smoothed_loss` without all logits in memory at once (§5.4)."
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(
-            f"label_smoothing={label_smoothing} must be in [0, 1): it is "
-            "the probability taken from the target token"
-        )
+    _check_smoothing(label_smoothing)
     real = tgt_out != pad_id
     device = hidden.device.type
     dtype = hidden.dtype

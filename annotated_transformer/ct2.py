@@ -154,11 +154,11 @@ _KNOWN = (
 def _check_modules(model: nn.Module) -> None:
     "UserError for a model that does not consist of the paper's modules alone."
     for name, module in model.named_modules():
-        of_paper = type(module) in _KNOWN
         attend = getattr(module, "attend", attention)
-        if attend not in (attention, fused_attention):
-            of_paper = of_paper and type(attend) is AttentionDropout
-        if not of_paper:
+        attend_is_known = (
+            attend in (attention, fused_attention) or type(attend) is AttentionDropout
+        )
+        if type(module) not in _KNOWN or not attend_is_known:
             raise UserError(
                 f"{name or 'the model'} is a {type(module).__name__}: only the paper's"
                 " modules have a place in CTranslate2"

@@ -60,10 +60,12 @@ class Hypothesis(NamedTuple):
     "natural logarithm of the sentence's probability, EOS included"
 
 # %% ../nbs/61a_decode.ipynb #69855776
-def _as_hypothesis(ids: list[int], log_prob: float, eos_id: int) -> Hypothesis:
-    "The tokens before the first EOS, scored by their log-probability."
+def _as_hypothesis(
+    ids: list[int], score: float, log_prob: float, eos_id: int
+) -> Hypothesis:
+    "The hypothesis of the tokens before the first EOS."
     end = ids.index(eos_id) if eos_id in ids else len(ids)
-    return Hypothesis(ids[:end], log_prob, log_prob)
+    return Hypothesis(ids[:end], score, log_prob)
 
 # %% ../nbs/61a_decode.ipynb #edc1a2b7
 @torch.no_grad()
@@ -87,7 +89,7 @@ def _generate(
         done = done | (last == eos_id) | (max_lens <= len(tokens))
     rows = torch.stack(tokens, dim=1).tolist() if tokens else [[] for _ in max_lens]
     scores = log_probs.tolist()
-    return [[_as_hypothesis(ids, p, eos_id)] for ids, p in zip(rows, scores)]
+    return [[_as_hypothesis(ids, p, p, eos_id)] for ids, p in zip(rows, scores)]
 
 # %% ../nbs/61a_decode.ipynb #bf5c1532
 def greedy_search(

@@ -6,6 +6,8 @@
 __all__ = ['fused_attention', 'FusedMultiHeadAttention']
 
 # %% ../nbs/90b_fused_attention.ipynb #90b00004
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -55,7 +57,12 @@ class FusedMultiHeadAttention(MultiHeadAttention):
     "`MultiHeadAttention` with one product for the projections of self-attention."
 
     def __init__(
-        self, d_model: int, n_heads: int, d_k=None, d_v=None, attend=fused_attention
+        self,
+        d_model: int,
+        n_heads: int,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        attend: Callable = fused_attention,
     ):
         super().__init__(d_model, n_heads, d_k, d_v, attend)
 

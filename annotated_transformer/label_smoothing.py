@@ -11,6 +11,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+# %% ../nbs/54_label_smoothing.ipynb #54c0a001
+def _check_smoothing(label_smoothing: float) -> None:
+    "ValueError for what is no probability below 1."
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(
+            f"label_smoothing={label_smoothing} must be in [0, 1): it is "
+            "the probability taken from the target token"
+        )
+
 # %% ../nbs/54_label_smoothing.ipynb #ff49c046
 def smoothed_loss(
     hidden: Float[Tensor, "b t d_model"],
@@ -20,11 +29,7 @@ def smoothed_loss(
     label_smoothing: float,
 ) -> Float[Tensor, ""]:
     "Smoothed cross-entropy in nats, summed over real target tokens (§5.4)."
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(
-            f"label_smoothing={label_smoothing} must be in [0, 1): it is "
-            "the probability taken from the target token"
-        )
+    _check_smoothing(label_smoothing)
     real = tgt_out != pad_id
     logits = F.linear(hidden[real], weight)  # (n_real, n_vocab)
     # float32 at least: under autocast the logits are bfloat16

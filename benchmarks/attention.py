@@ -4,7 +4,7 @@
     python benchmarks/attention.py --out attention.json
 
 About 4,096 tokens at each length, heads of 64. A round times both, one after the other; ratios are taken within a round, and the
-median over rounds is printed: above 1 the written-out one is faster. `fast_attention` of notebook 322 chooses by this table.
+median over rounds is printed: above 1 the written-out one is faster. `fused_attention` of notebook 90b chooses by this table.
 """
 
 import argparse

@@ -42,6 +42,7 @@ from annotated_transformer.batch import (
     epoch_batches,
     training_steps,
 )
+from annotated_transformer.engines import FAST
 from annotated_transformer.files import write_file
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
@@ -54,7 +55,7 @@ from annotated_transformer.optimizer import adam
 from annotated_transformer.position import SinusoidalPosition
 from annotated_transformer.recipe import BatchLoss, validation_loss
 from annotated_transformer.train import StepRecord, Stop, train
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.transformer import Transformer, build_transformer
 from annotated_transformer.vocab import Vocab, learn_bpe
 
 TINY = get_recipe("tiny")
@@ -119,11 +120,18 @@ def closest_width(
         )
 
 
+def decoder_of(model: nn.Module):
+    "The systems of §2 decode by themselves, the Transformer with a cache."
+    return FAST.decoder(model) if isinstance(model, Transformer) else model
+
+
 def builders(
     n_vocab: int, pad_id: int
 ) -> dict[str, tuple[int, Callable[[], nn.Module]]]:
     "Width and model of every system, the Transformer first; the others have its number of parameters, as nearly as an even width can."
-    transformer = partial(build_transformer, TINY.model, n_vocab, pad_id)
+    transformer = partial(
+        build_transformer, TINY.model, n_vocab, pad_id, attention=FAST.attention
+    )
     n_wanted, found = (
         n_parameters(transformer()),
         {"Transformer": (TINY.model.d_model, transformer)},
@@ -232,7 +240,7 @@ def measure(
 ) -> dict:
     "Exact match and BLEU on held-out text, and the pronouns by distance; beam search as in the paper."
     translator, (sources, references) = (
-        Translator(model, vocab, decoder=lambda model: model),
+        Translator(model, vocab, decoder=decoder_of),
         map(list, zip(*test)),
     )
     began = time.process_time()

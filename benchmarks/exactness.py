@@ -47,6 +47,7 @@ from annotated_transformer.distributed import (
     rank,
     reduce_now,
 )
+from annotated_transformer.engines import FAST
 from annotated_transformer.grammar import builtin
 from annotated_transformer.recipe import BatchLoss, build_training
 from annotated_transformer.transformer import build_transformer
@@ -297,7 +298,9 @@ def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Te
         read_state(last),
         recipe.train,
     )
-    model = build_transformer(recipe.model, len(data.vocab), data.vocab.pad_id)
+    model = build_transformer(
+        recipe.model, len(data.vocab), data.vocab.pad_id, attention=FAST.attention
+    )
     load_weights(model, last / "model.safetensors")
     objective = BatchLoss(model.to(dtype), settings.label_smoothing)
     parallel = data_parallel(objective, CPU)

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from annotated_transformer.batch import batch_rows
-from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.config import ModelConfig
+from annotated_transformer.engines import FAST
 from annotated_transformer.optimizer import adam
 from annotated_transformer.position import positional_encoding
 from annotated_transformer.recipe import precision_context
@@ -96,10 +96,17 @@ def useful_flops(
 class Ours(nn.Module):
     def __init__(self, m: ModelConfig, n_vocab: int):
         super().__init__()
-        self.model = build_transformer(m, n_vocab, PAD, DROPOUT)
+        self.model = build_transformer(
+            m,
+            n_vocab,
+            PAD,
+            DROPOUT,
+            attention=FAST.attention,
+            make_dropout=FAST.make_dropout,
+        )
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        return chunked_loss(
+        return FAST.loss(
             self.model(src, tgt_in),
             self.model.embedding.weight,
             tgt_out,

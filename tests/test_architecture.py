@@ -44,7 +44,7 @@ ALLOWED = {
     # engines of parts
     "fast_dropout": "",
     "fused_attention": "attention multi_head",
-    "chunked_loss": "",
+    "chunked_loss": "label_smoothing",
     "batched_search": "decode",
     "inference": "",
     # layer 1: what holds parts together

@@ -15,7 +15,7 @@ warmups = st.integers(1, 50_000)
 
 
 @given(steps, st.sampled_from([128, 512, 1024]), warmups)
-def test_paper_rate_is_equation_3(step, d_model, warmup_steps):
+def test_inverse_sqrt_schedule_is_equation_3(step, d_model, warmup_steps):
     expected = (
         step / warmup_steps**1.5 if step < warmup_steps else 1 / math.sqrt(step)
     ) / math.sqrt(d_model)
@@ -25,21 +25,21 @@ def test_paper_rate_is_equation_3(step, d_model, warmup_steps):
 
 
 @given(steps, warmups)
-def test_paper_rate_peaks_at_the_end_of_the_warmup(step, warmup_steps):
+def test_inverse_sqrt_schedule_peaks_at_the_end_of_the_warmup(step, warmup_steps):
     peak = inverse_sqrt_schedule(warmup_steps, 512, warmup_steps)
     assert math.isclose(peak, (512 * warmup_steps) ** -0.5, rel_tol=1e-12)
     assert 0 < inverse_sqrt_schedule(step, 512, warmup_steps) <= peak * (1 + 1e-12)
 
 
 @given(steps, warmups, st.integers(1, 100_000))
-def test_linear_rate_stays_between_0_and_the_peak(step, warmup_steps, max_steps):
+def test_linear_schedule_stays_between_0_and_the_peak(step, warmup_steps, max_steps):
     rate = linear_schedule(step, 2e-3, warmup_steps, max_steps)
     assert 0 <= rate <= 2e-3
     if step >= max_steps:
         assert rate == 0
 
 
-def test_linear_rate_by_hand():
+def test_linear_schedule_by_hand():
     assert [linear_schedule(s, 1.0, 4, 8) for s in range(1, 10)] == [
         0.25,
         0.5,
