@@ -18,7 +18,7 @@ def attention_weights(
     key: Float[Tensor, "*#batch n_k d_k"],
     mask: Bool[Tensor, "*#batch #n_q #n_k"] | None = None,
 ) -> Float[Tensor, "*#batch n_q n_k"]:
-    """softmax(QKᵀ/√d_k), where `mask` is True for keys that may be attended to (§3.2.1).
+    """softmax(QKᵀ/√d_k), where `mask` is True for keys to attend to (§3.2.1).
 
     Rows sum to 1; a fully masked row is 0.
     """
