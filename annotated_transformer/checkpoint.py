@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from . import UserError
 from .batch import RunPosition
 from .distributed import placed_like, rank
-from annotated_transformer.files import (
+from annotated_transformer.atomic import (
     copy_file,
     new_folder,
-    read_json,
     remove,
-    sha256,
-    sweep,
+    remove_stale_staging,
 )
+from .files import read_json, sha256
 from .run_folder import FORMAT, read_config, write_config
 from annotated_transformer.weights import (
     about_weights,
@@ -166,7 +165,7 @@ def save_checkpoint(
     state = gather(optimizer_state(model, optimizer))
     if rank() != 0:
         return None
-    sweep(folder)
+    remove_stale_staging(folder)
     n_before = max(
         (again + 1 for step, again, _ in _numbered(folder) if step == progress.step),
         default=0,
@@ -351,7 +350,7 @@ def prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
         raise UserError(
             f"keep_last={keep_last} must be at least 1: the newest checkpoint stays"
         )
-    sweep(folder)
+    remove_stale_staging(folder)
     step_of = {path: step for step, _, path in _numbered(folder)}
     *older, newest = checkpoints(folder) or [None]
     older = [path for path in older if step_of[path] % save_every == 0]

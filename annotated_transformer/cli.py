@@ -143,7 +143,7 @@ class _TextOptions(NamedTuple):
 
     def load(self):
         "The `Corpus`: one by name, or two files."
-        from annotated_transformer.corpus import load_corpus, own_corpus
+        from annotated_transformer.corpus import load_corpus, corpus_from_files
 
         if (self.data is None) == (self.src is None):
             raise UserError("name either --data or --src with --tgt")
@@ -153,7 +153,7 @@ class _TextOptions(NamedTuple):
             raise UserError("--src needs --tgt, its translation")
         if (self.valid_src is None) != (self.valid_tgt is None):
             raise UserError("--valid-src and --valid-tgt go together")
-        return own_corpus(self.src, self.tgt, self.valid_src, self.valid_tgt)
+        return corpus_from_files(self.src, self.tgt, self.valid_src, self.valid_tgt)
 
 # %% ../nbs/95_cli.ipynb #3c276043
 def _is_restart(out: Path) -> bool:
@@ -434,7 +434,7 @@ def _average_verb(
     "Average the last checkpoints: the result is the weights that translate."
     from annotated_transformer.checkpoint import use_average
     from annotated_transformer.run_folder import read_config
-    from annotated_transformer.files import FolderLock
+    from annotated_transformer.atomic import FolderLock
 
     read_config(run)  # a folder that is no run is not locked either
     with FolderLock(run):
@@ -443,12 +443,12 @@ def _average_verb(
 # %% ../nbs/95_cli.ipynb #9179b653
 def _typed_lines() -> Iterator[list[bytes]]:
     "The lines that a user types, one by one, until Ctrl-D."
-    from annotated_transformer.corpus import MAX_LINE
+    from annotated_transformer.text import MAX_LINE_BYTES
 
     print("Type a sentence and press return; Ctrl-D leaves.", file=sys.stderr)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.buffer.readline(MAX_LINE + 1)
+        line = sys.stdin.buffer.readline(MAX_LINE_BYTES + 1)
         if not line:
             return print(file=sys.stderr)
         yield [line]
@@ -678,7 +678,7 @@ def _attention_verb(
         is_attention_page,
         write_attention_page,
     )
-    from annotated_transformer.files import check_replaceable
+    from annotated_transformer.atomic import check_replaceable
     from annotated_transformer.translate import load
 
     check_replaceable(out, is_attention_page)

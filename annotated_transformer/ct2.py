@@ -17,7 +17,7 @@ from .config import ModelConfig
 from .embedding import Embedding
 from .fast_dropout import FastDropout
 from .feed_forward import FeedForward
-from .files import check_free, new_folder
+from .atomic import check_new_folder, new_folder
 from annotated_transformer.fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
@@ -233,7 +233,7 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
         raise UserError(
             f"quantization={quantization!r} is none of {', '.join(QUANTIZATIONS)}"
         )
-    check_free(out)
+    check_new_folder(out)
     if run_kind(run) != TRAINED:
         raise UserError(
             f"{run} was imported from Marian: CTranslate2 takes the folder that it "

@@ -18,16 +18,13 @@ from .corpus import Corpus, load_corpus
 from .evaluate import bleu, pronoun_accuracy
 from .translate import Translator, load
 from .explorer import write_attention_page
-from annotated_transformer.files import (
+from annotated_transformer.atomic import (
     FolderLock,
-    kind_of,
-    read_json,
-    replace_folder,
-    resolve,
-    sha256,
-    sweep,
+    new_folder,
+    remove_stale_staging,
     write_json,
 )
+from .files import path_type, read_json, resolve, sha256
 from .grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
 from .heads import it_sentences
 from .recipe import train_run
@@ -62,11 +59,11 @@ _DEMO_FILES = {"report.json", "attention.html", FolderLock.NAME}  # besides a ru
 def _check_demo(path: Path) -> None:
     "UserError unless a folder is an unchanged demo, which a new one may replace."
     report, weights = path / "report.json", path / "model.safetensors"
-    values = read_json(report) if kind_of(report) == "file" else {}
+    values = read_json(report) if path_type(report) == "file" else {}
     if (
         (values.get("format"), values.get("kind")) != (FORMAT, "demo")
         or {*foreign_entries(path)} - _DEMO_FILES
-        or kind_of(weights) != "file"
+        or path_type(weights) != "file"
         or values.get("weights_sha256") != sha256(weights)
     ):
         raise UserError(
@@ -95,8 +92,8 @@ def run_demo(
     echo: Callable[[str], None] = print,
 ) -> dict:  # what report.json says
     "Train on the synthetic corpus, measure, write report.json and attention.html."
-    sweep(resolve(out).parent)
-    with replace_folder(out, _check_demo) as new:
+    remove_stale_staging(resolve(out).parent)
+    with new_folder(out, _check_demo) as new:
         seconds = _train_demo(load_corpus("builtin"), recipe or get_recipe("tiny"), new)
         translator = load(new)
         numbers, examples = measure_demo(translator, n_sentences, n_drawn)

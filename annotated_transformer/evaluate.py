@@ -21,8 +21,13 @@ from sacrebleu.metrics.base import Signature
 from sacrebleu.significance import PairedTest, Result
 
 from . import UserError
-from .batch import Pairs, batch_rows, collate, encode_pairs
-from .corpus import read_lines
+from annotated_transformer.batch import (
+    EncodedPairs,
+    bucket_by_length,
+    collate,
+    encode_pairs,
+)
+from .text import read_lines
 from .batched_search import batched_greedy_search
 from .transformer import Transformer
 from .translate import Translator
@@ -97,7 +102,7 @@ def chrf(hypotheses: list[str], references: list[str], n_bootstrap: int = 0) -> 
 def validation_bleu(
     model: Transformer,  # is left in the mode it was in
     vocab: Vocab,
-    valid: Pairs,  # held-out text as ids
+    valid: EncodedPairs,  # held-out text as ids
 ) -> dict[str, float]:
     "BLEU of greedy translations of held-out text, as a metric of the loop."
     sources, references = (
@@ -287,7 +292,7 @@ def perplexity(
         )
     budget = max(translator.batch_tokens, int(lengths.max()))
     nats = 0.0
-    for rows in batch_rows(lengths, budget, np.random.default_rng(0)):
+    for rows in bucket_by_length(lengths, budget, np.random.default_rng(0)):
         batch = collate(*data.take(rows), vocab).to(device)
         real = batch.tgt_out != vocab.pad_id
         hidden = model(batch.src, batch.tgt_in)[real]

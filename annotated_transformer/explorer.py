@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import UserError
 from .batch import pad_ids
-from .files import replace_file
+from .atomic import replace_file
 from .visualize import attention_maps
 
 # %% ../nbs/80a_explorer.ipynb #4904827d

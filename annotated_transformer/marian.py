@@ -28,15 +28,14 @@ from annotated_transformer.batched_search import (
 )
 from .embedding import Embedding
 from .feed_forward import FeedForward
+from .atomic import new_folder, write_json
 from annotated_transformer.files import (
     check_no_links,
-    kind_of,
-    new_folder,
+    path_type,
     read_file,
     read_json,
     resolve,
     sha256,
-    write_json,
 )
 from .fused_attention import FusedMultiHeadAttention
 from .masking import causal_mask
@@ -580,7 +579,7 @@ def import_marian(folder: Path, run: Path) -> None:
     UserError if the run is there already or the checkpoint cannot be used.
     """
     folder, run = Path(folder), Path(run)
-    if kind_of(resolve(run)) != "nothing":
+    if path_type(resolve(run)) != "nothing":
         raise UserError(f"{run} is there already: choose a new place for the run")
     config = _read_marian(folder)
     _, weights = MarianVocab(folder, config), _read_marian_weights(folder, config)

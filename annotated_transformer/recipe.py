@@ -24,16 +24,13 @@ from torch import Tensor, nn
 from . import UserError
 from annotated_transformer.batch import (
     Batch,
-    Pairs,
-    Prepared,
+    EncodedPairs,
     Step,
     drop_long_pairs,
     epoch_batches,
-    open_prepared,
-    prepare,
-    read_prepared_about,
     training_steps,
 )
+from .prepared import Prepared, open_prepared, prepare
 from annotated_transformer.checkpoint import (
     Progress,
     checkpoints,
@@ -58,7 +55,8 @@ from annotated_transformer.weights import (
     save_weights,
 )
 from .config import Recipe, TrainConfig, check_minutes
-from .corpus import Corpus, corpus_from, fingerprint
+from .corpus import Corpus, corpus_from_source
+from .text import fingerprint
 from annotated_transformer.distributed import (
     DeferredInit,
     any_rank,
@@ -72,16 +70,15 @@ from annotated_transformer.distributed import (
     world_size,
 )
 from .engines import FAST, Engines
-from annotated_transformer.files import (
+from annotated_transformer.atomic import (
     FolderLock,
-    kind_of,
-    made_parents,
+    make_parents,
     remove_known,
     replace_file,
-    resolve,
-    sweep,
+    remove_stale_staging,
     write_file,
 )
+from .files import path_type, resolve
 from .inference import limit_kernels
 from .optimizer import adam, linear_schedule, inverse_sqrt_schedule
 from annotated_transformer.train import (
@@ -306,10 +303,10 @@ def _named_corpus(
     run: Path, about: dict, corpus: Corpus | None, folder: Path
 ) -> Corpus | None:
     "The text to encode: what the caller gave, or the synthetic corpus; None if it is encoded."
-    if corpus is not None or kind_of(resolve(folder)) != "nothing":
+    if corpus is not None or path_type(resolve(folder)) != "nothing":
         return corpus
     try:
-        return corpus_from(about.get("source", {}))
+        return corpus_from_source(about.get("source", {}))
     except UserError as e:
         raise UserError(
             f"{folder} with the encoded text of {run} is missing, and {e}"
@@ -353,7 +350,7 @@ def _note_text(run: Path, recipe: Recipe, data: Prepared, folder: Path) -> None:
             f"the text in {folder} has another vocabulary than {run}, "
             "which cannot continue with it"
         )
-    text = read_prepared_about(folder)["text_sha256"]
+    text = data.text_sha256
     about = read_config(run)[1]
     if "vocab_sha256" not in about or about.get("text_sha256") != text:
         write_config(run, recipe, about | {"text_sha256": text})
@@ -481,7 +478,7 @@ class RunOptions(NamedTuple):
     prepared: Path | None = None  # encoded text that runs share; None = in the run
     hooks: Sequence[Hook] = ()  # more hooks, called on rank 0
     # more to measure at each validation pass, from model, vocabulary and held-out text
-    score: Callable[[Transformer, Vocab, Pairs], dict[str, float]] | None = None
+    score: Callable[[Transformer, Vocab, EncodedPairs], dict[str, float]] | None = None
     sharded: bool = False  # as for `build_training`
     tensorboard: bool = False  # write curves for TensorBoard
     quiet: bool = False  # without progress bars
@@ -578,7 +575,7 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
         yield []
         return
     run, start, minutes = training.run, training.start, options.minutes
-    sweep(run)
+    remove_stale_staging(run)
     _trim_metrics(run, start.step)
     shown = []
     if not options.quiet:
@@ -754,8 +751,8 @@ def _new_run(
     if rank() > 0:
         yield None
         return
-    existed, undone = kind_of(resolve(out)) == "folder", False
-    with made_parents(resolve(out)):
+    existed, undone = path_type(resolve(out)) == "folder", False
+    with make_parents(resolve(out)):
         _create_run(corpus, recipe, out, prepared)
         try:
             with _locked(out) as lock:

@@ -21,19 +21,21 @@ import torch
 from . import UserError
 from .config import Recipe, recipe_from_dict, recipe_to_dict
 from .engines import FAST
-from annotated_transformer.files import (
-    check_free,
-    check_no_links,
-    kind_of,
+from annotated_transformer.atomic import (
+    check_new_folder,
     new_folder,
-    read_json,
     remove_known,
-    resolve,
-    sha256,
     write_json,
 )
+from annotated_transformer.files import (
+    check_no_links,
+    path_type,
+    read_json,
+    resolve,
+    sha256,
+)
 from .transformer import Transformer, build_transformer
-from .vocab import Vocab, load_vocab
+from .vocab import Vocab
 from annotated_transformer.weights import (
     check_sizes,
     read_about,
@@ -97,12 +99,12 @@ def write_config(path: Path, recipe: Recipe, about: dict) -> None:
 # %% ../nbs/52d_run_folder.ipynb #55efbb51
 def check_new_run(path: Path) -> None:
     "UserError unless a run folder can be made here: in an empty folder, or a new one."
-    if kind_of(resolve(path) / "config.json") != "nothing":
+    if path_type(resolve(path) / "config.json") != "nothing":
         raise UserError(
             f"{path} already holds a run: continue it with --resume, choose "
             "another --out, or remove it first"
         )
-    check_free(path)
+    check_new_folder(path)
     try:
         str(resolve(path)).encode()
     except UnicodeEncodeError:  # safetensors reads no such files
@@ -168,7 +170,7 @@ _ABOUT = {
 def _read_any_config(path: Path) -> tuple[str, Recipe | None, dict]:
     "The kind of a run, its settings if trained here, and the rest of config.json."
     file = path / "config.json"
-    if kind_of(resolve(path)) != "folder" or kind_of(file) == "nothing":
+    if path_type(resolve(path)) != "folder" or path_type(file) == "nothing":
         raise UserError(f"{path} is not a run folder: it has no config.json")
     check_no_links(path, {"config.json"})
     values = read_json(file, FORMAT)
@@ -222,7 +224,7 @@ def load_run(path: Path) -> Run:
         raise UserError(
             f"{path} has no model.safetensors: its training has not saved a model yet"
         )
-    vocab = load_vocab(path / "vocab.model")
+    vocab = Vocab.load(path / "vocab.model")
     if hashlib.sha256(vocab.model).hexdigest() != about.get("vocab_sha256"):
         raise UserError(
             f"{path / 'vocab.model'} is not the vocabulary that "

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from . import UserError
-from .batch import batch_rows, pad_ids
-from .corpus import MAX_LINE, text_lines
+from .batch import bucket_by_length, pad_ids
+from .text import MAX_LINE_BYTES, decode_lines
 from .batched_search import batched_beam_search
 from .decode import Hypothesis
 from .distributed import pick_device
@@ -155,7 +155,7 @@ class Translator:
             return found
         lengths = np.array([[len(ids) + 1] * 2 for ids in parts])  # with EOS
         budget = max(self.batch_tokens, int(lengths.max()))
-        for rows in batch_rows(lengths, budget, np.random.default_rng(0)):
+        for rows in bucket_by_length(lengths, budget, np.random.default_rng(0)):
             batch = [parts[row] + [self.vocab.eos_id] for row in rows]
             for row, hypotheses in zip(rows, self.search_ids(batch)):
                 found[row] = hypotheses
@@ -212,10 +212,10 @@ def line_groups(
 ) -> Iterator[list[bytes]]:
     """The lines of a stream in groups, as they arrive.
 
-    A line longer than `MAX_LINE` is cut, and is the last.
+    A line longer than `MAX_LINE_BYTES` is cut, and is the last.
     """
     rest = bytearray()
-    while len(rest) <= MAX_LINE and (chunk := stream.read1(2**16)):
+    while len(rest) <= MAX_LINE_BYTES and (chunk := stream.read1(2**16)):
         rest += chunk
         if b"\n" not in chunk:
             continue
@@ -239,7 +239,7 @@ def translate_stream(
     for group in groups:
         lines, error, first = [], None, n_before + 1
         try:
-            for i, text in enumerate(text_lines(group, where, first), start=first):
+            for i, text in enumerate(decode_lines(group, where, first), start=first):
                 lines.append(parts := translator.split(text))
                 if len(parts) > 1:
                     print(

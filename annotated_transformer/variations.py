@@ -29,19 +29,14 @@ from annotated_transformer.config import (
     override,
     recipe_to_dict,
 )
-from .corpus import Corpus, fingerprint
+from .corpus import Corpus
+from .text import fingerprint
 from .batched_search import search_with
 from .distributed import pick_device
 from .evaluate import bleu
 from .translate import load
-from annotated_transformer.files import (
-    FolderLock,
-    check_no_links,
-    kind_of,
-    new_folder,
-    read_json,
-    write_json,
-)
+from .atomic import FolderLock, new_folder, write_json
+from .files import check_no_links, path_type, read_json
 from .train import STOP_SIGNALS, Interrupted
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
@@ -228,7 +223,7 @@ def _row_folder(folder: Path, row: Row, seed: int) -> Path:
 # %% ../nbs/62_variations.ipynb #0aa5e4d7
 def _remove_weights(run: Path, recipe: Recipe) -> None:
     "Remove the files of a run that has been measured, except for its settings and its curve."
-    if kind_of(run) != "folder" or read_config(run)[0] != recipe:
+    if path_type(run) != "folder" or read_config(run)[0] != recipe:
         return  # not a run of this row
     with FolderLock(run):
         remove_run_files(

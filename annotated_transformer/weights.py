@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from . import UserError
 from .config import ModelConfig
 from .distributed import placed_like, rank, whole
-from .files import kind_of, replace_file, resolve
+from .atomic import replace_file
+from .files import path_type, resolve
 
 # %% ../nbs/52b_weights.ipynb #604cfc9c
 def gather(
@@ -87,7 +88,7 @@ def read_tensors(
     UserError if it is not a readable safetensors file.
     """
     try:
-        if kind_of(resolve(path)) not in ("nothing", "file"):  # a pipe would block
+        if path_type(resolve(path)) not in ("nothing", "file"):  # a pipe would block
             raise UserError(f"{path} is not a regular file")
         return load_file(path)
     except FileNotFoundError:
@@ -185,7 +186,7 @@ def read_about(path: Path) -> dict:
 
     UserError if it cannot be read.
     """
-    if kind_of(resolve(path)) != "file":
+    if path_type(resolve(path)) != "file":
         raise UserError(f"{path} is not a readable safetensors file")
     try:
         with safe_open(path, "pt") as file:

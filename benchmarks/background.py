@@ -37,13 +37,13 @@ from annotated_transformer.background import (
 )
 from annotated_transformer.batch import (
     Batch,
-    Pairs,
+    EncodedPairs,
     encode_pairs,
     epoch_batches,
     training_steps,
 )
 from annotated_transformer.engines import FAST
-from annotated_transformer.files import write_file
+from annotated_transformer.atomic import write_file
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.embedding import Embedding
@@ -160,7 +160,7 @@ class Clock:
 
 def learn(
     build: Callable[[], nn.Module],
-    data: Pairs,
+    data: EncodedPairs,
     valid: list[Batch],
     vocab: Vocab,
     peak_lr: float,

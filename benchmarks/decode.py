@@ -32,7 +32,8 @@ from torch import Tensor
 
 from annotated_transformer.batch import pad_ids
 from annotated_transformer.run_folder import Run, load_run
-from annotated_transformer.corpus import load_corpus, read_lines
+from annotated_transformer.corpus import load_corpus
+from annotated_transformer.text import read_lines
 from annotated_transformer.ct2 import export_ct2, position_table
 from annotated_transformer.batched_search import (
     batched_beam_search,

@@ -30,7 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from annotated_transformer.batch import open_prepared, training_steps
+from annotated_transformer.batch import training_steps
+from annotated_transformer.prepared import open_prepared
 from annotated_transformer.checkpoint import (
     checkpoints,
     latest,
@@ -51,7 +52,7 @@ from annotated_transformer.engines import FAST
 from annotated_transformer.grammar import builtin
 from annotated_transformer.recipe import BatchLoss, build_training
 from annotated_transformer.transformer import build_transformer
-from annotated_transformer.vocab import load_vocab
+from annotated_transformer.vocab import Vocab
 
 CPU = torch.device("cpu")
 SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"]
@@ -180,7 +181,7 @@ def load_all(run: Path) -> int:
     "Load whatever can be loaded, or raise ValueError; how many checkpoints there are."
     recipe, _ = read_config(run)
     _, objective, optimizer = build_training(
-        recipe, load_vocab(run / "vocab.model"), CPU
+        recipe, Vocab.load(run / "vocab.model"), CPU
     )
     found = checkpoints(run / "checkpoints")
     for path in found:

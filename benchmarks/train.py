@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_transformer.batch import batch_rows
+from annotated_transformer.batch import bucket_by_length
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.engines import FAST
 from annotated_transformer.optimizer import adam
@@ -51,7 +51,7 @@ def batches(
         lengths = np.stack([src_len, tgt_len], axis=1)
         made += [
             random_words(lengths[rows], n_vocab, rng)
-            for rows in batch_rows(lengths, n_tokens, rng)
+            for rows in bucket_by_length(lengths, n_tokens, rng)
         ]
     return made[:n]
 

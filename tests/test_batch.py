@@ -20,27 +20,29 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 from annotated_transformer import UserError
-from annotated_transformer import batch as module
+from annotated_transformer import prepared as module
 from annotated_transformer.batch import (
-    _ABOUT,
-    _FILES,
     Batch,
-    Pairs,
+    EncodedPairs,
     RunPosition,
-    batch_rows,
+    bucket_by_length,
     collate,
     _cut_points,
     encode_pairs,
     epoch_batches,
-    _id_type,
-    _open_pairs,
-    open_prepared,
+    id_dtype,
     pad_ids,
     _padding_share,
     drop_long_pairs,
-    prepare,
-    rows_of,
+    RaggedArray,
     training_steps,
+)
+from annotated_transformer.prepared import (
+    _ABOUT,
+    _FILES,
+    _open_pairs,
+    open_prepared,
+    prepare,
     _write_pairs,
 )
 from annotated_transformer.vocab import learn_bpe
@@ -59,7 +61,7 @@ def some_lists(n: int, seed: int = 0) -> list[list[int]]:
 
 
 LISTS = some_lists(400, seed=0), some_lists(400, seed=1)
-DATA = Pairs(*map(rows_of, LISTS))
+DATA = EncodedPairs(*map(RaggedArray.from_lists, LISTS))
 lists_of_ids = st.lists(
     st.lists(st.integers(SPECIAL, 300), max_size=12), min_size=1, max_size=8
 )
@@ -73,7 +75,7 @@ lengths_of_pairs = st.integers(1, 60).flatmap(
 
 @given(lists_of_ids, st.data())
 def test_rows_are_the_lists(lists, data):
-    rows = rows_of(lists)
+    rows = RaggedArray.from_lists(lists)
     assert (
         len(rows) == len(lists)
         and [row.tolist() for row in rows] == lists
@@ -97,7 +99,7 @@ def test_pairs():
     ]
     some = DATA.take(np.array([3, 1]))
     assert [row.tolist() for row in some.tgt] == [LISTS[1][3], LISTS[1][1]]
-    empty = Pairs(rows_of([]), rows_of([]))
+    empty = EncodedPairs(RaggedArray.from_lists([]), RaggedArray.from_lists([]))
     assert (
         len(empty) == 0
         and empty.lengths().shape == (0, 2)
@@ -127,7 +129,7 @@ def test_encode_pairs():
 
 @given(lengths_of_pairs, st.integers(50, 400), st.integers(0, 3))
 def test_every_row_once_and_under_the_budget(lengths, budget, seed):
-    batches = batch_rows(lengths, budget, np.random.default_rng(seed))
+    batches = bucket_by_length(lengths, budget, np.random.default_rng(seed))
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
     assert all(
         len(rows) and lengths[rows].sum(axis=0).max() <= budget for rows in batches
@@ -158,7 +160,7 @@ def test_padding_share_by_hand():
 
 def test_zigzag_pads_less_than_sorting():
     lengths = np.random.default_rng(0).integers(5, 40, (4000, 2))
-    batches = batch_rows(lengths, 1000, np.random.default_rng(0))
+    batches = bucket_by_length(lengths, 1000, np.random.default_rng(0))
     order = np.argsort(lengths[:, 1], kind="stable")
     assert (
         _padding_share(lengths, batches)
@@ -180,12 +182,14 @@ def test_multi30k_padding(data_dir):
     vocab = learn_bpe((line for side in sides for line in side), 8000)
     lengths = encode_pairs(zip(*sides, strict=True), vocab).lengths()
     assert (
-        _padding_share(lengths, batch_rows(lengths, 4096, np.random.default_rng(0)))
+        _padding_share(
+            lengths, bucket_by_length(lengths, 4096, np.random.default_rng(0))
+        )
         <= 0.05
     )
     shared = [
         part
-        for rows in batch_rows(lengths, 6 * 4096, np.random.default_rng(0))
+        for rows in bucket_by_length(lengths, 6 * 4096, np.random.default_rng(0))
         for part in np.array_split(rows, 6)
         if len(part)
     ]
@@ -208,7 +212,9 @@ def test_pad_ids_is_the_loop(lists, first, last):
         found.dtype == torch.int64
         and found.tolist()
         == wanted
-        == pad_ids(rows_of(lists, np.uint16), 0, first=first, last=last).tolist()
+        == pad_ids(
+            RaggedArray.from_lists(lists, np.uint16), 0, first=first, last=last
+        ).tolist()
     )
 
 
@@ -242,7 +248,7 @@ def test_empty_sentences():
     batch = collate(*encode_pairs([("", ""), ("the dog", "der Hund")], VOCAB), VOCAB)
     assert batch.src[0].tolist()[:2] == [*VOCAB.encode(""), VOCAB.eos_id]
     bare = collate(
-        rows_of([[]]), rows_of([[]]), VOCAB
+        RaggedArray.from_lists([[]]), RaggedArray.from_lists([[]]), VOCAB
     )  # no piece at all, which `encode` never gives
     assert (
         bare.src.tolist() == bare.tgt_out.tolist() == [[VOCAB.eos_id]]
@@ -430,7 +436,14 @@ def test_errors():
     with pytest.raises(ValueError, match="no sentence pair"):
         encode_pairs([], VOCAB)
     with pytest.raises(ValueError, match="no sentence pair"):
-        next(training_steps(Pairs(rows_of([]), rows_of([])), VOCAB, 300, seed=0))
+        next(
+            training_steps(
+                EncodedPairs(RaggedArray.from_lists([]), RaggedArray.from_lists([])),
+                VOCAB,
+                300,
+                seed=0,
+            )
+        )
     with pytest.raises(ValueError, match="no pair of 400 is left"):
         steps(1, max_len=0)
     for how in ({"rank": 2, "world_size": 2}, {"rank": -1}, {"accumulate": 0}):
@@ -456,7 +469,7 @@ def made(folder, text=TEXT, valid=HARD, sha="a1", n_pieces=320, **how):
     return prepare(folder, text, valid, sha, n_pieces, quiet=True, **how)
 
 
-def same(a: Pairs, b: Pairs) -> bool:
+def same(a: EncodedPairs, b: EncodedPairs) -> bool:
     return all(
         np.array_equal(*parts)
         for x, y in zip(a, b)
@@ -632,7 +645,7 @@ def test_interrupted_leaves_nothing_and_harms_nothing(folder, tmp_path, error, c
 def test_killed_in_between(tmp_path):
     "Half a folder next to the name, and none under it; the next to prepare removes it, because nobody holds it any more."
     code = f"""if True:
-        from annotated_transformer.batch import prepare
+        from annotated_transformer.prepared import prepare
         from itertools import count
         class Slow:
             passes = 0
@@ -737,7 +750,7 @@ def test_many_pieces_and_many_chunks(tmp_path, n_vocab, dtype):
         Numbers(n_vocab),
     )
     for rows, side in zip(
-        _open_pairs(tmp_path / "x", _id_type(n_vocab)), sides, strict=True
+        _open_pairs(tmp_path / "x", id_dtype(n_vocab)), sides, strict=True
     ):
         assert (
             rows.ids.dtype == dtype

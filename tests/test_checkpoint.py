@@ -58,7 +58,8 @@ from annotated_transformer.config import (
     get_recipe,
     recipe_to_dict,
 )
-from annotated_transformer.files import copy_file, replace_file, sha256, write_file
+from annotated_transformer.atomic import copy_file, replace_file, write_file
+from annotated_transformer.files import sha256
 from annotated_transformer.optimizer import adam
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe

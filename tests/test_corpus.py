@@ -25,24 +25,26 @@ from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from annotated_transformer import UserError
 from annotated_transformer.corpus import (
-    MAX_LINE,
-    MULTI30K,
-    WMT14,
+    _MULTI30K,
+    _WMT14,
     Corpus,
-    Download,
-    Newstest2014,
-    TextPairs,
-    corpus_from,
+    _Download,
+    _Newstest2014,
+    corpus_from_source,
     _download,
-    fingerprint,
     load_corpus,
-    multi30k,
-    own_corpus,
+    _multi30k,
+    corpus_from_files,
+    _unpack,
+    _wmt14,
+)
+from annotated_transformer.text import (
+    MAX_LINE_BYTES,
+    TextPairs,
+    fingerprint,
     read_lines,
     _stream_lines,
     _stream_pairs,
-    _unpack,
-    wmt14,
 )
 from annotated_transformer.grammar import builtin
 
@@ -89,19 +91,19 @@ def test_lines(tmp_path, name, data, lines):
 
 @pytest.mark.parametrize("name", ["f.en", "f.en.gz"])
 def test_a_line_has_a_limit(tmp_path, name):
-    "One of `MAX_LINE` bytes is read, with either line end or none; one more is refused by its number, after the lines before it."
-    path, most = tmp_path / name, b"a" * MAX_LINE
+    "One of `MAX_LINE_BYTES` bytes is read, with either line end or none; one more is refused by its number, after the lines before it."
+    path, most = tmp_path / name, b"a" * MAX_LINE_BYTES
 
     def written(data: bytes) -> Path:
         path.write_bytes(gzip.compress(data, 1) if name.endswith("gz") else data)
         return path
 
     for data, lengths in (
-        (most, [MAX_LINE]),
-        (most + b"\n", [MAX_LINE]),
-        (b"b\n" + most + b"\nc\n", [1, MAX_LINE, 1]),
-        (most[1:] + b"\r\n", [MAX_LINE - 1]),
-        (b"\xef\xbb\xbf" + most[3:] + b"\n", [MAX_LINE - 3]),
+        (most, [MAX_LINE_BYTES]),
+        (most + b"\n", [MAX_LINE_BYTES]),
+        (b"b\n" + most + b"\nc\n", [1, MAX_LINE_BYTES, 1]),
+        (most[1:] + b"\r\n", [MAX_LINE_BYTES - 1]),
+        (b"\xef\xbb\xbf" + most[3:] + b"\n", [MAX_LINE_BYTES - 3]),
     ):
         assert [len(line) for line in read_lines(written(data))] == lengths
     for data, number in (
@@ -116,7 +118,7 @@ def test_a_line_has_a_limit(tmp_path, name):
             next(found)
         assert (
             str(e.value)
-            == f"{path}, line {number} is longer than {MAX_LINE} bytes: put each sentence on a line of its own"
+            == f"{path}, line {number} is longer than {MAX_LINE_BYTES} bytes: put each sentence on a line of its own"
         )
 
 
@@ -134,7 +136,7 @@ def test_no_more_is_read_than_a_line_may_have(tmp_path, name):
         read_lines(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4 * MAX_LINE
+    assert peak < 4 * MAX_LINE_BYTES
 
 
 def test_bad_files(tmp_path):
@@ -271,7 +273,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     for use in (
         lambda pairs: deque(pairs, maxlen=0),
         fingerprint,
-        lambda pairs: deque(own_corpus(*pairs.parts[0]).train, maxlen=0),
+        lambda pairs: deque(corpus_from_files(*pairs.parts[0]).train, maxlen=0),
     ):
         small, large = peak(2_000, use), peak(20_000, use)
         assert large - small < 150_000
@@ -381,10 +383,10 @@ def server(tmp_path, monkeypatch):
 
 def put(
     server, name: str, data: bytes, *how: str, members: tuple[str, ...] = ()
-) -> Download:
+) -> _Download:
     "A file on the server, and what the tables would say of it; its addresses behave as `how` says."
     server.files[name] = data
-    return Download(
+    return _Download(
         tuple(f"{server.url}/{h}/{name}" for h in how or ("good",)),
         len(data),
         hashlib.sha256(data).hexdigest(),
@@ -392,7 +394,7 @@ def put(
     )
 
 
-def tiny_multi30k(server, *how: str) -> tuple[Download, ...]:
+def tiny_multi30k(server, *how: str) -> tuple[_Download, ...]:
     return tuple(
         put(
             server,
@@ -402,11 +404,11 @@ def tiny_multi30k(server, *how: str) -> tuple[Download, ...]:
             ),
             *how,
         )
-        for file in MULTI30K
+        for file in _MULTI30K
     )
 
 
-def tiny_wmt14(server, *how: str) -> tuple[Download, ...]:
+def tiny_wmt14(server, *how: str) -> tuple[_Download, ...]:
     "Archives with the members of the real ones, and others beside them; each text has two lines, the first with CRLF and an odd separator."
 
     def text(member: str) -> bytes:
@@ -423,7 +425,7 @@ def tiny_wmt14(server, *how: str) -> tuple[Download, ...]:
             *how,
             members=file.members,
         )
-        for file in WMT14
+        for file in _WMT14
     )
 
 
@@ -433,7 +435,7 @@ def files_in(folder: Path) -> list[str]:
 
 def test_download_multi30k(server, tmp_path):
     files = tiny_multi30k(server)
-    c = multi30k(files=files)
+    c = _multi30k(files=files)
     assert c.train[2] == ("train.en.gz 2", "train.de.gz 2") and [
         len(x) for x in c[3:6]
     ] == [3, 3, 3]
@@ -441,20 +443,20 @@ def test_download_multi30k(server, tmp_path):
         tmp_path / "cache" / "multi30k"
     ) == sorted(f.name for f in files)
     server.files.clear()
-    assert multi30k(files=files) == c and len(server.asked) == 6, (
+    assert _multi30k(files=files) == c and len(server.asked) == 6, (
         "the second time from the cache"
     )
     (tmp_path / "cache" / "multi30k" / "val.de.gz").write_bytes(b"spoilt")
     server.files["val.de.gz"] = gzip.compress(
         "".join(f"val.de.gz {i}\n" for i in range(3)).encode(), mtime=0
     )
-    assert multi30k(files=files) == c, "a spoilt file of the cache is fetched again"
+    assert _multi30k(files=files) == c, "a spoilt file of the cache is fetched again"
 
 
 def test_next_address(server, tmp_path):
     "A file that is not there, one cut short and another one: the fourth address is right."
     files = tiny_multi30k(server, "none", "short", "other", "good")
-    assert multi30k(files=files).valid[0] == ("val.en.gz 0", "val.de.gz 0")
+    assert _multi30k(files=files).valid[0] == ("val.en.gz 0", "val.de.gz 0")
     assert server.asked[:4] == [
         f"/{how}/train.en.gz" for how in ("none", "short", "other", "good")
     ]
@@ -467,9 +469,9 @@ def test_next_address(server, tmp_path):
 @pytest.mark.parametrize("name", ["multi30k", "wmt14"])
 def test_mirror_comes_first(server, monkeypatch, name, by):
     load, files = (
-        (multi30k, tiny_multi30k(server, "none"))
+        (_multi30k, tiny_multi30k(server, "none"))
         if name == "multi30k"
-        else (wmt14, tiny_wmt14(server, "none"))
+        else (_wmt14, tiny_wmt14(server, "none"))
     )
     monkeypatch.setattr(inspect.unwrap(load), "__defaults__", (None, None, files))
     if by == "environment":
@@ -481,7 +483,7 @@ def test_mirror_comes_first(server, monkeypatch, name, by):
 @pytest.mark.parametrize("mirror", ["none", "other", "short"])
 def test_bad_mirror_is_passed_over(server, mirror):
     files = tiny_multi30k(server)
-    multi30k(mirror=f"{server.url}/{mirror}", files=files)
+    _multi30k(mirror=f"{server.url}/{mirror}", files=files)
     assert server.asked == [
         f"/{how}/{f.name}" for f in files for how in (mirror, "good")
     ]
@@ -491,7 +493,7 @@ def test_all_addresses_fail(server, tmp_path):
     "One line: each address with what was wrong, and which files to put where."
     files = tiny_multi30k(server, "none", "short", "other")
     with pytest.raises(ValueError) as e:
-        multi30k(mirror="http://127.0.0.1:1/x", files=files)
+        _multi30k(mirror="http://127.0.0.1:1/x", files=files)
     message = str(e.value)
     assert message.startswith(
         "cannot download train.en.gz: http://127.0.0.1:1/x/train.en.gz (ConnectionError), "
@@ -552,7 +554,7 @@ def test_a_failed_download_is_one_line_of_the_command_line(server, tmp_path):
     file = put(server, "train.en.gz", b"text", "none", "other", "short")
     code = (
         "import json, pooch, sys; from annotated_transformer import cli, corpus; pooch.os_cache = lambda name: sys.argv[1]; "
-        "corpus.multi30k.__defaults__ = (None, None, (corpus.Download(*json.loads(sys.argv[2])),)); "
+        "corpus._multi30k.__defaults__ = (None, None, (corpus._Download(*json.loads(sys.argv[2])),)); "
         "cli.main(['prepare', '--data', 'multi30k', '--out', sys.argv[1] + '/run'])"
     )
     left = subprocess.run(
@@ -584,7 +586,7 @@ def test_killed_download(server, tmp_path):
     data = bytes(range(256)) * 4096
     file = put(server, "a.tgz", data, "stuck", "good")
     code = (
-        "import sys, pathlib; from annotated_transformer.corpus import Download, _download; f = Download(tuple(sys.argv[2:3]), 0, sys.argv[3]); "
+        "import sys, pathlib; from annotated_transformer.corpus import _Download, _download; f = _Download(tuple(sys.argv[2:3]), 0, sys.argv[3]); "
         "_download(f.urls, f, pathlib.Path(sys.argv[1]))"
     )
     child = subprocess.Popen(
@@ -621,7 +623,7 @@ def test_killed_download(server, tmp_path):
 def test_disk_errors_are_not_blamed_on_the_server(server, tmp_path):
     (tmp_path / "cache").write_bytes(b"a file where the folder should be")
     with pytest.raises(OSError):
-        multi30k(files=tiny_multi30k(server))
+        _multi30k(files=tiny_multi30k(server))
 
 
 def check_wmt14(c: Corpus) -> None:
@@ -644,7 +646,7 @@ def check_wmt14(c: Corpus) -> None:
 
 def test_download_wmt14(server, tmp_path):
     files = tiny_wmt14(server)
-    c = wmt14(files=files)
+    c = _wmt14(files=files)
     check_wmt14(c)
     cache = tmp_path / "cache" / "wmt14"
     assert [p for p in files_in(cache) if p.endswith(".fr") or "tmp" in p] == [], (
@@ -654,7 +656,7 @@ def test_download_wmt14(server, tmp_path):
     for file in files:
         (cache / file.name).unlink()
     server.files.clear()
-    again = wmt14(files=files)
+    again = _wmt14(files=files)
     assert fingerprint(again.train) == before and len(server.asked) == 4, (
         "what is unpacked needs no archive"
     )
@@ -663,7 +665,7 @@ def test_download_wmt14(server, tmp_path):
 def test_another_archive_of_the_same_name(server):
     "What was unpacked from the old one is not taken for what is in the new one."
     files = tiny_wmt14(server)
-    old = list(wmt14(files=files).valid)
+    old = list(_wmt14(files=files).valid)
     new = put(
         server,
         files[-1].name,
@@ -671,8 +673,8 @@ def test_another_archive_of_the_same_name(server):
         members=files[-1].members,
     )
     assert (
-        list(wmt14(files=(*files[:-1], new)).valid) == [("new", "new")]
-        and list(wmt14(files=files).valid) == old
+        list(_wmt14(files=(*files[:-1], new)).valid) == [("new", "new")]
+        and list(_wmt14(files=files).valid) == old
     )
 
 
@@ -684,7 +686,7 @@ def test_wmt14_archives_of_ones_own(server, tmp_path):
         ValueError,
         match="v7.tgz: no such file: put training-.*v7.tgz, .*commoncrawl.tgz, .*nc-v9.tgz, dev.tgz into .*data.wmt14",
     ):
-        wmt14(tmp_path / "data", files=files)
+        _wmt14(tmp_path / "data", files=files)
     for file in files:
         (own / file.name).write_bytes(server.files[file.name])
     spoilt = own / files[1].name
@@ -693,12 +695,12 @@ def test_wmt14_archives_of_ones_own(server, tmp_path):
         ValueError,
         match="commoncrawl.tgz is not the file expected: its sha256 is [0-9a-f]{64}, not",
     ):
-        wmt14(tmp_path / "data", files=files)
+        _wmt14(tmp_path / "data", files=files)
     assert spoilt.read_bytes() == server.files[files[1].name][:-1], (
         "the user's own file stays as it is"
     )
     spoilt.write_bytes(server.files[files[1].name])
-    c = wmt14(tmp_path / "data", files=files)
+    c = _wmt14(tmp_path / "data", files=files)
     check_wmt14(c)
     assert server.asked == [] and files_in(own) == sorted(f.name for f in files), (
         "nothing is fetched, and nothing written into the user's folder"
@@ -716,7 +718,7 @@ def test_wmt14_unpacked_by_oneself(server, tmp_path, monkeypatch):
     check_wmt14(c)
     monkeypatch.delenv("ANNOTATED_TRANSFORMER_DATA")
     with pytest.raises(ValueError, match="its text is not at hand: name it"):
-        corpus_from(json.loads(json.dumps(c.source)))
+        corpus_from_source(json.loads(json.dumps(c.source)))
     assert server.asked == [] and not (tmp_path / "cache").exists()
     (tmp_path / "wmt14" / "commoncrawl.de-en.de").write_bytes(b"one line\n")
     with pytest.raises(
@@ -819,7 +821,7 @@ def newstest(server, tmp_path, monkeypatch) -> FakeSGMLDataset:
 
 
 def test_test_set(server, newstest):
-    test = Newstest2014()
+    test = _Newstest2014()
     assert server.asked == []
     assert list(test) == list(test) == [
         ("One.", "Eins."),
@@ -841,20 +843,20 @@ def test_test_set_without_network(server, newstest, spoil, message):
         ValueError,
         match=rf"sacreBLEU cannot get wmt14/full \(.*{message}.*copy that folder from where",
     ) as e:
-        list(Newstest2014())
+        list(_Newstest2014())
     assert "\n" not in str(e.value)
 
 
 def test_multi30k_folder_errors(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no such file: put train.en.gz, "):
-        multi30k(tmp_path)
+        _multi30k(tmp_path)
     monkeypatch.setenv("ANNOTATED_TRANSFORMER_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="no such file: put train.en.gz, "):
         load_corpus("multi30k")
     (tmp_path / "multi30k").mkdir()
     (tmp_path / "multi30k" / "train.en.gz").write_bytes(gzip.compress(b"hello\n"))
     with pytest.raises(ValueError, match="is not the file expected: its sha256 is"):
-        multi30k(tmp_path)
+        _multi30k(tmp_path)
 
 
 # ---- a corpus from what a run wrote down, and from one's own files
@@ -863,7 +865,7 @@ def test_multi30k_folder_errors(tmp_path, monkeypatch):
 @pytest.mark.parametrize("n_valid", [5, 9])
 def test_builtin_from_source(n_valid):
     c = load_corpus("builtin", n_train=30, n_valid=n_valid, n_test=3, seed=7)
-    assert corpus_from(json.loads(json.dumps(c.source))) == c
+    assert corpus_from_source(json.loads(json.dumps(c.source))) == c
 
 
 def test_a_source_reads_no_files(tmp_path, monkeypatch):
@@ -871,10 +873,10 @@ def test_a_source_reads_no_files(tmp_path, monkeypatch):
     for name in ("a", "b"):
         write(tmp_path / name, [f"{name} {i}" for i in range(100)])
     monkeypatch.chdir(tmp_path)
-    for c in (own_corpus("a", "b"), own_corpus("a", "b", "b", "a")):
+    for c in (corpus_from_files("a", "b"), corpus_from_files("a", "b", "b", "a")):
         monkeypatch.chdir("/")
         with pytest.raises(ValueError, match="its text is not at hand: name it"):
-            corpus_from(json.loads(json.dumps(c.source)))
+            corpus_from_source(json.loads(json.dumps(c.source)))
         monkeypatch.chdir(tmp_path)
 
 
@@ -895,7 +897,7 @@ def test_no_source(source):
         ValueError,
         match="its text is not at hand|does not describe the synthetic corpus",
     ):
-        corpus_from(source)
+        corpus_from_source(source)
 
 
 def test_corpus_by_hand_has_no_source():
@@ -910,7 +912,7 @@ def test_own_files_are_looked_through_at_once(tmp_path, files):
     write(tmp_path / "good", ["a"] * 30 + ["b"])
     write(tmp_path / "bad", ["a"] * 30)
     with pytest.raises(ValueError, match="has 30 lines|has 30:"):
-        own_corpus(*(tmp_path / f for f in files))
+        corpus_from_files(*(tmp_path / f for f in files))
 
 
 def test_own_files_set_some_aside(tmp_path):
@@ -918,13 +920,13 @@ def test_own_files_set_some_aside(tmp_path):
     (tmp_path / "a").write_text(
         "".join(f"{line}\n" for line in lines), encoding="utf-8"
     )
-    own = own_corpus(tmp_path / "a", tmp_path / "a")
+    own = corpus_from_files(tmp_path / "a", tmp_path / "a")
     train, valid = list(own.train), list(own.valid)
     assert len(train) + len(valid) == 1000 and 10 < len(valid) < 120 and own.test == []
     assert not set(train) & set(valid), (
         "a sentence that stands there twice is on one side only"
     )
-    both = own_corpus(*[tmp_path / "a"] * 4)
+    both = corpus_from_files(*[tmp_path / "a"] * 4)
     assert list(both.valid) == list(both.train) == [(line, line) for line in lines]
 
 
@@ -933,7 +935,7 @@ def test_same_sentences_are_set_aside_as_ever(tmp_path):
     for n in (500, 30_000):
         lines = [f"sentence {i}" for i in range(n)]
         path = write(tmp_path / "a", lines)
-        assert [s for s, _ in own_corpus(path, path).valid] == [
+        assert [s for s, _ in corpus_from_files(path, path).valid] == [
             s for s in lines if zlib.crc32(s.encode()) < min(0.05, 1000 / n) * 2**32
         ]
 
@@ -943,7 +945,7 @@ def test_very_small_files_have_something_to_validate_on(n, tmp_path):
     (tmp_path / "a").write_text(
         "".join(f"sentence {i}\n" for i in range(n)), encoding="utf-8"
     )
-    own = own_corpus(tmp_path / "a", tmp_path / "a")
+    own = corpus_from_files(tmp_path / "a", tmp_path / "a")
     assert any(own.train) and any(own.valid) and len([*own.train, *own.valid]) == n
 
 
@@ -953,7 +955,7 @@ def test_very_small_file_all_of_which_would_be_set_aside(tmp_path):
         for s in (f"sentence {i}" for i in range(200))
         if zlib.crc32(s.encode()) < 0.05 * 2**32
     ][:3]
-    own = own_corpus(*[write(tmp_path / "a", lines)] * 2)
+    own = corpus_from_files(*[write(tmp_path / "a", lines)] * 2)
     assert (
         len(lines) == 3
         and [s for s, _ in own.train] == lines[:2]
@@ -964,4 +966,4 @@ def test_very_small_file_all_of_which_would_be_set_aside(tmp_path):
 def test_one_sentence_is_too_few(tmp_path):
     (tmp_path / "a").write_text("the same\n" * 4, encoding="utf-8")
     with pytest.raises(ValueError, match="too few to train and to validate on"):
-        own_corpus(tmp_path / "a", tmp_path / "a")
+        corpus_from_files(tmp_path / "a", tmp_path / "a")

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from annotated_transformer import distributed
-from annotated_transformer.batch import Pairs, rows_of, training_steps
+from annotated_transformer.batch import EncodedPairs, RaggedArray, training_steps
 from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.distributed import (
@@ -68,9 +68,11 @@ def layers(objective):
 
 def steps(batch_tokens, rank=0, world_size=1, accumulate=1):
     rng = np.random.default_rng(0)
-    data = Pairs(
+    data = EncodedPairs(
         *(
-            rows_of([rng.integers(4, 51, n) for n in rng.integers(1, 12, 100)])
+            RaggedArray.from_lists(
+                [rng.integers(4, 51, n) for n in rng.integers(1, 12, 100)]
+            )
             for _ in range(2)
         )
     )

@@ -15,29 +15,33 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile import everything
 
-from annotated_transformer import UserError, files
-from annotated_transformer.files import (
+from annotated_transformer import UserError, atomic
+from annotated_transformer.atomic import (
     FolderLock,
-    check_free,
-    check_no_links,
-    kind_of,
+    check_new_folder,
     new_folder,
-    read_file,
-    read_json,
     remove,
     remove_known,
     replace_file,
-    replace_folder,
-    resolve,
-    sweep,
+    remove_stale_staging,
     write_file,
     write_json,
+)
+from annotated_transformer.files import (
+    check_no_links,
+    path_type,
+    read_file,
+    read_json,
+    resolve,
 )
 
 
 def python(code: str, *args: object, **more) -> subprocess.Popen:
-    "A process of its own that has the module's names."
-    names = "from annotated_transformer import UserError; from annotated_transformer.files import *"
+    "A process of its own that has the names of both modules."
+    names = (
+        "from annotated_transformer import UserError; from annotated_transformer.files import *; "
+        "from annotated_transformer.atomic import *"
+    )
     code = f"import os, signal, sys, time; from pathlib import Path; {names}\n{code}"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)],
@@ -95,7 +99,7 @@ def test_many_want_it_and_one_has_it(tmp_path):
 
 def test_a_lock_that_was_removed_before_it_was_taken(tmp_path, monkeypatch):
     "Its last holder removes it: what is locked then has no name, and would keep nobody out."
-    plain, handles = files._try_lock, []
+    plain, handles = atomic._try_lock, []
 
     def late(handle):
         if not handles:
@@ -103,7 +107,7 @@ def test_a_lock_that_was_removed_before_it_was_taken(tmp_path, monkeypatch):
         handles.append(handle)
         return plain(handle)
 
-    monkeypatch.setattr(files, "_try_lock", late)
+    monkeypatch.setattr(atomic, "_try_lock", late)
     with FolderLock(tmp_path) as lock:
         lock.check()
         with pytest.raises(UserError, match="is in use by process"):
@@ -225,13 +229,13 @@ def rename(*paths):
     if len(calls) == 2: os._exit(9)
     real(*paths)
 os.rename = rename
-with replace_folder(sys.argv[1], lambda path: None) as new: (new / "x").write_text("new")"""
+with new_folder(sys.argv[1], lambda path: None) as new: (new / "x").write_text("new")"""
     (tmp_path / "c").mkdir()
     (tmp_path / "c/x").write_text("old")
     process = python(code, tmp_path / "c")
     process.communicate()
     assert process.returncode == 9 and not (tmp_path / "c").exists()
-    sweep(tmp_path)
+    remove_stale_staging(tmp_path)
     (part,) = tmp_path.iterdir()
     assert (part / "old/x").read_text() == "old" and (
         part / "new/x"
@@ -250,7 +254,7 @@ def test_without_locks(tmp_path, monkeypatch, capsys):
         lock.check()
     assert "cannot be locked" in capsys.readouterr().err
     write_file(tmp_path / "a", b"1")
-    sweep(tmp_path)
+    remove_stale_staging(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
@@ -262,7 +266,7 @@ def test_staging_is_swept_when_nobody_holds_it(tmp_path):
     holder = python(code, tmp_path / "run")
     try:
         assert holder.stdout.readline() == "held\n"
-        sweep(tmp_path)
+        remove_stale_staging(tmp_path)
         assert len(list(tmp_path.iterdir())) == 1, "somebody is writing in it"
     finally:
         holder.kill()
@@ -280,7 +284,7 @@ def test_staging_is_swept_when_nobody_holds_it(tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "away/staging.json").write_text('{"format": 1, "kind": "staging"}')
     (tmp_path / ".annotated_transformer-link.part").symlink_to("away")
-    sweep(tmp_path)
+    remove_stale_staging(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {
         *kept,
         ".annotated_transformer-file.part",
@@ -292,7 +296,7 @@ def test_staging_is_swept_when_nobody_holds_it(tmp_path):
 WORK = {
     "file": "write_file(box / 'a', b'n' * 10 ** 7)",
     "remove": "remove(box / 'b', box); (box / 'b').mkdir()",
-    "folder": "with replace_folder(box / 'c', lambda path: None) as new: (new / 'x').write_bytes(b'n' * 10 ** 6); (new / 'y').write_bytes(b'n')",
+    "folder": "with new_folder(box / 'c', lambda path: None) as new: (new / 'x').write_bytes(b'n' * 10 ** 6); (new / 'y').write_bytes(b'n')",
 }
 
 
@@ -317,13 +321,13 @@ def test_killed_at_any_moment(tmp_path, work):
         process.communicate()
         assert (tmp_path / "a").read_bytes() in (b"o" * 10**7, b"n" * 10**7)
         if (
-            kind_of(tmp_path / "c") == "folder"
+            path_type(tmp_path / "c") == "folder"
         ):  # between its two renamings it has no name: then both are in the staging folder
             assert (
                 (tmp_path / "c/x").read_bytes()[:1],
                 (tmp_path / "c/y").read_bytes(),
             ) in ((b"o", b"o"), (b"n", b"n"))
-        sweep(tmp_path)
+        remove_stale_staging(tmp_path)
         for left in tmp_path.glob(
             ".*"
         ):  # killed before it had a marker, with nothing in it; or while it exchanged two folders
@@ -401,15 +405,15 @@ USES = {
     "a file, broken off": lambda path: break_off(replace_file(path)),
     "a new folder": lambda path: make(new_folder(path)),
     "a new folder, broken off": lambda path: break_off(new_folder(path)),
-    "a folder if it is ours": lambda path: make(replace_folder(path, only_ours)),
-    "a folder, broken off": lambda path: break_off(replace_folder(path, only_ours)),
+    "a folder if it is ours": lambda path: make(new_folder(path, only_ours)),
+    "a folder, broken off": lambda path: break_off(new_folder(path, only_ours)),
     "remove": lambda path: remove(path, Path("ours")),
     "remove known": lambda path: (
         only_ours(resolve(path)),
         remove_known(path, {"weights", "away"}),
     ),
     "lock": lambda path: FolderLock(path).__enter__().__exit__(),
-    "sweep": lambda path: sweep(resolve(path)),
+    "sweep": lambda path: remove_stale_staging(resolve(path)),
     "json": lambda path: (
         write_json(path, {"a": 1}) if resolve(path).parent.name == "ours" else None
     ),
@@ -493,7 +497,7 @@ def test_paths_that_are_none(tmp_path, monkeypatch, path, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=says):
-        check_free(Path(path))
+        check_new_folder(Path(path))
 
 
 def test_an_empty_folder_of_the_users_stays_the_same_folder(tmp_path):
@@ -533,7 +537,7 @@ def test_a_folder_that_changes_meanwhile_is_not_replaced(tmp_path):
             raise Foreign(f"{folder} is not ours alone")
 
     with pytest.raises(Foreign):
-        with replace_folder(run, only_ours) as new:
+        with new_folder(run, only_ours) as new:
             (new / "ours").write_text("new")
             (run / "letter").write_text("Dear")
     assert (
@@ -545,7 +549,7 @@ def test_a_folder_that_changes_meanwhile_is_not_replaced(tmp_path):
 
 def test_settings_come_last_into_an_empty_folder(tmp_path, monkeypatch):
     "Whoever finds them finds all else: a reader asks for them first."
-    plain, found = files._move_new, []
+    plain, found = atomic._move_new, []
 
     def moved(source, target):
         plain(source, target)
@@ -557,7 +561,7 @@ def test_settings_come_last_into_an_empty_folder(tmp_path, monkeypatch):
             }
         )
 
-    monkeypatch.setattr(files, "_move_new", moved)
+    monkeypatch.setattr(atomic, "_move_new", moved)
     (tmp_path / "run").mkdir()
     with new_folder(tmp_path / "run") as new:
         for name in ("a", "config.json", "z"):

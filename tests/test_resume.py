@@ -19,7 +19,7 @@ from conftest import ROOT
 from safetensors.torch import load_file
 
 from annotated_transformer import UserError
-from annotated_transformer.batch import prepare
+from annotated_transformer.prepared import prepare
 from annotated_transformer.checkpoint import checkpoints, latest
 from annotated_transformer.run_folder import read_metrics
 from annotated_transformer.config import get_recipe, override
@@ -273,7 +273,7 @@ def test_what_a_killed_process_left_is_swept_away(corpus, tmp_path):
     "In the run itself too: a process may be killed while it writes the run's own weights. What only looks like it stays."
     run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
     code = (
-        "import os, signal, sys; from annotated_transformer.files import replace_file\n"
+        "import os, signal, sys; from annotated_transformer.atomic import replace_file\n"
         "with replace_file(sys.argv[1]) as new: new.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     places = (run, run / "checkpoints")

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from annotated_transformer import UserError
 from annotated_transformer.weights import read_tensors
 from annotated_transformer.cli import main
-from annotated_transformer.corpus import MAX_LINE
+from annotated_transformer.text import MAX_LINE_BYTES
 from annotated_transformer.grammar import builtin
-from annotated_transformer.vocab import load_vocab
+from annotated_transformer.vocab import Vocab
 
 pytestmark = pytest.mark.skipif(
     os.name == "nt", reason="streams, pipes and locales of POSIX"
@@ -69,7 +69,7 @@ def work(tmp_path_factory) -> Path:
         assert left.value.code == 0
         weights, vocab = (
             load_file("run/model.safetensors"),
-            load_vocab("run/vocab.model"),
+            Vocab.load("run/vocab.model"),
         )
         umlaut = next(i for i in range(len(vocab)) if "ü" in vocab.words([i])[0])
         weights["decoder.layers.0.residuals.2.norm.bias"] += (
@@ -288,7 +288,7 @@ def test_an_endless_line_takes_no_memory(endless, work, answers, tmp_path):
         rescue.cancel()
     *_, message, megabytes = err.decode().split("\n")[:-1]
     assert message == (
-        f"annotated-transformer: {file}, line {number} is longer than {MAX_LINE} bytes: put each sentence on a line of its own"
+        f"annotated-transformer: {file}, line {number} is longer than {MAX_LINE_BYTES} bytes: put each sentence on a line of its own"
     )
     assert (
         process.returncode == 2
@@ -405,7 +405,7 @@ def test_score_reads_the_output_of_a_command(work):
 
 
 @pytest.mark.parametrize(
-    "name, read", [("model.safetensors", read_tensors), ("vocab.model", load_vocab)]
+    "name, read", [("model.safetensors", read_tensors), ("vocab.model", Vocab.load)]
 )
 def test_a_pipe_is_no_file_of_a_run(name, read, tmp_path):
     "It waited for ever for somebody who writes."

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from annotated_transformer import UserError
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.corpus import MAX_LINE, text_lines
+from annotated_transformer.text import MAX_LINE_BYTES, decode_lines
 from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
@@ -381,7 +381,7 @@ def test_stream(vocab, lines, data, bom, n_most, sizes):
     ],
 )
 def test_text_lines(raw, lines):
-    assert list(text_lines(io.BytesIO(raw))) == lines
+    assert list(decode_lines(io.BytesIO(raw))) == lines
 
 
 @pytest.mark.parametrize("n_most", [1, 2, 3, 256])
@@ -403,7 +403,7 @@ class Endless(io.RawIOBase):
     def read1(self, size=-1):
         found = self.raw[: self.size] or b"a" * min(size, self.size)
         self.raw, self.n_read = self.raw[self.size :], self.n_read + len(found)
-        assert self.n_read < 3 * MAX_LINE, "nothing stops it"
+        assert self.n_read < 3 * MAX_LINE_BYTES, "nothing stops it"
         return found
 
 
@@ -420,18 +420,18 @@ def test_lines_before_an_endless_one_are_translated(vocab, n_most, size):
             found.append(best.text)
     assert (
         str(e.value)
-        == f"some.txt, line 4 is longer than {MAX_LINE} bytes: put each sentence on a line of its own"
+        == f"some.txt, line 4 is longer than {MAX_LINE_BYTES} bytes: put each sentence on a line of its own"
     )
-    assert found == ["one", "", "two"] and raw.n_read <= MAX_LINE + 2**17
+    assert found == ["one", "", "two"] and raw.n_read <= MAX_LINE_BYTES + 2**17
 
 
 def test_a_line_as_long_as_may_be_in_a_stream():
-    raw = b"a\n" + b"b" * MAX_LINE
+    raw = b"a\n" + b"b" * MAX_LINE_BYTES
     for end in (b"", b"\n", b"\nc"):
         lines = [line for group in line_groups(io.BytesIO(raw + end)) for line in group]
-        assert list(text_lines(lines)) == [
+        assert list(decode_lines(lines)) == [
             "a",
-            "b" * MAX_LINE,
+            "b" * MAX_LINE_BYTES,
             *(["c"] if end[1:] else []),
         ]
 

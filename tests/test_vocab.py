@@ -10,13 +10,7 @@ import sentencepiece as spm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.vocab import (
-    SPACE,
-    Vocab,
-    learn_bpe,
-    load_vocab,
-    _sample_lines,
-)
+from annotated_transformer.vocab import SPACE, Vocab, learn_bpe, _sample_lines
 
 TEXT = [
     "The animal did not cross the street because it was too tired.",
@@ -195,7 +189,7 @@ def test_a_mistake_in_the_text_is_told_as_it_is():
 def test_save_and_load(tmp_path):
     VOCAB.save(tmp_path / "vocab.model")
     again, plain = (
-        load_vocab(tmp_path / "vocab.model"),
+        Vocab.load(tmp_path / "vocab.model"),
         spm.SentencePieceProcessor(model_file=str(tmp_path / "vocab.model")),
     )
     assert again.model == VOCAB.model and len(again) == len(VOCAB)
@@ -210,9 +204,9 @@ def test_save_and_load(tmp_path):
 def test_errors(tmp_path):
     (tmp_path / "junk").write_bytes(b"junk")
     with pytest.raises(ValueError, match="junk: not a SentencePiece model"):
-        load_vocab(tmp_path / "junk")
+        Vocab.load(tmp_path / "junk")
     with pytest.raises(ValueError, match="no vocabulary file there"):
-        load_vocab(tmp_path)
+        Vocab.load(tmp_path)
     with pytest.raises(ValueError, match="n_pieces=299 is too few"):
         learn_bpe(TEXT, 299)
     with pytest.raises(ValueError, match="n_sample=0 is too few"):
