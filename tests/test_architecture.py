@@ -62,19 +62,20 @@ ALLOWED = {
     "run_folder": "config engines files transformer vocab weights",
     "checkpoint": "batch distributed files run_folder weights",
     "parsing": "",
+    "marian": "config embedding feed_forward fused_attention masking position stack transformer weights",
     # layer 3: a whole job
     "translate": "batch batched_search corpus decode distributed engines inference run_folder transformer vocab",
     "evaluate": "batch batched_search corpus transformer translate vocab",
     "heads": "batch evaluate grammar translate visualize vocab",
-    "marian": "batched_search config embedding feed_forward files fused_attention masking position run_folder stack transformer translate "
-    "vocab weights",
+    "marian_import": "batched_search files marian run_folder translate vocab weights",
     "recipe": "batch checkpoint config corpus distributed engines files inference optimizer run_folder train transformer visualize vocab weights",
     "ct2": "attention config embedding fast_dropout feed_forward files fused_attention multi_head position run_folder stack transformer vocab",
     "variations": "batched_search config corpus distributed evaluate files run_folder train translate",
     # layer 4: whole jobs put together
     "demo": "checkpoint config corpus evaluate explorer files grammar heads recipe run_folder train translate",
     # layer 5
-    "cli": "batched_search checkpoint config corpus ct2 demo distributed evaluate explorer files marian recipe run_folder train translate variations",
+    "cli": "batched_search checkpoint config corpus ct2 demo distributed evaluate explorer files marian_import "
+    "recipe run_folder train translate variations",
 }
 ENGINES = {
     "engines",

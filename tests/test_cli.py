@@ -24,7 +24,8 @@ from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.files import FolderLock, sha256, write_json
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import _FILES, MarianConfig, build_marian, _name_table
+from annotated_transformer.marian import MarianConfig, build_marian, _name_table
+from annotated_transformer.marian_import import _FILES
 from annotated_transformer.train import Stop
 
 TINY = [
