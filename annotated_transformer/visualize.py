@@ -103,7 +103,7 @@ _Series = Shaped[Tensor, " n"] | Shaped[np.ndarray, " n"] | Sequence[float]
 
 
 def lines(
-    curves: dict[str, tuple[_Series, _Series]],  # name: xs and ys
+    curves: dict[str, Sequence[_Series]],  # name: xs and ys
     *,
     x: str,
     y: str,
