@@ -698,7 +698,7 @@ def _import_marian_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make.")],
 ) -> None:
     "Make a run of a published Marian translator: for translate, score and attention."
-    from annotated_transformer.marian import import_marian
+    from annotated_transformer.marian_import import import_marian
 
     import_marian(folder, run)
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)

@@ -26,7 +26,7 @@ from annotated_transformer.atomic import (
 )
 from .files import path_type, read_json, resolve, sha256
 from .grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
-from .heads import it_sentences
+from .heads import pronoun_sentences
 from .recipe import train_run
 from .train import STOP_SIGNALS, Interrupted
 
@@ -39,7 +39,7 @@ def measure_demo(
     "The numbers of report.json, and held-out sentences with their translations."
     plain = builtin(n_sentences, seed=1, split="test")
     patterns = tuple(name for name in PATTERNS if name.startswith("it_"))
-    it = it_sentences(n_drawn, patterns=patterns)
+    it = pronoun_sentences(n_drawn, patterns=patterns)
     hypotheses = translator.translate([s.en for s in plain])
     it_hypotheses = translator.translate([s.en for s in it])
     n_exact = sum(h == s.de for h, s in zip(hypotheses, plain))

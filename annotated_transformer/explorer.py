@@ -16,6 +16,7 @@ from string import Template
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from . import UserError
@@ -28,12 +29,12 @@ class AttentionExample(NamedTuple):
     """The tokens of one sentence pair and the attention weights between them.
 
     `tgt_tokens` is the decoder input, BOS first. `maps` has one or more of the keys
-    "encoder", "decoder" and "cross"; each value is (n_layers, h, n_q, n_k).
+    "encoder", "decoder" and "cross"; nested lists of the same shape will do.
     """
 
     src_tokens: Sequence[str]
     tgt_tokens: Sequence[str]
-    maps: Mapping[str, Tensor | list]
+    maps: Mapping[str, Float[Tensor, "n_layers h n_q n_k"] | list]
 
 # %% ../nbs/80a_explorer.ipynb #67954aa0
 # Which side the queries are from, and which side the keys are from.

@@ -133,9 +133,7 @@ class Run(NamedTuple):
 
 # %% ../nbs/52d_run_folder.ipynb #52d0000b
 TRAINED = "trained"  # the kind of a run whose config.json names none
-_IMPORTED = (
-    "marian",
-)  # kinds with a module of the same name, which registers a loader
+_IMPORTED = {"marian": "marian_import"}  # other kinds: the module with their loader
 _LOADERS: dict[str, Callable[[Path, dict], Run]] = {}
 
 # %% ../nbs/52d_run_folder.ipynb #52d0000c
@@ -152,7 +150,7 @@ def register_loader(kind: str) -> Callable:
 def _loader_of(kind: str) -> Callable[[Path, dict], Run]:
     "The loader of a known kind; importing the kind's module registers it."
     if kind in _IMPORTED and kind not in _LOADERS:
-        import_module(f"annotated_transformer.{kind}")
+        import_module(f"annotated_transformer.{_IMPORTED[kind]}")
     return _LOADERS[kind]
 
 # %% ../nbs/52d_run_folder.ipynb #a99428df

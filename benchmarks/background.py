@@ -50,7 +50,7 @@ from annotated_transformer.embedding import Embedding
 from annotated_transformer.evaluate import bleu, pronouns
 from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import Sentence
-from annotated_transformer.heads import it_sentences
+from annotated_transformer.heads import pronoun_sentences
 from annotated_transformer.optimizer import adam
 from annotated_transformer.position import SinusoidalPosition
 from annotated_transformer.recipe import BatchLoss, validation_loss
@@ -317,7 +317,7 @@ def main() -> None:
         encode_pairs(corpus.valid, vocab),
     )
     valid = list(epoch_batches(held_out, vocab, 4096, seed=0, epoch=0))
-    asked = it_sentences(2000, patterns=PATTERNS)
+    asked = pronoun_sentences(2000, patterns=PATTERNS)
     found |= {
         "n_vocab": len(vocab),
         "n_test": len(corpus.test),

@@ -26,14 +26,13 @@ from annotated_transformer.translate import Translator
 from annotated_transformer.explorer import display_tokens
 from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
 from annotated_transformer.heads import (
-    EITHER,
-    Follows,
-    follow,
-    it_sentences,
-    pronouns_said,
-    read_pair,
-    without_each,
-    without_head,
+    AntecedentAttention,
+    PronounExample,
+    ablate_each_head,
+    ablate_head,
+    antecedent_attention,
+    pronoun_scores,
+    pronoun_sentences,
 )
 from annotated_transformer.recipe import train_run
 from annotated_transformer.visualize import attention_maps
@@ -48,17 +47,20 @@ def thousandths(maps: Tensor) -> list:
 
 
 def without_two(
-    translator: Translator, sentences: list[Sentence], kind: str, found: Follows
+    translator: Translator,
+    sentences: list[Sentence],
+    kind: str,
+    found: AntecedentAttention,
 ) -> dict:
     "What becomes of the pronouns without the two heads that follow best, and without the two that follow least."
-    order = (found.noun - found.other).flatten().argsort(descending=True).tolist()
+    order = (found.antecedent - found.other).flatten().argsort(descending=True).tolist()
     measured = {}
     for name, two in {"best": order[:2], "least": order[-2:]}.items():
-        where = [divmod(i, found.noun.size(1)) for i in two]
-        with ExitStack() as silent:
+        where = [divmod(i, found.other.size(1)) for i in two]
+        with ExitStack() as ablated:
             for layer, head in where:
-                silent.enter_context(without_head(translator.model, kind, layer, head))
-            measured[name] = {"heads": where} | pronouns_said(
+                ablated.enter_context(ablate_head(translator.model, kind, layer, head))
+            measured[name] = {"heads": where} | pronoun_scores(
                 translator, sentences
             )._asdict()
     return measured
@@ -66,7 +68,8 @@ def without_two(
 
 def animal(translator: Translator, s: Sentence) -> dict:
     "Where every head looks in one sentence and its reference translation."
-    vocab, pair = translator.vocab, read_pair(translator.vocab, s)
+    vocab = translator.vocab
+    pair = PronounExample.encode(vocab, s)
     maps = attention_maps(
         translator.model,
         *(pad_ids([ids], vocab.pad_id) for ids in (pair.src, pair.tgt_in)),
@@ -75,7 +78,7 @@ def animal(translator: Translator, s: Sentence) -> dict:
         "src": display_tokens(vocab.words(pair.src)),
         "tgt": display_tokens(vocab.words(pair.tgt_in)),
         "it": pair.it[0],
-        "writes": pair.writes,
+        "writes": pair.predicts,
         "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()},
     }
 
@@ -98,24 +101,28 @@ def main() -> None:
         train_run(load_corpus("builtin"), get_recipe("tiny"), args.run)
     run, sentences, began = (
         load_run(args.run),
-        it_sentences(args.n, args.seed),
+        pronoun_sentences(args.n, args.seed),
         time.process_time(),
     )
     translator = Translator(run.model, run.vocab, search=batched_greedy_search)
     with torch.inference_mode():
-        follows = follow(run.model, run.vocab, sentences)
+        attends = antecedent_attention(run.model, run.vocab, sentences)
     whole, without = (
-        pronouns_said(translator, sentences),
-        without_each(translator, sentences),
+        pronoun_scores(translator, sentences),
+        ablate_each_head(translator, sentences),
     )
     found = {
         "n_sentences": len(sentences),
-        "patterns": list(EITHER),
+        "patterns": list(dict.fromkeys(s.pattern for s in sentences)),
         "sentence_seed": args.seed,
         "training": run.about["weights"],
         "follow": {
-            kind: {name: numbers.tolist() for name, numbers in f._asdict().items()}
-            for kind, f in follows.items()
+            kind: {
+                "noun": f.antecedent.tolist(),
+                "other": f.other.tolist(),
+                "first": f.largest.tolist(),
+            }
+            for kind, f in attends.items()
         },
         "pronouns": {
             "whole": whole._asdict(),
@@ -125,7 +132,7 @@ def main() -> None:
             },
             "two": {
                 kind: without_two(translator, sentences, kind, f)
-                for kind, f in follows.items()
+                for kind, f in attends.items()
             },
         },
         "cpu_seconds": round(time.process_time() - began, 1),

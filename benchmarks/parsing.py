@@ -28,18 +28,15 @@ from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.inference import ready_to_translate
 from annotated_transformer.parsing import (
-    Outcome,
-    Repairs,
+    BracketScore,
+    LinearisationErrors,
+    ParsingResult,
     Tree,
-    compare_trees,
-    leaves,
-    marked,
+    bracket_score,
+    load_treebank,
     parse,
     parsing_experiment,
     read_trees,
-    total_score,
-    treebank,
-    words_of,
 )
 from annotated_transformer.recipe import RunOptions, train_run
 
@@ -74,7 +71,7 @@ SETTINGS = {  # what differs from the recipe "tiny", which is 128 wide
 BOTH = [
     "norm=pre",
     "peak_lr=3e-3",
-]  # post-norm, with tags for marks, made no use of the source within 3,000 steps
+]  # post-norm, with tags as leaves, made no use of the source within 3,000 steps
 SIZES = {"train": 12_000, "valid": 300, "test": 500}  # built-in trees
 LENGTHS = (
     10,
@@ -87,11 +84,11 @@ LENGTHS = (
 
 def load_trees(data: str, data_dir: str | None, split: str) -> list[Tree]:
     if data == "treebank":
-        return treebank(data_dir, split)
+        return load_treebank(data_dir, split)
     return [read_trees(s.tree)[0] for s in builtin(SIZES[split], split=split)]
 
 
-def by_length(outcome: Outcome, n_words: list[int]) -> list[dict]:
+def by_length(result: ParsingResult, n_words: list[int]) -> list[dict]:
     "F1 of the sentences of up to 10 words, up to 20, …; the last group's name is the longest sentence."
     found, last = [], 0
     for upper in LENGTHS:
@@ -101,7 +98,9 @@ def by_length(outcome: Outcome, n_words: list[int]) -> list[dict]:
                 {
                     "words": min(upper, max(n_words)),
                     "n": len(here),
-                    "f1": round(total_score([outcome.scores[i] for i in here]).f1, 2),
+                    "f1": round(
+                        BracketScore.total([result.scores[i] for i in here]).f1, 2
+                    ),
                 }
             )
         last = upper
@@ -169,7 +168,7 @@ def main() -> None:
         "--mark",
         choices=["word", "tag", "XX"],
         default="word",
-        help="what stands in a tree for a word",
+        help="the token of a word in a linearised tree",
     )
     parser.add_argument("--beam-size", type=int, default=PAPER["beam"])
     parser.add_argument(
@@ -188,33 +187,29 @@ def main() -> None:
         [f"n_layers={PAPER['layers']}", *BOTH, *SETTINGS[args.data], *args.set],
     )
     splits = {split: load_trees(args.data, args.data_dir, split) for split in SIZES}
-    shown = {
-        split: trees if split == "test" else [marked(tree, args.mark) for tree in trees]
-        for split, trees in splits.items()
-    }
     noted: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         began, run = time.process_time(), args.run or Path(scratch) / "run"
-        outcome = parsing_experiment(
-            *shown.values(), train_with(recipe, args, run, noted)
+        result = parsing_experiment(
+            *splits.values(), train_with(recipe, args, run, noted), args.mark
         )
         noted["search_cpu_seconds"] = round(
             time.process_time() - began - noted["train_cpu_seconds"], 1
         )
         greedy = parse(
-            [words_of(tree) for tree in splits["test"]], translator(run, 1, 0).translate
+            [tree.words() for tree in splits["test"]], translator(run, 1, 0).translate
         )
         about = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    score = total_score(outcome.scores)
+    score = BracketScore.total(result.scores)
     found = {
         "f1": round(score.f1, 2),
         "precision": round(score.precision, 2),
         "recall": round(score.recall, 2),
         "exact": round(score.exact, 2),
         "f1_greedy": round(
-            total_score(
+            BracketScore.total(
                 [
-                    compare_trees(gold, tree)
+                    bracket_score(gold, tree)
                     for gold, (tree, _) in zip(splits["test"], greedy)
                 ]
             ).f1,
@@ -222,9 +217,11 @@ def main() -> None:
         ),
         "n_errors": score.n_errors,
         "n_skipped": score.n_skipped,
-        "n_repaired": sum(map(any, outcome.repairs)),
-        "repairs": dict(zip(Repairs._fields, map(sum, zip(*outcome.repairs)))),
-        "by_length": by_length(outcome, [len(leaves(tree)) for tree in splits["test"]]),
+        "n_repaired": sum(map(any, result.errors)),
+        "repairs": dict(
+            zip(LinearisationErrors._fields, map(sum, zip(*result.errors)))
+        ),
+        "by_length": by_length(result, [len(tree.words()) for tree in splits["test"]]),
         **{f"n_{split}": len(trees) for split, trees in splits.items()},
         "mark": args.mark,
         "norm": recipe.model.norm,

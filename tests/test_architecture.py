@@ -65,6 +65,7 @@ ALLOWED = {
     "run_folder": "atomic config engines files transformer vocab weights",
     "checkpoint": "atomic batch distributed files run_folder weights",
     "parsing": "",
+    "marian": "config embedding feed_forward fused_attention masking position stack transformer weights",
     # layer 3: a whole job
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
     "evaluate": "batch batched_search text transformer translate vocab",
@@ -75,6 +76,7 @@ ALLOWED = {
     "transformer visualize vocab weights",
     "ct2": "atomic attention config embedding fast_dropout feed_forward fused_attention multi_head position run_folder stack transformer vocab",
     "variations": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
+    "marian_import": "",
     # layer 4: whole jobs put together
     "demo": "atomic checkpoint config corpus evaluate explorer files grammar heads recipe run_folder train translate",
     # layer 5

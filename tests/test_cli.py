@@ -25,7 +25,8 @@ from annotated_transformer.corpus import load_corpus
 from annotated_transformer.atomic import FolderLock, write_json
 from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import _FILES, MarianConfig, build_marian, _name_table
+from annotated_transformer.marian import MarianConfig, build_marian, _name_table
+from annotated_transformer.marian_import import _FILES
 from annotated_transformer.train import Stop
 
 TINY = [

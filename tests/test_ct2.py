@@ -21,7 +21,7 @@ from annotated_transformer.config import (
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.ct2 import (
     _N_POSITIONS,
-    QUANTIZATIONS,
+    _QUANTIZATIONS,
     _engine_spec,
     export_ct2,
 )
@@ -298,7 +298,7 @@ def test_fewer_bits(trained, tmp_path):
     run, folder, rows = trained
     greedy = [some[0].ids for some in ours(run, rows, 40, batched_greedy_search)]
     sizes, gaps = [], []
-    for kind in QUANTIZATIONS:
+    for kind in _QUANTIZATIONS:
         engine = engine_of(export_ct2(folder / "run", tmp_path / kind, kind))
         sizes.append((tmp_path / kind / "model.bin").stat().st_size)
         gaps.append(largest_gap(engine, run, rows, greedy))

@@ -1,4 +1,4 @@
-"Which heads follow it: pieces and words, measures judged by plain loops and planted maps, heads silenced and restored."
+"Which heads follow it: tokens and words, measures judged by plain loops and planted maps, heads ablated and restored."
 
 import json
 import re
@@ -17,17 +17,17 @@ from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.evaluate import PRONOUNS
 from annotated_transformer.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.heads import (
-    Pronouns,
-    follow,
-    it_sentences,
-    pronouns_said,
-    read_pair,
-    without_head,
-    _words_of,
+    PronounExample,
+    PronounScores,
+    ablate_head,
+    antecedent_attention,
+    pronoun_scores,
+    pronoun_sentences,
+    _word_ids,
 )
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import Transformer, build_transformer
-from annotated_transformer.visualize import attention_maps, attention_parts
+from annotated_transformer.visualize import attention_maps, attention_modules
 from annotated_transformer.vocab import Vocab, learn_bpe
 
 
@@ -47,7 +47,7 @@ def any_vocab(request) -> Vocab:
 
 @pytest.fixture(scope="module")
 def sentences() -> list[Sentence]:
-    return it_sentences(60, seed=5)
+    return pronoun_sentences(60, seed=5)
 
 
 def made(vocab: Vocab, **sizes) -> Transformer:
@@ -59,7 +59,7 @@ def made(vocab: Vocab, **sizes) -> Transformer:
     )
 
 
-# --- pieces and words ---------------------------------------------------------------------------------------------------------
+# --- tokens and words ---------------------------------------------------------------------------------------------------------
 
 
 def test_pieces_spell_their_words(any_vocab):
@@ -70,7 +70,7 @@ def test_pieces_spell_their_words(any_vocab):
         for side in (s.en, s.de)
     ):
         ids, words = vocab.encode(text), text.split()
-        of = _words_of(vocab.words(ids))
+        of = _word_ids(vocab.words(ids))
         spelt = [
             vocab.decode(i for i, w in zip(ids, of, strict=True) if w == word).strip()
             for word in range(len(words))
@@ -83,18 +83,19 @@ def test_pieces_spell_their_words(any_vocab):
         assert not any(c.isalnum() for c in "".join(marks))
 
 
-def test_reading_finds_it_and_the_pronoun(any_vocab, sentences):
+def test_example_finds_it_and_the_pronoun(any_vocab, sentences):
     vocab = any_vocab
     for s in sentences:
-        pair, ids = read_pair(vocab, s), vocab.encode(s.de)
+        pair, ids = PronounExample.encode(vocab, s), vocab.encode(s.de)
         assert vocab.decode(pair.src[i] for i in pair.it).strip().lower() == "it"
         assert (
-            len(pair.words) == len(pair.src) and pair.words.count(max(pair.words)) == 1
+            len(pair.src_words) == len(pair.src)
+            and pair.src_words.count(max(pair.src_words)) == 1
         )
         assert pair.tgt_in == [vocab.bos_id, *ids]
         before, after = (
-            vocab.decode(ids[: pair.writes]),
-            vocab.decode(ids[pair.writes :]),
+            vocab.decode(ids[: pair.predicts]),
+            vocab.decode(ids[pair.predicts :]),
         )
         assert (
             before.split() == s.de.split()[: s.pronoun.answer_word]
@@ -103,44 +104,44 @@ def test_reading_finds_it_and_the_pronoun(any_vocab, sentences):
 
 
 def test_sentences_ask_something(sentences):
-    assert {s.pattern for s in sentences} == set(heads.EITHER)
+    assert {s.pattern for s in sentences} == set(heads._AMBIGUOUS_PATTERNS)
     assert all(s.pronoun.answer != s.pronoun.wrong for s in sentences)
-    assert len(it_sentences(60, seed=5, split="train")) > 20
+    assert len(pronoun_sentences(60, seed=5, split="train")) > 20
 
 
-# --- following ----------------------------------------------------------------------------------------------------------------
+# --- attention to the antecedent ----------------------------------------------------------------------------------------------
 
 
-def test_follow_is_the_mean_of_plain_loops(vocab, sentences):
+def test_antecedent_attention_is_the_mean_of_plain_loops(vocab, sentences):
     model, some = made(vocab), sentences[:7]
     noun, other, first = (torch.zeros(2, 2, 4) for _ in range(3))  # kind, layer, head
     for s in some:
-        pair = read_pair(vocab, s)
+        pair = PronounExample.encode(vocab, s)
         maps = attention_maps(
             model, torch.tensor([pair.src]), torch.tensor([pair.tgt_in])
         )
         for layer, head in product(range(2), range(4)):
             it = maps["encoder"][layer, 0, head][pair.it].mean(0)
             for kind, row in enumerate(
-                (it, maps["cross"][layer, 0, head, pair.writes])
+                (it, maps["cross"][layer, 0, head, pair.predicts])
             ):
                 weight = [
-                    sum(w for w, word in zip(row.tolist(), pair.words) if word == i)
-                    for i in range(max(pair.words) + 1)
+                    sum(w for w, word in zip(row.tolist(), pair.src_words) if word == i)
+                    for i in range(max(pair.src_words) + 1)
                 ]
                 noun[kind, layer, head] += weight[s.pronoun.antecedent] / 7
                 other[kind, layer, head] += weight[s.pronoun.other] / 7
                 first[kind, layer, head] += (
                     max(weight) == weight[s.pronoun.antecedent]
                 ) / 7
-    for n_at_once in (1, 3, 50):  # padding and batches change nothing
-        found = follow(model, vocab, some, n_at_once)
+    for batch_size in (1, 3, 50):  # padding and batches change nothing
+        found = antecedent_attention(model, vocab, some, batch_size)
         for i, kind in enumerate(("encoder", "cross")):
             for got, wanted in zip(found[kind], (noun, other, first)):
                 torch.testing.assert_close(got, wanted[i], atol=1e-5, rtol=0)  # fp32
 
 
-def test_follow_finds_planted_heads(vocab, sentences, monkeypatch):
+def test_antecedent_attention_finds_planted_heads(vocab, sentences, monkeypatch):
     "Head 1 puts 0.7 on the noun meant and 0.2 on the other, head 2 the reverse, head 3 rests on the full stop."
     queue = list(sentences)
 
@@ -151,7 +152,7 @@ def test_follow_finds_planted_heads(vocab, sentences, monkeypatch):
         }
         for b in range(len(src)):
             s = queue.pop(0)
-            words = read_pair(vocab, s).words
+            words = PronounExample.encode(vocab, s).src_words
             for kind, head in product(maps, range(3)):
                 noun, other, mark = (
                     (0.7, 0.2, 0.1),
@@ -168,23 +169,25 @@ def test_follow_finds_planted_heads(vocab, sentences, monkeypatch):
         return maps
 
     monkeypatch.setattr(heads, "attention_maps", planted)
-    for found in follow(torch.nn.Linear(1, 1), vocab, sentences, 20).values():
+    for found in antecedent_attention(
+        torch.nn.Linear(1, 1), vocab, sentences, 20
+    ).values():
         torch.testing.assert_close(
-            found.noun, torch.tensor([[0.7, 0.2, 0.04]]), atol=1e-5, rtol=0
+            found.antecedent, torch.tensor([[0.7, 0.2, 0.04]]), atol=1e-5, rtol=0
         )
         torch.testing.assert_close(
             found.other, torch.tensor([[0.2, 0.7, 0.06]]), atol=1e-5, rtol=0
         )
-        assert found.first.tolist() == [[1, 0, 0]]
+        assert found.largest.tolist() == [[1, 0, 0]]
 
 
-# --- silent heads -------------------------------------------------------------------------------------------------------------
+# --- ablated heads ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "sizes", [{}, {"norm": "pre"}, {"d_k": 3, "d_v": 5}, {"n_heads": 1}]
 )
-def test_a_silent_head_says_nothing_and_comes_back(vocab, sizes):
+def test_an_ablated_head_has_no_effect_and_is_restored(vocab, sizes):
     "Whatever its values are, the output is the same; any other head's values change it. Afterwards the weights are the same bits."
     model = made(vocab, **sizes).eval()
     src, tgt_in = (
@@ -194,13 +197,13 @@ def test_a_silent_head_says_nothing_and_comes_back(vocab, sizes):
     before = {name: p.clone() for name, p in model.state_dict().items()}
     with torch.no_grad():
         whole = model(src, tgt_in)
-        for kind, parts in attention_parts(model).items():
+        for kind, parts in attention_modules(model).items():
             for layer, head in product(
                 range(2), range(model.encoder.layers[0].self_attn.n_heads)
             ):
                 attn = parts[layer]
                 values = attn.w_v.weight.view(attn.n_heads, -1, 16)
-                with without_head(model, kind, layer, head):
+                with ablate_head(model, kind, layer, head):
                     silent = model(src, tgt_in)
                     for i in range(attn.n_heads):
                         values[i] *= -3
@@ -221,13 +224,13 @@ def test_a_silent_head_says_nothing_and_comes_back(vocab, sizes):
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_a_silent_head_is_silent_step_by_step_too(vocab):
+def test_an_ablated_head_has_no_effect_step_by_step_too(vocab):
     model = made(vocab).eval()
     src, tgt_in = (
         torch.randint(4, len(vocab), (1, 6)),
         torch.randint(4, len(vocab), (1, 5)),
     )
-    with torch.no_grad(), without_head(model, "cross", 1, 2):
+    with torch.no_grad(), ablate_head(model, "cross", 1, 2):
         at_once = model.embedding.logits(model(src, tgt_in)).log_softmax(-1)
         state, steps = KVCache(model).start(src), []
         for i in range(5):
@@ -239,11 +242,11 @@ def test_a_silent_head_is_silent_step_by_step_too(vocab):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, GeneratorExit])
-def test_it_comes_back_after_any_error(vocab, error):
+def test_it_is_restored_after_any_error(vocab, error):
     model = made(vocab)
     before = model.decoder.layers[1].cross_attn.w_o.weight.clone()
-    with pytest.raises(error), without_head(model, "cross", 1, 0):
-        with without_head(model, "cross", 1, 3):
+    with pytest.raises(error), ablate_head(model, "cross", 1, 0):
+        with ablate_head(model, "cross", 1, 3):
             raise error
     assert torch.equal(model.decoder.layers[1].cross_attn.w_o.weight, before)
 
@@ -261,7 +264,7 @@ def test_it_comes_back_after_any_error(vocab, error):
 def test_no_such_head(vocab, where, says):
     with (
         pytest.raises(ValueError, match=re.escape(says)),
-        without_head(made(vocab), *where),
+        ablate_head(made(vocab), *where),
     ):
         pass
 
@@ -279,7 +282,7 @@ class Says:
         return [self.answers[line] for line in lines]
 
 
-def test_pronouns_said_counts(sentences):
+def test_pronoun_scores_count(sentences):
     some = sentences[:8]
     said = {s.en: s.de for s in some}
 
@@ -293,7 +296,7 @@ def test_pronouns_said_counts(sentences):
     )
     change(2, some[2].pronoun.answer, third)
     change(3, "weil|obwohl", "denn")
-    assert pronouns_said(Says(said), some) == Pronouns(
+    assert pronoun_scores(Says(said), some) == PronounScores(
         right=5 / 8, other=2 / 8, rest=7 / 8
     )
 

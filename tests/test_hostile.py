@@ -304,7 +304,7 @@ def small():
     load, few, it = (
         annotated_transformer.corpus.load_corpus,
         annotated_transformer.grammar.builtin,
-        annotated_transformer.heads.it_sentences,
+        annotated_transformer.heads.pronoun_sentences,
     )
     patch.setattr(
         "annotated_transformer.corpus.load_corpus",
@@ -315,7 +315,7 @@ def small():
         lambda n, **more: few(min(n, 5), **more),
     )
     patch.setattr(
-        "annotated_transformer.heads.it_sentences",
+        "annotated_transformer.heads.pronoun_sentences",
         lambda n, **more: it(min(n, 20), **more)[:3],
     )
     patch.setattr(

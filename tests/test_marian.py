@@ -25,17 +25,19 @@ from annotated_transformer.batched_search import (
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import (
     _COPIES,
-    _FILES,
-    _ONLY,
     _TABLES,
     MarianConfig,
-    MarianTranslator,
-    MarianVocab,
     build_marian,
-    import_marian,
     _in_halves,
-    _marian_search,
     _name_table,
+)
+from annotated_transformer.marian_import import (
+    _FILES,
+    _ONLY,
+    MarianVocab,
+    import_marian,
+    _marian_search,
+    _MarianTranslator,
     _read_marian,
     _read_marian_weights,
     _with_marian_rules,
@@ -594,7 +596,7 @@ def test_a_search_of_ones_own(run):
 
 def test_long_lines_keep_their_code(folder, vocab):
     config = _read_marian(folder)
-    translator = MarianTranslator(build_marian(config), vocab, max_tokens=10)
+    translator = _MarianTranslator(build_marian(config), vocab, max_tokens=10)
     line = " ".join(s.en for s in builtin(4, seed=5))
     code, first = vocab.encode(">>deu<<")[0], translator.split(line)
     parts = translator.split(">>deu<< " + line)
@@ -944,7 +946,7 @@ def test_nothing_half_is_left(folder, tmp_path, monkeypatch, stop):
     def fail(*args):
         raise stop
 
-    monkeypatch.setattr("annotated_transformer.marian.save_tensors", fail)
+    monkeypatch.setattr("annotated_transformer.marian_import.save_tensors", fail)
     with pytest.raises(stop if isinstance(stop, type) else type(stop)):
         import_marian(folder, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -1018,8 +1020,8 @@ def test_both_kinds(run, tmp_path):
     loaded = load_run(mine)
     by_hand = Translator(loaded.model, loaded.vocab, max_tokens=recipe.train.max_len)
     assert load(mine).translate(["a dog"]) == by_hand.translate(["a dog"])
-    assert isinstance(load(run), MarianTranslator)
-    assert not isinstance(load(mine), MarianTranslator)
+    assert isinstance(load(run), _MarianTranslator)
+    assert not isinstance(load(mine), _MarianTranslator)
     assert load_run(run).recipe is None and loaded.recipe == recipe
     with pytest.raises(ValueError, match="was imported from Marian: it translates"):
         read_config(run)

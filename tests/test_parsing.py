@@ -1,4 +1,4 @@
-"Trees there and back, mending whatever comes, and brackets counted as EVALB does."
+"Trees as tokens and back, repairs of malformed output, brackets counted as EVALB does."
 
 import random
 import re
@@ -17,25 +17,21 @@ from annotated_transformer.parsing import (
     _PUNCTUATION,
     _ROOT,
     _TREEBANK,
-    _UNKNOWN,
+    _UNKNOWN_TAG,
     BracketScore,
-    Repairs,
+    LinearisationErrors,
     Tree,
-    compare_trees,
-    leaves,
+    bracket_score,
+    delinearise,
     linearise,
-    marked,
-    _pair_of,
+    load_treebank,
     parse,
     parsing_experiment,
     _plain,
     _plain_label,
     read_trees,
-    rebuild,
-    _tokens_of,
-    total_score,
-    treebank,
-    words_of,
+    _training_pair,
+    _tree_tokens,
 )
 from annotated_transformer.vocab import learn_bpe
 
@@ -62,45 +58,49 @@ def one(text):
     return tree
 
 
-# There and back
+# Trees as tokens and back
 
 
 @given(anything)
 def test_any_tree_comes_back_whole(tree):
-    sentence, text = _pair_of(tree)
-    assert rebuild(linearise(tree), words_of(tree)) == (tree, Repairs())
-    assert rebuild(_tokens_of(text), sentence.split(" ")) == (tree, Repairs())
+    sentence, text = _training_pair(tree)
+    assert delinearise(linearise(tree), tree.words()) == (tree, LinearisationErrors())
+    assert delinearise(_tree_tokens(text), sentence.split(" ")) == (
+        tree,
+        LinearisationErrors(),
+    )
     assert read_trees(str(tree)) == [tree]
 
 
 def test_built_in_trees_come_back_through_a_vocabulary():
-    pairs = list(map(_pair_of, BUILTIN))
+    pairs = list(map(_training_pair, BUILTIN))
     vocab = learn_bpe([text for pair in pairs for text in pair], 600)
     for tree, (sentence, text) in zip(BUILTIN, pairs):
         said = vocab.decode(vocab.encode(text))
-        assert rebuild(
-            _tokens_of(said), vocab.decode(vocab.encode(sentence)).split(" ")
-        ) == (tree, Repairs())
+        assert delinearise(
+            _tree_tokens(said), vocab.decode(vocab.encode(sentence)).split(" ")
+        ) == (tree, LinearisationErrors())
 
 
-@given(anything, st.sampled_from(["tag", "word", _UNKNOWN]))
-def test_other_marks_change_nothing_but_tags(tree, mark):
-    other = marked(tree, mark)
+@given(anything, st.sampled_from(["tag", "word", _UNKNOWN_TAG]))
+def test_other_tokens_of_words_change_nothing_but_tags(tree, leaf):
+    tokens = linearise(tree, leaf)
+    other, errors = delinearise(tokens, tree.words())
     wanted = {
-        "tag": [leaf.label for leaf in leaves(tree)],
-        "word": words_of(tree),
-        _UNKNOWN: [_UNKNOWN] * len(leaves(tree)),
-    }[mark]
-    assert [leaf.label for leaf in leaves(other)] == wanted and words_of(
-        other
-    ) == words_of(tree)
+        "tag": [leaf.label for leaf in tree.preterminals()],
+        "word": tree.words(),
+        _UNKNOWN_TAG: [_UNKNOWN_TAG] * len(tree.words()),
+    }[leaf]
+    assert [t for t in tokens if t[0] not in "()"] == wanted
+    assert [leaf.label for leaf in other.preterminals()] == wanted
+    assert other.words() == tree.words() and errors == LinearisationErrors()
     assert [t for t in linearise(other) if t[0] in "()"] == [
         t for t in linearise(tree) if t[0] in "()"
     ]
-    assert compare_trees(tree, other) == compare_trees(tree, tree)
+    assert bracket_score(tree, other) == bracket_score(tree, tree)
 
 
-# Mending
+# Malformed output
 
 token = st.sampled_from(
     ["(S", "(NP", "(VP", ")S", ")NP", ")VP", "(", ")", "NN", "XX", "(TOP", ")TOP"]
@@ -112,87 +112,103 @@ token = st.sampled_from(
     st.lists(name, min_size=1, max_size=8),
 )
 def test_whatever_comes_the_tree_is_over_the_words(tokens, words):
-    tree, repairs = rebuild(tokens, words)
-    assert words_of(tree) == words
-    assert rebuild(linearise(tree), words) == (
+    tree, errors = delinearise(tokens, words)
+    assert tree.words() == words
+    assert delinearise(linearise(tree), words) == (
         tree,
-        Repairs(),
+        LinearisationErrors(),
     )  # it is a tree, and stays as it is
-    assert any(repairs) == (
+    assert any(errors) == (
         linearise(tree) != tokens
-    )  # mended if and only if it was none
+    )  # repaired if and only if it was none
     n_places = sum(t[0] not in "()" for t in tokens)
-    assert (repairs.surplus, repairs.missing) == (
+    assert (errors.surplus_tags, errors.missing_tags) == (
         max(0, n_places - len(words)),
         max(0, len(words) - n_places),
     )
 
 
 @given(st.text(alphabet="() SNPX\n\u2028", max_size=60))
-def test_any_text_is_mended(text):
-    assert words_of(rebuild(_tokens_of(text), ["a", "b"])[0]) == ["a", "b"]
+def test_any_text_is_repaired(text):
+    assert delinearise(_tree_tokens(text), ["a", "b"])[0].words() == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    "text, tree, repairs",
+    "text, tree, errors",
     [
         (
             "(S (NP DT NN )NP (VP VB )VP )S",
             "(S (NP (DT a) (NN b)) (VP (VB c)))",
-            Repairs(),
+            LinearisationErrors(),
         ),
         (
             "(S (NP DT NN )NP (VP VB",
             "(S (NP (DT a) (NN b)) (VP (VB c)))",
-            Repairs(closed=2),
+            LinearisationErrors(unclosed=2),
         ),
         (
             "(S (NP DT (PP NN )NP (VP VB )VP )S",
             "(S (NP (DT a) (PP (NN b))) (VP (VB c)))",
-            Repairs(closed=1),
+            LinearisationErrors(unclosed=1),
         ),
         (
             "(S (NP DT NN )NP )NP (VP VB )VP )S )S",
             "(S (NP (DT a) (NN b)) (VP (VB c)))",
-            Repairs(dropped=2),
+            LinearisationErrors(dropped=2),
         ),
-        ("(S ( (NP )NP DT NN VB )S )", "(S (DT a) (NN b) (VB c))", Repairs(dropped=3)),
-        ("(S (NP DT NN )NP )S", "(S (NP (DT a) (NN b)) (XX c))", Repairs(missing=1)),
+        (
+            "(S ( (NP )NP DT NN VB )S )",
+            "(S (DT a) (NN b) (VB c))",
+            LinearisationErrors(dropped=3),
+        ),
+        (
+            "(S (NP DT NN )NP )S",
+            "(S (NP (DT a) (NN b)) (XX c))",
+            LinearisationErrors(missing_tags=1),
+        ),
         (
             "(S DT NN VB (NP NN JJ )NP )S",
             "(S (DT a) (NN b) (VB c))",
-            Repairs(surplus=2, dropped=1),
+            LinearisationErrors(surplus_tags=2, dropped=1),
         ),
         (
             "(NP DT NN )NP (VP VB )VP",
             "(TOP (NP (DT a) (NN b)) (VP (VB c)))",
-            Repairs(rooted=1),
+            LinearisationErrors(no_root=1),
         ),
-        ("", "(TOP (XX a) (XX b) (XX c))", Repairs(missing=3, rooted=1)),
+        (
+            "",
+            "(TOP (XX a) (XX b) (XX c))",
+            LinearisationErrors(missing_tags=3, no_root=1),
+        ),
         (
             ")S )S (NP",
             "(TOP (XX a) (XX b) (XX c))",
-            Repairs(closed=1, dropped=3, missing=3, rooted=1),
+            LinearisationErrors(unclosed=1, dropped=3, missing_tags=3, no_root=1),
         ),
-        ("DT", "(TOP (DT a) (XX b) (XX c))", Repairs(missing=2, rooted=1)),
+        (
+            "DT",
+            "(TOP (DT a) (XX b) (XX c))",
+            LinearisationErrors(missing_tags=2, no_root=1),
+        ),
     ],
 )
-def test_mending_by_hand(text, tree, repairs):
-    assert rebuild(text.split(), ["a", "b", "c"]) == (one(tree), repairs)
+def test_repairs_by_hand(text, tree, errors):
+    assert delinearise(text.split(), ["a", "b", "c"]) == (one(tree), errors)
 
 
 def test_brackets_thousands_deep():
-    tree, repairs = rebuild(["(NP"] * 2_000 + ["NN"], ["dog"])
-    assert repairs == Repairs(closed=2_000)
-    assert compare_trees(one("(S (NP (NN dog)))"), tree) == BracketScore(
+    tree, errors = delinearise(["(NP"] * 2_000 + ["NN"], ["dog"])
+    assert errors == LinearisationErrors(unclosed=2_000)
+    assert bracket_score(one("(S (NP (NN dog)))"), tree) == BracketScore(
         1, 2, 2_000, 0, 1
     )
-    assert len(leaves(_plain(tree))) == 1
+    assert len(_plain(tree).preterminals()) == 1
 
 
 def test_a_sentence_without_words_is_refused():
     with pytest.raises(ValueError, match="words is empty"):
-        rebuild(["NN"], [])
+        delinearise(["NN"], [])
 
 
 # Counting
@@ -203,9 +219,9 @@ def spans(tree, begin=0):
     if tree.word:
         return []
     found, at = [], begin
-    for part in tree.parts:
+    for part in tree.children:
         found += spans(part, at)
-        at += sum(leaf.label not in _PUNCTUATION for leaf in leaves(part))
+        at += sum(leaf.label not in _PUNCTUATION for leaf in part.preterminals())
     return found + [(_EQUAL.get(tree.label, tree.label), begin, at)] * (
         at > begin and tree.label not in _NOT_COUNTED
     )
@@ -236,10 +252,10 @@ def two_trees(draw):
         ),
         max_size=3,
     )
-    tokens = [t for leaf in leaves(gold) for t in [*draw(between), leaf.label]] + draw(
-        between
-    )
-    return gold, rebuild(tokens, words_of(gold))[0]
+    tokens = [
+        t for leaf in gold.preterminals() for t in [*draw(between), leaf.label]
+    ] + draw(between)
+    return gold, delinearise(tokens, gold.words())[0]
 
 
 @settings(max_examples=60)
@@ -252,10 +268,10 @@ def test_counts_are_those_of_a_plain_recursion(trees):
         if bracket in left:
             left.remove(bracket)
             matched += 1
-    if all(leaf.label in _PUNCTUATION for leaf in leaves(gold)):
-        assert compare_trees(gold, said) == BracketScore(n_skipped=1)
+    if all(leaf.label in _PUNCTUATION for leaf in gold.preterminals()):
+        assert bracket_score(gold, said) == BracketScore(n_skipped=1)
     else:
-        assert compare_trees(gold, said) == BracketScore(
+        assert bracket_score(gold, said) == BracketScore(
             matched, len(wanted), len(found), int(sorted(wanted) == sorted(found)), 1
         )
 
@@ -263,14 +279,14 @@ def test_counts_are_those_of_a_plain_recursion(trees):
 @settings(max_examples=60)
 @given(two_trees())
 def test_precision_and_recall_change_places(trees):
-    there, back = compare_trees(*trees), compare_trees(*trees[::-1])
+    there, back = bracket_score(*trees), bracket_score(*trees[::-1])
     assert (there.precision, there.recall, there.f1, there.exact) == (
         back.recall,
         back.precision,
         back.f1,
         back.exact,
     )
-    assert compare_trees(trees[0], trees[0]).f1 in (0, 100)  # 0: no bracket that counts
+    assert bracket_score(trees[0], trees[0]).f1 in (0, 100)  # 0: no bracket that counts
 
 
 GOLD = "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ sleeps) (PP (IN in) (NP (DT the) (NN barn)))) (. .)))"  # S, NP, VP, PP, NP
@@ -391,7 +407,7 @@ HAND = [  # what is wrong, gold, predicted, matched, brackets of gold, of predic
     ids=[row[0] for row in HAND],
 )
 def test_counts_by_hand(gold, said, matched, n_gold, n_said):
-    score = compare_trees(one(gold), one(said))
+    score = bracket_score(one(gold), one(said))
     assert score == BracketScore(
         matched, n_gold, n_said, int(matched == n_gold == n_said), 1
     )
@@ -418,11 +434,11 @@ def test_counts_by_hand(gold, said, matched, n_gold, n_said):
     ],
 )
 def test_left_out(said, score):
-    assert compare_trees(one(GOLD), said and one(said)) == score
+    assert bracket_score(one(GOLD), said and one(said)) == score
 
 
 def test_only_punctuation():
-    assert compare_trees(one("(TOP (S (. .)))"), one("(S (. .))")) == BracketScore(
+    assert bracket_score(one("(TOP (S (. .)))"), one("(S (. .))")) == BracketScore(
         n_skipped=1
     )
 
@@ -432,10 +448,10 @@ def test_totals_are_sums_and_not_means():
         (one(GOLD), None),
         (one(GOLD), one("(NN dog)")),
     ]
-    score = total_score([compare_trees(*pair) for pair in pairs])
+    score = BracketScore.total([bracket_score(*pair) for pair in pairs])
     assert score == BracketScore(26, 40, 31, 1, 8, 1, 1)
     assert (score.precision, score.recall) == (100 * 26 / 31, 100 * 26 / 40)
-    assert total_score([]) == BracketScore() and (
+    assert BracketScore.total([]) == BracketScore() and (
         BracketScore().f1,
         BracketScore().exact,
     ) == (0, 0)
@@ -466,7 +482,7 @@ def shaken(tree, rng):
             tokens += [t, t]
         elif luck < 0.9:
             tokens.append(t[0] + rng.choice("NP VP S PP ADVP PRT".split()))
-    return rebuild(tokens, words_of(tree))[0]
+    return delinearise(tokens, tree.words())[0]
 
 
 @pytest.mark.skipif(not shutil.which("evalb"), reason="needs evalb")
@@ -489,7 +505,7 @@ def test_the_same_as_evalb(tmp_path):
     theirs = dict(
         re.findall(r"^(.*\S) += +([\d.]+)$", out.partition("-- len<=")[0], re.M)
     )
-    score = total_score([compare_trees(*pair) for pair in zip(BUILTIN, said)])
+    score = BracketScore.total([bracket_score(*pair) for pair in zip(BUILTIN, said)])
     ours = {
         "Bracketing Recall": score.recall,
         "Bracketing Precision": score.precision,
@@ -505,27 +521,29 @@ def test_the_same_as_evalb(tmp_path):
 
 def test_a_perfect_model_and_a_silent_one():
     train, valid, test = BUILTIN[:20], BUILTIN[20:25], BUILTIN[25:60]
-    known = dict(map(_pair_of, test))
+    known = dict(map(_training_pair, test))
 
     def teach(pairs, held_out):
         assert (pairs, held_out) == (
-            list(map(_pair_of, train)),
-            list(map(_pair_of, valid)),
+            list(map(_training_pair, train)),
+            list(map(_training_pair, valid)),
         )
         return lambda sentences: [known[sentence] for sentence in sentences]
 
-    outcome = parsing_experiment(train, valid, test, teach)
+    result = parsing_experiment(train, valid, test, teach)
     assert (
-        outcome.trees == test
-        and not any(map(any, outcome.repairs))
-        and total_score(outcome.scores).f1 == total_score(outcome.scores).exact == 100
+        result.trees == test
+        and not any(map(any, result.errors))
+        and BracketScore.total(result.scores).f1
+        == BracketScore.total(result.scores).exact
+        == 100
     )
     silent = parsing_experiment(
         train, valid, test, lambda *_: lambda sentences: [""] * len(sentences)
     )
-    score = total_score(silent.scores)
+    score = BracketScore.total(silent.scores)
     assert (
-        sum(map(any, silent.repairs)) == score.n_compared == len(test)
+        sum(map(any, silent.errors)) == score.n_compared == len(test)
         and score.n_predicted == score.f1 == 0
         and score.n_gold > 0
     )
@@ -571,7 +589,7 @@ def test_functions_indices_and_traces_go():
 
 @given(anything)
 def test_plain_trees_stay_plain(tree):
-    if any(leaf.label != "-NONE-" for leaf in leaves(tree)):
+    if any(leaf.label != "-NONE-" for leaf in tree.preterminals()):
         assert _plain(_plain(tree)) == _plain(tree)
 
 
@@ -598,7 +616,7 @@ def test_nltk_reads_the_same(tree):
 def sample(data_dir):
     if not (data_dir / "treebank" / "treebank.zip").is_file():
         pytest.skip("needs treebank/treebank.zip: nltk.download('treebank')")
-    return {split: treebank(data_dir, split) for split in _TREEBANK}
+    return {split: load_treebank(data_dir, split) for split in _TREEBANK}
 
 
 def test_counts_of_the_treebank(sample):
@@ -608,23 +626,27 @@ def test_counts_of_the_treebank(sample):
         "valid": 273,
         "test": 245,
     }
-    assert sum(len(leaves(tree)) for tree in everything) == 94_084
+    assert sum(len(tree.preterminals()) for tree in everything) == 94_084
     assert (
         len({t[1:] for tree in everything for t in linearise(tree) if t[0] == "("})
         == 28
     )
-    assert len({leaf.label for tree in everything for leaf in leaves(tree)}) == 45 and {
-        tree.label for tree in everything
-    } == {_ROOT}
+    assert len(
+        {leaf.label for tree in everything for leaf in tree.preterminals()}
+    ) == 45 and {tree.label for tree in everything} == {_ROOT}
 
 
 def test_every_tree_of_the_treebank_comes_back(sample):
     for tree in sum(sample.values(), []):
-        sentence, text = _pair_of(tree)
-        same = rebuild(_tokens_of(text), sentence.split(" ")) == (tree, Repairs())
+        sentence, text = _training_pair(tree)
+        same = delinearise(_tree_tokens(text), sentence.split(" ")) == (
+            tree,
+            LinearisationErrors(),
+        )
         assert same  # and no tree is shown
     assert (
-        total_score([compare_trees(tree, tree) for tree in sample["test"]]).exact == 100
+        BracketScore.total([bracket_score(tree, tree) for tree in sample["test"]]).exact
+        == 100
     )
 
 
@@ -656,14 +678,14 @@ def test_nltk_reads_the_treebank_as_we_do(data_dir, sample):
 
 def test_a_treebank_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="nltk.download"):
-        treebank(tmp_path, "train")
+        load_treebank(tmp_path, "train")
     (tmp_path / "treebank").mkdir()
     (tmp_path / "treebank" / "treebank.zip").write_bytes(b"no archive")
     with pytest.raises(ValueError, match="nltk.download"):
-        treebank(tmp_path, "train")
+        load_treebank(tmp_path, "train")
     with zipfile.ZipFile(tmp_path / "treebank" / "treebank.zip", "w") as archive:
         archive.writestr("other", "")
     with pytest.raises(ValueError, match="nltk.download"):
-        treebank(tmp_path, "train")
+        load_treebank(tmp_path, "train")
     with pytest.raises(ValueError, match="split='dev' is unknown"):
-        treebank(tmp_path, "dev")
+        load_treebank(tmp_path, "dev")

@@ -127,7 +127,7 @@ def test_the_format_is_checked_whatever_the_kind(tmp_path, toy_loader):
 def test_loading_a_run_of_ours_imports_no_other_kind(run):
     code = (
         "import sys; from annotated_transformer import load; load(sys.argv[1]); "
-        "print(*(name for name in sys.modules if name.endswith('.marian')))"
+        "print(*(name for name in sys.modules if 'marian' in name))"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, run], capture_output=True, text=True, check=True
@@ -151,4 +151,4 @@ def test_the_walk_from_the_command_to_the_logits_is_short(run, tmp_path):
     stays = [module for module, _ in json.loads(found.stdout.splitlines()[-1])]
     assert len(stays) <= 18 and len(stays) - len(set(stays)) <= 4, stays
     assert stays.count("run_folder") == stays.count("files") == 1, stays
-    assert not {"checkpoint", "marian", "evaluate"} & set(stays), stays
+    assert not {"checkpoint", "marian", "marian_import", "evaluate"} & set(stays), stays

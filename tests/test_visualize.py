@@ -17,11 +17,10 @@ from annotated_transformer.visualize import (
     attention_chart,
     attention_lines,
     attention_maps,
-    attention_parts,
+    attention_modules,
     heatmap,
     lines,
     panels,
-    show_chart,
 )
 
 
@@ -99,7 +98,7 @@ def test_maps_explain_every_output(norm, position, n_heads, d_k, d_v):
     maps = attention_maps(model, src, tgt_in)
     for hook in hooks:
         hook.remove()
-    for kind, parts in attention_parts(model).items():
+    for kind, parts in attention_modules(model).items():
         for weights, attn in zip(maps[kind], parts, strict=True):
             (query, key, value, mask), output = seen[attn]
             heads = weights @ attn.keys_values(key, value)[1]
@@ -141,7 +140,7 @@ def png_of(draw) -> bytes:
             ["$a", "b"], ["c", "d_e", "^"], torch.full((2, 3), 1 / 3)
         ),
         lambda: attention_lines(
-            ["a", "b"], ["c", "d", "e"], torch.full((3, 2, 3), 1 / 3), of=1
+            ["a", "b"], ["c", "d", "e"], torch.full((3, 2, 3), 1 / 3), query=1
         ),
         lambda: panels(2, 3)[1][5],
     ],
@@ -161,8 +160,8 @@ def test_lines_are_the_weights():
 
     torch.manual_seed(0)
     weights = (3 * torch.randn(2, 4, 5)).softmax(-1)
-    for of in (None, 2):
-        ax = attention_lines(list("abcd"), list("vwxyz"), weights, of=of)
+    for query in (None, 2):
+        ax = attention_lines(list("abcd"), list("vwxyz"), weights, query=query)
         drawn = [
             (line.get_color(), *line.get_ydata(), line.get_alpha()) for line in ax.lines
         ]
@@ -172,7 +171,7 @@ def test_lines_are_the_weights():
             for h in range(2)
             for q in range(4)
             for k in range(5)
-            if weights[h, q, k] >= 0.01 and of in (None, q)
+            if weights[h, q, k] >= 0.01 and query in (None, q)
         ]
 
 
@@ -183,7 +182,7 @@ def test_parts_are_named_in_reading_order():
     names = {module: name for name, module in model.named_modules()}
     assert {
         kind: [names[m] for m in parts]
-        for kind, parts in attention_parts(model).items()
+        for kind, parts in attention_modules(model).items()
     } == {
         "encoder": [f"encoder.layers.{i}.self_attn" for i in range(3)],
         "decoder": [f"decoder.layers.{i}.self_attn" for i in range(3)],
@@ -203,13 +202,11 @@ def test_importing_draws_in_no_drawing_library():
 
 def test_charts_repeat_between_processes_and_share_no_ids():
     code = (
-        "import json\nfrom annotated_transformer.visualize import attention_chart, show_chart\n"
-        "c = show_chart(attention_chart(['a', 'b'], ['\"', \"'\"], [[.1, .9], [.5, .5]]))\nprint(json.dumps(c.spec), c.svg)"
+        "import json\nfrom annotated_transformer.visualize import attention_chart\n"
+        "c = attention_chart(['a', 'b'], ['\"', \"'\"], [[.1, .9], [.5, .5]])\nprint(json.dumps(c.spec), c.svg)"
     )
     assert run_python(code) == run_python(code)
-    one, two = (
-        show_chart(attention_chart(["a"], ["b"], [[w]])).svg for w in (0.25, 0.75)
-    )
+    one, two = (attention_chart(["a"], ["b"], [[w]]).svg for w in (0.25, 0.75))
     ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
     assert ids[0] and not ids[0] & ids[1]
     assert ids[0] == set(re.findall(r"url\(#([^)]+)\)", one))
