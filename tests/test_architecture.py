@@ -14,9 +14,12 @@ from notebooks import code_of, directives, joined
 LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
 PROSE = {
     "index",
-    "glossary",
     "map",
+    "misreadings",
+    "reading",
     "reference",
+    "symbols",
+    "words",
     "conclusion",
 }  # notebooks that export nothing
 MADE_OR_BY_HAND = {"__init__", "__main__", "_modidx"}

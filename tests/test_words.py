@@ -1,4 +1,4 @@
-"Home, symbols, the map of the paper, the reference, the drawings: links lead somewhere, names exist, numbers are those of the records."
+"Home, the pages to look things up, the drawings: links lead somewhere, names exist, numbers are those of the records."
 
 import ast
 import contextlib
@@ -19,7 +19,7 @@ from notebooks import code_of, directives, joined
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe
 
 NBS, DRAWINGS = ROOT / "nbs", sorted((ROOT / "nbs/images").glob("*.svg"))
-WORDS = ("index", "glossary", "map", "reference")
+WORDS = ("index", "map", "misreadings", "reading", "reference", "symbols", "words")
 
 
 @cache
@@ -109,6 +109,7 @@ def anchors(name: str) -> set[str]:
         {slug(h) for h in re.findall(r"^#{2,4} (.+)$", text, re.M)}
         | {n.lower() for n in names}
         | equations
+        | set(re.findall(r'<a id="([\w-]+)">', text_of(name)))
     )
 
 
@@ -171,7 +172,7 @@ def rows(name: str) -> list[list[str]]:
 
 def test_every_setting_has_its_row_and_its_values():
     table = {
-        code: row for row in rows("glossary") for code in re.findall(r"`(\w+)`", row[1])
+        code: row for row in rows("symbols") for code in re.findall(r"`(\w+)`", row[1])
     }
     wrong = []
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
@@ -195,12 +196,34 @@ def test_search_has_the_papers_values():
     paper = json.loads(
         (ROOT / "reference/paper_tables.json").read_text(encoding="utf-8")
     )["setup"]["inference"]
-    table = {row[1].strip("`"): row[4] for row in rows("glossary") if len(row) == 6}
+    table = {row[1].strip("`"): row[4] for row in rows("symbols") if len(row) == 6}
     assert (float(table["beam_size"]), float(table["alpha"])) == (
         paper["beam"],
         paper["alpha"],
     )
     assert paper["max_length"] == f"input length + {table['max_lens']}"
+
+
+# ---- the terms
+
+
+def test_terms_are_complete_and_in_order():
+    table = [row for row in rows("words") if len(row) == 5 and row[0] != "English"]
+    names = [row[0].lower().replace("-", " ") for row in table]
+    assert len(names) > 90 and names == sorted(set(names))
+    assert [row for row in table if not all(row)] == []
+
+
+def test_terms_in_chinese_use_the_script_of_their_column():
+    "The older character sets of the mainland and of Taiwan have one script each."
+    wrong = []
+    for row in rows("words"):
+        if len(row) == 5 and row[0] != "English":
+            for text, charset in ((row[1], "gb2312"), (row[2], "big5")):
+                letters = "".join(re.findall(r"[\u4e00-\u9fff]", text))
+                if letters.encode(charset, "ignore").decode(charset) != letters:
+                    wrong.append(f"{row[0]}: {text}")
+    assert wrong == []
 
 
 # ---- the map
