@@ -332,7 +332,7 @@ def _recipe(config: str | None, settings: list[str] | None):
 def _train(out: Path, text: _TextOptions, recipe, options) -> None:
     "Start a run; of several processes, the first alone reads the text."
     from annotated_transformer.run_folder import check_new_run
-    from annotated_transformer.recipe import train_run
+    from annotated_transformer.runs import train_run
 
     corpus = None
     if _is_first_process():
@@ -343,7 +343,7 @@ def _train(out: Path, text: _TextOptions, recipe, options) -> None:
 # %% ../nbs/95_cli.ipynb #95ab0009
 def _resume(run: Path, text: _TextOptions, options) -> None:
     "Continue a run; of several processes, the first alone reads a text that is named."
-    from annotated_transformer.recipe import resume_run
+    from annotated_transformer.runs import resume_run
 
     read_text = _is_first_process() and text.is_named()
     resume_run(run, options, text.load() if read_text else None)
@@ -374,14 +374,14 @@ def _train_verb(
     --resume continues. Under torchrun: on all its devices.
     """
     from annotated_transformer.evaluate import validation_bleu
-    from annotated_transformer.recipe import RunOptions, check_options
+    from annotated_transformer.runs import RunOptions
 
     score = validation_bleu if bleu else None
     options = RunOptions(
         device, minutes, prepared, (), score, shard, tensorboard, quiet
     )
     _check_train_options(out, resume, config is not None or bool(settings), options)
-    check_options(options)  # before any text is read
+    options.check()  # before any text is read
     text = _TextOptions(data, data_dir, src, tgt, valid_src, valid_tgt)
     if resume is not None or _is_restart(out):
         _resume(resume or out, text, options)
@@ -411,7 +411,7 @@ def _prepare_verb(
 ) -> None:
     "Make a run folder with the text encoded, for train --resume."
     from annotated_transformer.run_folder import check_new_run
-    from annotated_transformer.recipe import prepare_run
+    from annotated_transformer.runs import prepare_run
 
     recipe = _recipe(config, settings)
     check_new_run(out)
@@ -764,7 +764,7 @@ def _fill_table(
     folder: Path, plan, corpus, minutes: float | None, device: str | None, quiet: bool
 ) -> bool:  # are all rows done?
     "`fill_table` with the recipe's runs; an interrupted one exits with its signal's status."
-    from annotated_transformer.recipe import RunOptions, train_or_resume
+    from annotated_transformer.runs import RunOptions, train_or_resume
     from annotated_transformer.train import Interrupted
     from annotated_transformer.variations import fill_table, row_trainer, with_text
 

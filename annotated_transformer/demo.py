@@ -30,7 +30,7 @@ from annotated_transformer.files import (
 )
 from .grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
 from .heads import it_sentences
-from .recipe import train_run
+from .runs import train_run
 from .train import STOP_SIGNALS, Interrupted
 
 # %% ../nbs/94_demo.ipynb #94de0007

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'TRAINED', 'foreign_entries', 'remove_run_files', 'write_config', 'check_new_run', 'create_run', 'Run',
-           'register_loader', 'run_kind', 'read_config', 'load_run', 'read_metrics']
+           'register_loader', 'run_kind', 'read_config', 'load_run', 'read_metrics', 'new_run']
 
 # %% ../nbs/52d_run_folder.ipynb #52d00004
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,11 +21,14 @@ import torch
 
 from . import UserError
 from .config import Recipe, recipe_from_dict, recipe_to_dict
+from .distributed import rank
 from .engines import FAST
 from annotated_transformer.files import (
+    FolderLock,
     check_free,
     check_no_links,
     kind_of,
+    made_parents,
     new_folder,
     read_json,
     remove_known,
@@ -264,3 +268,47 @@ def read_metrics(
         ):
             found.append(record)
     return found
+
+# %% ../nbs/52d_run_folder.ipynb #55ec0005
+def _check_apart(out: Path, prepared: Path) -> None:
+    "UserError if the run folder and the shared folder of encoded text are one inside the other."
+    run, text = resolve(out), resolve(prepared)
+    if run == text or run in text.parents or text in run.parents:
+        raise UserError(
+            f"--out {out} and --prepared {prepared} are one inside the other: "
+            "choose separate folders"
+        )
+
+# %% ../nbs/52d_run_folder.ipynb #55ec0004
+@contextmanager
+def new_run(
+    out: Path,  # the folder to make
+    recipe: Recipe,
+    about: dict,  # as for `create_run`
+    prepared: Path | None = None,  # encoded text that runs share; None = in the run
+) -> Iterator[FolderLock | None]:  # rank 0's
+    """A new run folder, locked.
+
+    An error before the first step removes it again, but not a folder that was there.
+    """
+    if rank() > 0:
+        yield None
+        return
+    existed, undone = kind_of(resolve(out)) == "folder", False
+    with made_parents(resolve(out)):
+        if prepared is not None:
+            _check_apart(out, prepared)
+            about = about | {"prepared": str(resolve(prepared))}
+        create_run(out, recipe, about)
+        try:
+            with FolderLock(out) as lock:
+                try:
+                    yield lock
+                except Exception:
+                    undone = lock.is_held() and not read_metrics(out)
+                    if undone:
+                        remove_run_files(out, keep_folder=True)
+                    raise
+        finally:
+            if undone:
+                remove_known(out, set(), keep_folder=existed)

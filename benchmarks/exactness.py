@@ -179,7 +179,7 @@ def same(run: Path, straight: Path) -> Iterator[Fact]:
 def load_all(run: Path) -> int:
     "Load whatever can be loaded, or raise ValueError; how many checkpoints there are."
     recipe, _ = read_config(run)
-    _, objective, optimizer = build_training(
+    objective, _, optimizer, _ = build_training(
         recipe, load_vocab(run / "vocab.model"), CPU
     )
     found = checkpoints(run / "checkpoints")

@@ -35,7 +35,7 @@ from annotated_transformer.heads import (
     without_each,
     without_head,
 )
-from annotated_transformer.recipe import train_run
+from annotated_transformer.runs import train_run
 from annotated_transformer.visualize import attention_maps
 
 

@@ -41,7 +41,7 @@ from annotated_transformer.parsing import (
     treebank,
     words_of,
 )
-from annotated_transformer.recipe import RunOptions, train_run
+from annotated_transformer.runs import RunOptions, train_run
 
 PAPER = json.loads(
     (

@@ -59,7 +59,7 @@ ALLOWED = {
     "explorer": "batch files visualize",
     # layer 2: the model and its run on disk
     "weights": "config distributed files",
-    "run_folder": "config engines files transformer vocab weights",
+    "run_folder": "config distributed engines files transformer vocab weights",
     "checkpoint": "batch distributed files run_folder weights",
     "parsing": "",
     # layer 3: a whole job
@@ -68,13 +68,14 @@ ALLOWED = {
     "heads": "batch evaluate grammar translate visualize vocab",
     "marian": "batched_search config embedding feed_forward files fused_attention masking position run_folder stack transformer translate "
     "vocab weights",
-    "recipe": "batch checkpoint config corpus distributed engines files inference optimizer run_folder train transformer visualize vocab weights",
+    "recipe": "batch checkpoint config corpus distributed engines files inference optimizer run_folder train transformer vocab weights",
+    "runs": "batch checkpoint config corpus distributed engines files recipe run_folder train transformer visualize vocab weights",
     "ct2": "attention config embedding fast_dropout feed_forward files fused_attention multi_head position run_folder stack transformer vocab",
     "variations": "batched_search config corpus distributed evaluate files run_folder train translate",
     # layer 4: whole jobs put together
-    "demo": "checkpoint config corpus evaluate explorer files grammar heads recipe run_folder train translate",
+    "demo": "checkpoint config corpus evaluate explorer files grammar heads run_folder runs train translate",
     # layer 5
-    "cli": "batched_search checkpoint config corpus ct2 demo distributed evaluate explorer files marian recipe run_folder train translate variations",
+    "cli": "batched_search checkpoint config corpus ct2 demo distributed evaluate explorer files marian run_folder runs train translate variations",
 }
 ENGINES = {
     "engines",
@@ -160,9 +161,10 @@ def test_layers(module):
 
 
 FORWARD = {
-    ("recipe", "visualize"),  # an assembly draws its learning curve
+    ("runs", "visualize"),  # a run draws its learning curve
     # what trains and translates chooses the engines
     ("recipe", "engines"),
+    ("runs", "engines"),
     ("recipe", "inference"),
     ("run_folder", "engines"),
     ("translate", "batched_search"),
