@@ -232,12 +232,12 @@ def load_run(path: Path) -> Run:
             f"{path / 'vocab.model'} is not the vocabulary that "
             "this run was trained with"
         )
-    check_sizes(file, recipe.model)
     sizes = recipe.model, len(vocab), vocab.pad_id
     build = partial(build_transformer, *sizes, attention=FAST.attention)
     with torch.device("meta"):  # takes no memory
-        expected = shapes(build().state_dict())
-    weights = read_weights(file, expected)
+        expected = build().state_dict()
+    check_sizes(file, recipe.model)
+    weights = read_weights(file, shapes(expected))
     model = build()
     set_weights(model, weights)
     # after a crash between the two writes, config.json is the older one

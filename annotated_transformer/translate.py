@@ -32,9 +32,8 @@ class Translation(NamedTuple):
     "A translation of a line."
 
     text: str
-    score: (
-        float  # of the hypothesis (61a), higher is better; summed over a line's parts
-    )
+    # of the hypothesis (61a), higher is better; summed over a line's parts
+    score: float
 
 # %% ../nbs/61b_translate.ipynb #7a6b79bb
 def _within_positions(

@@ -75,7 +75,9 @@ ALLOWED = {
     # layer 4: whole jobs put together
     "demo": "checkpoint config corpus evaluate explorer files grammar heads run_folder runs train translate",
     # layer 5
-    "cli": "batched_search checkpoint config corpus ct2 demo distributed evaluate explorer files marian run_folder runs train translate variations",
+    "cli_train": "config corpus demo distributed evaluate run_folder runs train variations",
+    "cli_use": "batched_search checkpoint corpus ct2 evaluate explorer files marian run_folder translate",
+    "cli": "cli_train cli_use",
 }
 ENGINES = {
     "engines",

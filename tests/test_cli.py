@@ -19,7 +19,8 @@ import typer
 from safetensors.torch import save_file
 
 from annotated_transformer import corpus, runs
-from annotated_transformer.cli import _DEFAULT_RECIPE, app, main
+from annotated_transformer.cli import _app, main
+from annotated_transformer.cli_train import _DEFAULT_RECIPE
 from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.files import FolderLock, sha256, write_json
@@ -1467,7 +1468,7 @@ FROZEN = {  # what scripts rely on: a new name gets a place here, an old one sta
 
 def test_verbs_and_options():
     found = {}
-    for verb, command in typer.main.get_command(app).commands.items():
+    for verb, command in typer.main.get_command(_app).commands.items():
         names = [
             p.opts[0]
             if p.param_type_name == "option"
