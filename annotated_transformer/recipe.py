@@ -27,7 +27,6 @@ from annotated_transformer.batch import (
 )
 from annotated_transformer.checkpoint import (
     Progress,
-    prune,
     save_checkpoint,
     set_run_weights,
 )
@@ -224,10 +223,14 @@ class Checkpointer:
         which = f"checkpoint of step {self.progress.step}"
         about = about_weights(self.recipe.model, which)
         save_checkpoint(
-            folder, self.objective.model, self.optimizer, self.progress, about
+            folder,
+            self.objective.model,
+            self.optimizer,
+            self.progress,
+            about,
+            settings.keep_last,
+            settings.save_every,
         )
-        if rank() == 0:
-            prune(folder, settings.keep_last, settings.save_every)
 
     def check_lock(self) -> None:
         "UserError if the run folder was replaced."
