@@ -337,11 +337,11 @@ def load_checkpoint(
 
 # %% ../nbs/52e_checkpoint.ipynb #cc54ab9e
 def _prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
-    """Remove old checkpoints from a run's checkpoints/, for rank 0; `keep_last` of them stay.
+    """Remove old checkpoints of a run, for rank 0; `keep_last` of them stay.
 
     The newest stays, and before it those of the schedule, of steps that `save_every`
-    divides: one that an interruption wrote is needed until the next only, and an average
-    of the last ones is then the same as without the interruption. The optimiser's state
+    divides: one that an interruption wrote is needed until the next only, and an
+    average of the last ones is then the same as without the interruption. The optimiser's state
     stays in the newest two.
     """
     if keep_last < 1:

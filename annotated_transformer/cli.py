@@ -49,7 +49,7 @@ def _fail(
     status: int = 2,
 ) -> None:
     "Print what is wrong as one line on standard error, and exit."
-    # bytes of a file's name that the locale could not read: UTF-8 as it is, else as \xff
+    # bytes of a file's name that the locale cannot read: UTF-8 as it is, else as \xff
     message = re.sub(
         "[\udc80-\udcff]+",
         lambda found: (
@@ -69,7 +69,7 @@ _PRINTING = {"translate", "score", "variations", "demo"}
 
 # %% ../nbs/95_cli.ipynb #95ab0004
 class _Messages:
-    "Standard error; what is written after its reader has closed it is dropped, without an error."
+    "Standard error; writing after its reader has closed it is no error."
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -88,7 +88,7 @@ class _Messages:
 
 # %% ../nbs/95_cli.ipynb #63c8ae97
 def _ready_streams() -> None:
-    "Open closed standard streams on the null device, and make standard output and standard error UTF-8."
+    "Open closed standard streams on the null device; make the outputs UTF-8."
     for number in range(3):
         try:
             os.fstat(number)
@@ -108,7 +108,7 @@ def _ready_streams() -> None:
 def main(
     args: list[str] | None = None,  # None = the process's own
 ) -> None:
-    "Run a verb; what the user got wrong is one line on standard error and exit status 2."
+    "Run a verb; a user's mistake is one line on standard error and exit status 2."
     words = sys.argv[1:] if args is None else args
     no_output = sys.stdout is None
     _ready_streams()

@@ -262,7 +262,8 @@ def _train_verb(
     quiet: _Quiet = False,
     settings: _Settings = None,
 ) -> None:
-    """Train a model: from text to a run folder. Ctrl-C and a closed terminal save first.
+    """Train a model: from text to a run folder. Ctrl-C and a closed terminal save
+    first.
 
     --resume continues. Under torchrun: on all its devices.
     """
@@ -358,7 +359,7 @@ _BaseSettings = Annotated[
 def _fill_table(
     folder: Path, plan, corpus, minutes: float | None, device: str | None, quiet: bool
 ) -> bool:  # are all rows done?
-    "`fill_table` with the recipe's runs; an interrupted one exits with its signal's status."
+    "`fill_table` with the recipe's runs; CommandError for an interrupted one."
     from annotated_transformer.runs import RunOptions, train_or_resume
     from annotated_transformer.train import Interrupted
     from annotated_transformer.variations import fill_table, row_trainer, with_text
@@ -412,8 +413,8 @@ def _variations_verb(
     typer.echo("\n".join(format_table(read_table(out))))
     if not done:
         typer.echo(
-            f"{minutes:g} minutes used up, and rows are left: to continue, give the same "
-            "command again",
+            f"{minutes:g} minutes used up, and rows are left: to continue, give the "
+            "same command again",
             err=True,
         )
 

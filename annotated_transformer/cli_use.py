@@ -84,7 +84,8 @@ _InputFile = Annotated[
 _NBest = Annotated[
     int,
     typer.Option(
-        help="Translations of each line: as many lines out for each line in, best first."
+        help="Translations of each line: as many lines out for each line in, best "
+        "first."
     ),
 ]
 _Scores = Annotated[
@@ -102,7 +103,7 @@ _Precision = Annotated[
 
 # %% ../nbs/94b_cli_use.ipynb #95ab0011
 def _write_translations(translations: list, n_best: int, scores: bool) -> None:
-    "Write the translations of one line: always `n_best` lines, empty where there are fewer."
+    "Write the translations of a line: `n_best` lines, empty where there are fewer."
     missing = n_best - len(translations)
     lines = [(f"{score:.4f}", text) for text, score in translations[:n_best]]
     for score, text in lines + missing * [("0.0000", "")]:
@@ -185,7 +186,7 @@ _ScoredPrecision = Annotated[
 
 # %% ../nbs/94b_cli_use.ipynb #95ab0013
 def _run_folders(systems: list[Path], src: Path | None, perplexity: bool) -> list[Path]:
-    "The systems that are runs; UserError for one that is missing, or options that do not fit."
+    "The systems that are runs; UserError for a missing one or unfit options."
     for path in systems:
         if not path.exists():
             raise UserError(f"{path}: no such file or run")
@@ -279,7 +280,8 @@ def _import_marian_verb(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A Marian checkpoint as Hugging Face publishes it, with model.safetensors.",
+            help="A Marian checkpoint as Hugging Face publishes it, with "
+            "model.safetensors.",
         ),
     ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make.")],

@@ -56,7 +56,7 @@ def precision_context(
     precision: str,  # "fp32", "bf16" or "auto"
     device: torch.device,
 ) -> AbstractContextManager:
-    "The context of the forward pass: bf16 if asked for, or with `auto` where it is native."
+    "The context of the forward pass: bf16 if asked for, with `auto` where native."
     native = {
         "cuda": partial(torch.cuda.is_bf16_supported, including_emulation=False),
         "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False),
@@ -120,7 +120,7 @@ def validation_loss(
     objective: BatchLoss,
     batches: list[Batch],  # of held-out text, the same on every rank
 ) -> float:
-    "Cross-entropy on held-out text, in nats per token; its exponential is the perplexity."
+    "Cross-entropy on held-out text, in nats per token (the log of the perplexity)."
     was_training, device = objective.training, next(objective.parameters()).device
     # nats and tokens
     total = torch.zeros(
@@ -187,7 +187,7 @@ class Checkpointer:
         return after
 
     def save_best(self, scheduled: bool) -> None:
-        "Save the weights as the best so far; those outside the schedule only to translate."
+        "Save the best weights so far; those outside the schedule only to translate."
         best = self.run / "checkpoints" / "best.safetensors"
         path = best if scheduled else self.run / "model.safetensors"
         which = f"best on validation, step {self.progress.step}"
@@ -244,7 +244,7 @@ def _text_sha256(corpus: Corpus) -> str:
 
 # %% ../nbs/55_recipe.ipynb #55ec0001
 def _prepared_folder(run: Path, about: dict, prepared: Path | None) -> Path:
-    "Where the encoded text of a run is: in the run, or in the folder that the caller names."
+    "The folder of a run's encoded text: in the run, or the one that the caller names."
     if prepared is not None:
         return Path(prepared)
     if "prepared" in about:
@@ -258,7 +258,7 @@ def _prepared_folder(run: Path, about: dict, prepared: Path | None) -> Path:
 def _named_corpus(
     run: Path, about: dict, corpus: Corpus | None, folder: Path
 ) -> Corpus | None:
-    "The text to encode: what the caller gave, or the synthetic corpus; None if it is encoded."
+    "The text to encode, given or the synthetic corpus; None if it is encoded already."
     if corpus is not None or kind_of(resolve(folder)) != "nothing":
         return corpus
     try:
@@ -355,7 +355,7 @@ def build_training(
     sharded: bool = False,  # shard the weights, for a model too large for one device
     engines: Engines = FAST,
 ) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer, Callable[[int], float]]:
-    "The objective, the same as the loop calls it, Adam, and the learning rate of each step."
+    "The objective, the same as the loop calls it, Adam, and the schedule."
     settings = recipe.train
     # a model that is sharded may be too large to be built whole
     init = DeferredInit() if sharded else None

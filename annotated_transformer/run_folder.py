@@ -91,7 +91,7 @@ def remove_run_files(
 
 # %% ../nbs/52d_run_folder.ipynb #8f69074f
 def write_config(path: Path, recipe: Recipe, about: dict) -> None:
-    "config.json: settings, `about`, and the vocabulary's fingerprint once there is one."
+    "config.json: settings, `about`, and the vocabulary's fingerprint if there is one."
     values = {**about, "format": FORMAT, **recipe_to_dict(recipe)}
     if (path / "vocab.model").exists():
         values["vocab_sha256"] = sha256(path / "vocab.model")
@@ -274,7 +274,7 @@ def read_metrics(
 
 # %% ../nbs/52d_run_folder.ipynb #55ec0005
 def _check_apart(out: Path, prepared: Path) -> None:
-    "UserError if the run folder and the shared folder of encoded text are one inside the other."
+    "UserError if one of run folder and shared encoded text is inside the other."
     run, text = resolve(out), resolve(prepared)
     if run == text or run in text.parents or text in run.parents:
         raise UserError(

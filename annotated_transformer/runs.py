@@ -78,7 +78,7 @@ from .weights import check_sizes, read_about
 
 # %% ../nbs/55a_runs.ipynb #bc89a5ea
 class RunOptions(NamedTuple):
-    "What may differ from one start of a run to the next, so it is not among its settings."
+    "What may differ from one start of a run to the next, so no setting of it."
 
     device: str | None = None  # as for `pick_device`
     minutes: float | None = None  # stop the loop after this time; None = at max_steps
@@ -267,8 +267,8 @@ def _choose_weights(
 ) -> None:
     """Choose the weights that translate, and note which they are.
 
-    They are the average, else the best on validation, else the last. `done` counts every
-    validation pass, `scheduled` those of the schedule alone.
+    They are the average, else the best on validation, else the last. `done` counts
+    every validation pass, `scheduled` those of the schedule alone.
     """
     folder = run / "checkpoints"
     n_averaged = min(recipe.train.average_last, len(checkpoints(folder)))
