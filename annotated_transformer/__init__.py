@@ -7,7 +7,7 @@ _OFFERED = {
     "build_transformer": "transformer",
     "get_recipe": "config",
     "load_corpus": "corpus",
-    "train_run": "recipe",
+    "train_run": "runs",
 }
 __all__ = ["UserError", *_OFFERED]
 

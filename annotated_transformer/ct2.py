@@ -25,7 +25,7 @@ from annotated_transformer.fused_attention import (
 )
 from .multi_head import AttentionDropout, MultiHeadAttention
 from .position import LearnedPosition, SinusoidalPosition
-from .run_folder import TRAINED, Run, load_run, run_kind
+from .run_folder import Run, load_run, run_kind
 from annotated_transformer.stack import (
     Decoder,
     DecoderLayer,
@@ -224,7 +224,7 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
             f"quantization={quantization!r} is none of {', '.join(_QUANTIZATIONS)}"
         )
     check_new_folder(out)
-    if run_kind(run) != TRAINED:
+    if run_kind(run) is not None:
         raise UserError(
             f"{run} was imported from Marian: CTranslate2 takes the folder that it "
             "came from, by ct2-transformers-converter"

@@ -23,15 +23,14 @@ from annotated_transformer.batched_search import (
     batched_greedy_search,
     eos_among_best,
 )
+from .atomic import new_folder, write_json
 from annotated_transformer.files import (
     check_no_links,
-    kind_of,
-    new_folder,
+    path_type,
     read_file,
     read_json,
     resolve,
     sha256,
-    write_json,
 )
 from annotated_transformer.marian import (
     MarianConfig,
@@ -268,7 +267,7 @@ def import_marian(folder: Path, run: Path) -> None:
     UserError if the run is there already or the checkpoint cannot be used.
     """
     folder, run = Path(folder), Path(run)
-    if kind_of(resolve(run)) != "nothing":
+    if path_type(resolve(run)) != "nothing":
         raise UserError(f"{run} is there already: choose a new place for the run")
     config = _read_marian(folder)
     _, weights = MarianVocab(folder, config), _read_marian_weights(folder, config)

@@ -30,14 +30,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from annotated_transformer.batch import training_steps
+from annotated_transformer.batch import RunPosition, training_steps
 from annotated_transformer.prepared import open_prepared
 from annotated_transformer.checkpoint import (
+    average_weights,
     checkpoints,
     latest,
     load_checkpoint,
-    read_part,
-    read_state,
 )
 from annotated_transformer.run_folder import load_run, read_config, read_metrics
 from annotated_transformer.weights import load_weights
@@ -180,7 +179,7 @@ def same(run: Path, straight: Path) -> Iterator[Fact]:
 def load_all(run: Path) -> int:
     "Load whatever can be loaded, or raise ValueError; how many checkpoints there are."
     recipe, _ = read_config(run)
-    _, objective, optimizer = build_training(
+    objective, _, optimizer, _ = build_training(
         recipe, Vocab.load(run / "vocab.model"), CPU
     )
     found = checkpoints(run / "checkpoints")
@@ -188,7 +187,7 @@ def load_all(run: Path) -> int:
         if (path / "optimizer.safetensors").exists():
             load_checkpoint(path, objective.model, optimizer)
         else:
-            read_part(path / "model.safetensors", read_state(path)[1])
+            average_weights([path / "model.safetensors"])
     best = run / "checkpoints" / "best.safetensors"
     if best.exists():
         load_weights(objective.model, best)
@@ -294,11 +293,9 @@ def each(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
 def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Tensor]:
     "Of the step that a run would do next, without dropout: this process does its rank's share."
     (recipe, about), last = read_config(run), latest(run / "checkpoints")
-    data, (done, _), settings = (
-        open_prepared(about["prepared"]),
-        read_state(last),
-        recipe.train,
-    )
+    data, settings = open_prepared(about["prepared"]), recipe.train
+    state = json.loads((last / "state.json").read_text(encoding="utf-8"))
+    done = RunPosition(*(state[name] for name in RunPosition._fields))
     model = build_transformer(
         recipe.model, len(data.vocab), data.vocab.pad_id, attention=FAST.attention
     )
@@ -311,7 +308,7 @@ def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Te
             data.vocab,
             settings.batch_tokens,
             settings.seed,
-            start=done.position,
+            start=done,
             rank=rank(),
             world_size=world_size(),
             accumulate=accumulate,

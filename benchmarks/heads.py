@@ -34,7 +34,7 @@ from annotated_transformer.heads import (
     pronoun_scores,
     pronoun_sentences,
 )
-from annotated_transformer.recipe import train_run
+from annotated_transformer.runs import train_run
 from annotated_transformer.visualize import attention_maps
 
 

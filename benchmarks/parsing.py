@@ -38,7 +38,7 @@ from annotated_transformer.parsing import (
     parsing_experiment,
     read_trees,
 )
-from annotated_transformer.recipe import RunOptions, train_run
+from annotated_transformer.runs import RunOptions, train_run
 
 PAPER = json.loads(
     (

@@ -65,7 +65,7 @@ ALLOWED = {
     "explorer": "atomic batch visualize",
     # layer 2: the model and its run on disk
     "weights": "atomic config distributed files",
-    "run_folder": "atomic config engines files transformer vocab weights",
+    "run_folder": "atomic config distributed engines files transformer vocab weights",
     "checkpoint": "atomic batch distributed files run_folder weights",
     "parsing": "",
     "marian": "config embedding feed_forward fused_attention masking position stack transformer weights",
@@ -73,18 +73,20 @@ ALLOWED = {
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
     "evaluate": "batch batched_search text transformer translate vocab",
     "heads": "batch evaluate grammar translate visualize vocab",
-    "marian": "atomic batched_search config embedding feed_forward files fused_attention masking position run_folder stack transformer translate "
-    "vocab weights",
-    "recipe": "atomic batch checkpoint config corpus distributed engines files inference optimizer prepared run_folder text train "
-    "transformer visualize vocab weights",
-    "ct2": "atomic attention config embedding fast_dropout feed_forward fused_attention multi_head position run_folder stack transformer vocab",
+    "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
+    "recipe": "atomic batch checkpoint config corpus distributed engines files inference optimizer prepared run_folder "
+    "text train transformer vocab weights",
+    "runs": "atomic batch checkpoint config corpus distributed engines prepared recipe run_folder train transformer "
+    "visualize vocab weights",
+    "ct2": "atomic attention config embedding fast_dropout feed_forward fused_attention multi_head position "
+    "run_folder stack transformer vocab",
     "variations": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
-    "marian_import": "",
     # layer 4: whole jobs put together
-    "demo": "atomic checkpoint config corpus evaluate explorer files grammar heads recipe run_folder train translate",
+    "demo": "atomic config corpus evaluate explorer files grammar heads run_folder runs train translate",
     # layer 5
-    "cli": "atomic batched_search checkpoint config corpus ct2 demo distributed evaluate explorer marian recipe run_folder text train "
-    "translate variations",
+    "cli_train": "config corpus demo distributed evaluate run_folder runs train variations",
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder text translate",
+    "cli": "cli_train cli_use",
 }
 ENGINES = {
     "engines",
@@ -170,9 +172,10 @@ def test_layers(module):
 
 
 FORWARD = {
-    ("recipe", "visualize"),  # an assembly draws its learning curve
+    ("runs", "visualize"),  # a run draws its learning curve
     # what trains and translates chooses the engines
     ("recipe", "engines"),
+    ("runs", "engines"),
     ("recipe", "inference"),
     ("run_folder", "engines"),
     ("translate", "batched_search"),

@@ -32,8 +32,8 @@ from annotated_transformer.checkpoint import (
     latest,
     load_checkpoint,
     _matched_state,
-    optimizer_state,
-    prune,
+    _optimizer_state,
+    _prune,
     save_checkpoint,
     use_average,
 )
@@ -711,7 +711,7 @@ def steps(model, optimizer, first, last, objective=None):
 
 
 def bits(model, optimizer):
-    tensors = {**model.state_dict(), **optimizer_state(model, optimizer)}
+    tensors = {**model.state_dict(), **_optimizer_state(model, optimizer)}
     return {name: tensor.detach().numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -777,7 +777,7 @@ def test_checkpoint_round_trip_to_the_bit(folder):
         for i, tensor in enumerate(
             [
                 *saved[0].parameters(),
-                *(v for v in optimizer_state(*saved).values() if v.dim()),
+                *(v for v in _optimizer_state(*saved).values() if v.dim()),
             ]
         ):
             tensor.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
@@ -821,7 +821,7 @@ def test_two_that_load_share_nothing(third, trained):
 
 def test_what_is_given_is_not_kept(trained, tmp_path):
     "Two that are given one and the same state, where `Optimizer.load_state_dict` by itself would keep the tensors."
-    given, one, two = optimizer_state(*trained), new_training(1), new_training(2)
+    given, one, two = _optimizer_state(*trained), new_training(1), new_training(2)
     for model, optimizer in (one, two):
         optimizer.load_state_dict(
             optimizer.state_dict()
@@ -829,11 +829,11 @@ def test_what_is_given_is_not_kept(trained, tmp_path):
         )
     steps(*one, 4, 5)
     for others in (two, trained):
-        assert all(map(torch.equal, given.values(), optimizer_state(*others).values()))
+        assert all(map(torch.equal, given.values(), _optimizer_state(*others).values()))
     assert not any(
         one_has is of_given
         for one_has, of_given in zip(
-            optimizer_state(*one).values(), given.values(), strict=True
+            _optimizer_state(*one).values(), given.values(), strict=True
         )
     )
 
@@ -1177,7 +1177,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 torch.set_num_threads(1)
 from annotated_transformer.batch import RunPosition
-from annotated_transformer.checkpoint import Progress, load_checkpoint, optimizer_state, save_checkpoint
+from annotated_transformer.checkpoint import Progress, load_checkpoint, _optimizer_state, save_checkpoint
 from annotated_transformer.weights import gather, save_weights
 from annotated_transformer.distributed import data_parallel, shard
 from annotated_transformer.optimizer import adam
@@ -1193,10 +1193,10 @@ def sliced(seed, optimizer=adam, whole=False):
     parallel = data_parallel(objective, torch.device("cpu")) if whole else shard(objective, layers)
     return (model, optimizer(model.parameters())), parallel
 
-def everything(model, optimizer): return gather(model.state_dict()) | gather(optimizer_state(model, optimizer))
+def everything(model, optimizer): return gather(model.state_dict()) | gather(_optimizer_state(model, optimizer))
 
 def slices(model, optimizer):
-    tensors = [*model.state_dict().values(), *optimizer_state(model, optimizer).values()]
+    tensors = [*model.state_dict().values(), *_optimizer_state(model, optimizer).values()]
     return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 
 def work(rank):
@@ -1528,20 +1528,20 @@ def test_prune(folder, trained, keep_last):
         for step in (1, 2, 3, 4)
     ]
     again = save_checkpoint(folder, *trained, Progress(RunPosition(3), seconds=1.0))
-    prune(folder, keep_last)
+    _prune(folder, keep_last)
     kept = [saved[0], saved[1], again, saved[3]][-keep_last:]
     assert checkpoints(folder) == kept and set(folder.iterdir()) == set(kept)
     assert [path for path in kept if (path / ADAM).exists()] == kept[-2:] and all(
         (path / MODEL).exists() for path in kept
     )
     assert latest(folder) == saved[3]
-    prune(folder, keep_last)
+    _prune(folder, keep_last)
     assert checkpoints(folder) == kept
 
 
 def test_prune_keeps_at_least_one(folder, third):
     with pytest.raises(ValueError, match="keep_last=0 must be at least 1"):
-        prune(folder, 0)
+        _prune(folder, 0)
     assert checkpoints(folder) == [third]
 
 
@@ -1558,7 +1558,7 @@ def test_killed_while_pruning(folder, trained, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", half)
     with pytest.raises(KeyboardInterrupt):
-        prune(folder, 1)
+        _prune(folder, 1)
     assert checkpoints(folder) == [new] and not old.exists()
 
 
@@ -1579,7 +1579,7 @@ def test_saved_twice_counts_the_second(folder, trained, third):
         and load_checkpoint(again, *trained).n_worse == 1
     )
     assert load_checkpoint(third, *trained).n_worse == 0
-    prune(folder, 1)
+    _prune(folder, 1)
     assert (
         save_checkpoint(folder, *trained, Progress(RunPosition(3))).name
         == "step-0000003.2"
@@ -1609,7 +1609,7 @@ def test_average_is_the_mean(folder):
                 rtol=2**-23,
                 atol=0,
             )
-    prune(folder, 5)
+    _prune(folder, 5)
     assert all(
         map(torch.equal, average_weights(paths[:1]).values(), files[0].values())
     )  # without its optimiser, and of one: itself
@@ -1659,7 +1659,7 @@ def test_copy_file(tmp_path):
     "ruin",
     [
         lambda *both: both[0].embedding.weight,
-        lambda *both: optimizer_state(*both)["exp_avg_sq.embedding.weight"],
+        lambda *both: _optimizer_state(*both)["exp_avg_sq.embedding.weight"],
     ],
     ids=["weights", "optimiser"],
 )
@@ -1794,7 +1794,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from annotated_transformer.batch import RunPosition
-from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, prune, save_checkpoint
+from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, _prune, save_checkpoint
 from annotated_transformer.weights import load_weights
 from test_checkpoint import bits, new_training, steps
 
@@ -1810,7 +1810,7 @@ def forever():
         steps(*training, done, done)
         os.write(ready, b"1")
         save_checkpoint(folder, *training, Progress(RunPosition(done)))
-        prune(folder, 3)
+        _prune(folder, 3)
 
 for i in range(20):
     seen, ready = os.pipe()

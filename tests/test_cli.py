@@ -18,8 +18,9 @@ import torch
 import typer
 from safetensors.torch import save_file
 
-from annotated_transformer import corpus, recipe
-from annotated_transformer.cli import _DEFAULT_RECIPE, app, main
+from annotated_transformer import corpus, runs
+from annotated_transformer.cli import _app, main
+from annotated_transformer.cli_train import _DEFAULT_RECIPE
 from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.atomic import FolderLock, write_json
@@ -939,7 +940,7 @@ def test_a_run_in_use_is_left_alone(args, trained, tmp_path, capsys):
 @pytest.mark.parametrize("name, status", [("SIGINT", 130), ("SIGTERM", 143)])
 def test_interrupted_demo(name, status, trained, tmp_path, capsys, monkeypatch):
     "It once went on with what was half trained, and put it in the place of the earlier demo."
-    out, plain = tmp_path / "demo", recipe.metrics_file
+    out, plain = tmp_path / "demo", runs.metrics_file
     demo_from(trained, out)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
@@ -950,7 +951,7 @@ def test_interrupted_demo(name, status, trained, tmp_path, capsys, monkeypatch):
             and os.kill(os.getpid(), getattr(signal, name))
         )
 
-    monkeypatch.setattr(recipe, "metrics_file", harmed)
+    monkeypatch.setattr(runs, "metrics_file", harmed)
     found, _, err = run(capsys, "demo", "--out", out)
     assert found == status and f"interrupted by {name}: {out} is as it was" in err
     assert {
@@ -1375,7 +1376,7 @@ def test_variations(variations, tmp_path, capsys, monkeypatch):
         "curve.svg",
     }
     with monkeypatch.context() as patch:
-        patch.setattr(recipe, "stop_after", lambda minutes: lambda record: Stop("time"))
+        patch.setattr(runs, "stop_after", lambda minutes: lambda record: Stop("time"))
         errors = [
             variations(
                 capsys, *rows, tmp_path / "pieces", "--seeds", 1, "--minutes", 1
@@ -1387,7 +1388,7 @@ def test_variations(variations, tmp_path, capsys, monkeypatch):
     ] * 2
     assert found_in(tmp_path / "pieces") == whole[::2]
     with monkeypatch.context() as patch:
-        plain = recipe.metrics_file
+        plain = runs.metrics_file
 
         def harmed(path, *more):
             return lambda record: (
@@ -1396,7 +1397,7 @@ def test_variations(variations, tmp_path, capsys, monkeypatch):
                 and os.kill(os.getpid(), signal.SIGINT)
             )
 
-        patch.setattr(recipe, "metrics_file", harmed)
+        patch.setattr(runs, "metrics_file", harmed)
         status, out, err = variations(capsys, *rows, tmp_path / "broken")
         assert (
             status == 130
@@ -1469,7 +1470,7 @@ FROZEN = {  # what scripts rely on: a new name gets a place here, an old one sta
 
 def test_verbs_and_options():
     found = {}
-    for verb, command in typer.main.get_command(app).commands.items():
+    for verb, command in typer.main.get_command(_app).commands.items():
         names = [
             p.opts[0]
             if p.param_type_name == "option"

@@ -32,7 +32,7 @@ from annotated_transformer.batched_search import (
 )
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.recipe import RunOptions, train_run
+from annotated_transformer.runs import RunOptions, train_run
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
 

@@ -206,7 +206,7 @@ def built(case, sharded):
         TrainConfig(precision="fp32", seed=3, max_len=19),
     )
     with Memory() as memory:
-        objective, parallel, optimizer = build_training(
+        objective, parallel, optimizer, _ = build_training(
             recipe, Vocab20(), CPU, sharded=sharded
         )
     tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}

@@ -25,7 +25,7 @@ import typer.main
 from fold import each
 from safetensors.torch import load_file, save, save_file
 
-from annotated_transformer.cli import app, main
+from annotated_transformer.cli import _app, main
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import MarianConfig, build_marian, _name_table
 from annotated_transformer.marian_import import import_marian
@@ -322,7 +322,7 @@ def marian_checkpoint(folder: Path) -> None:
 
 
 PARSER = typer.main.get_command(
-    app
+    _app
 )  # which each call of `main` would make anew: a third of a case's time
 
 

@@ -22,7 +22,7 @@ from annotated_transformer.explorer import is_attention_page
 from annotated_transformer.atomic import write_json
 from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import RunOptions, resume_run, train_run
+from annotated_transformer.runs import RunOptions, resume_run, train_run
 
 SIZES = [
     "n_layers=1",

@@ -17,14 +17,8 @@ from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.evaluate import validation_bleu
 from annotated_transformer.translate import load
 from annotated_transformer.distributed import pick_device
-from annotated_transformer.recipe import (
-    RunOptions,
-    _sync_interval,
-    _learning_rate_schedule,
-    precision_context,
-    resume_run,
-    train_run,
-)
+from annotated_transformer.recipe import _learning_rate_schedule, precision_context
+from annotated_transformer.runs import RunOptions, _sync_interval, resume_run, train_run
 from annotated_transformer.train import Stop
 
 SMALL = [

@@ -25,13 +25,8 @@ from annotated_transformer.run_folder import read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
-from annotated_transformer.recipe import (
-    RunOptions,
-    prepare_run,
-    resume_run,
-    _text_sha256,
-    train_run,
-)
+from annotated_transformer.recipe import _text_sha256
+from annotated_transformer.runs import RunOptions, prepare_run, resume_run, train_run
 from annotated_transformer.train import Stop
 
 SETTINGS = [
@@ -560,11 +555,11 @@ def test_steps_read_in_groups_are_the_same_run(
 ):
     "As on a GPU: validation and checkpoints find the weights of their steps, an interruption ends a group."
     monkeypatch.setattr(
-        "annotated_transformer.recipe._sync_interval", lambda *_: sync_every
+        "annotated_transformer.runs._sync_interval", lambda *_: sync_every
     )
     settings = [*SETTINGS, f"save_every={sync_every}", "average_last=0"]
     with monkeypatch.context() as patch:
-        patch.setattr("annotated_transformer.recipe._sync_interval", lambda *_: 1)
+        patch.setattr("annotated_transformer.runs._sync_interval", lambda *_: 1)
         one_by_one = train(corpus, tmp_path / "one by one", settings)
     run = train(
         corpus,
@@ -644,7 +639,7 @@ def test_killed_before_it_could_conclude(corpus, straight, tmp_path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("annotated_transformer.recipe._choose_weights", killed)
+        patch.setattr("annotated_transformer.runs._choose_weights", killed)
         with pytest.raises(Killed):
             resume_run(run, RunOptions("cpu", quiet=True))
     assert chosen(run)["steps"] == 4
@@ -701,10 +696,10 @@ def test_two_into_one_folder(text, harming, tmp_path):
 @pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced"])
 def test_a_run_that_is_removed_under_its_training(again, text, tmp_path, capfd):
     "One line, status 2, and nothing is written there any more: somebody else may have begun another run."
-    from annotated_transformer import recipe
+    from annotated_transformer import runs
     from annotated_transformer.cli import main
 
-    run, plain = tmp_path / "run", recipe.metrics_file
+    run, plain = tmp_path / "run", runs.metrics_file
 
     def removing(*args):
         write = plain(*args)
@@ -723,7 +718,7 @@ def test_a_run_that_is_removed_under_its_training(again, text, tmp_path, capfd):
         return hook
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
-        patch.setattr(recipe, "metrics_file", removing)
+        patch.setattr(runs, "metrics_file", removing)
         main(["train", *text, "--out", str(run), *SETTINGS])
     err = capfd.readouterr().err
     assert (

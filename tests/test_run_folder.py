@@ -12,7 +12,6 @@ from annotated_transformer import UserError, load, run_folder
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.batched_search import batched_greedy_search
 from annotated_transformer.run_folder import (
-    TRAINED,
     Run,
     create_run,
     load_run,
@@ -75,7 +74,7 @@ def folder_of_kind(path, kind, **more):
 
 def test_a_run_that_was_trained_here_names_no_kind(run):
     assert "kind" not in json.loads((run / "config.json").read_text())
-    assert run_kind(run) == run_kind(str(run)) == TRAINED
+    assert run_kind(run) is run_kind(str(run)) is None
     assert load_run(run).translator is None
 
 
@@ -149,6 +148,6 @@ def test_the_walk_from_the_command_to_the_logits_is_short(run, tmp_path):
     command = [sys.executable, ROOT / "tests/walk.py", run, tmp_path / "lines.txt"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     stays = [module for module, _ in json.loads(found.stdout.splitlines()[-1])]
-    assert len(stays) <= 18 and len(stays) - len(set(stays)) <= 4, stays
+    assert len(stays) <= 18 and len(stays) - len(set(stays)) <= 3, stays
     assert stays.count("run_folder") == stays.count("files") == 1, stays
     assert not {"checkpoint", "marian", "marian_import", "evaluate"} & set(stays), stays

@@ -19,6 +19,7 @@ from torch import nn
 
 from annotated_transformer import files
 from annotated_transformer import recipe as recipe_module
+from annotated_transformer import runs as runs_module
 from annotated_transformer.batch import encode_pairs, epoch_batches
 from annotated_transformer.run_folder import read_config, read_metrics
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
@@ -27,12 +28,8 @@ from annotated_transformer.fast_dropout import FastDropout
 from annotated_transformer.fused_attention import fused_attention
 from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition
-from annotated_transformer.recipe import (
-    RunOptions,
-    build_training,
-    train_run,
-    validation_loss,
-)
+from annotated_transformer.recipe import build_training, validation_loss
+from annotated_transformer.runs import RunOptions, train_run
 from annotated_transformer.stack import PostNorm, PreNorm
 from torch.nn import LayerNorm
 
@@ -103,7 +100,7 @@ def watch(
     )
 
     def build(recipe, vocab, device, **options):
-        objective, parallel, optimizer = build_training(
+        objective, parallel, optimizer, schedule = build_training(
             recipe, vocab, device, **options
         )
         seen.objective, seen.optimizer, seen.vocab = objective, optimizer, vocab
@@ -117,7 +114,7 @@ def watch(
             layer.feed_forward.w_1.register_forward_hook(
                 lambda module, args, product: seen.dtypes.add(product.dtype)
             )
-        return objective, parallel, optimizer
+        return objective, parallel, optimizer, schedule
 
     def given(objective, args):
         if not objective.training:
@@ -141,9 +138,9 @@ def watch(
             seen.update[name] = weight.detach() - seen.start[name]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe_module, "build_training", build)
+        patch.setattr(runs_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
-        patch.setattr(recipe_module, "_draw_curve", lambda run: None)
+        patch.setattr(runs_module, "_draw_curve", lambda run: None)
         patch.setattr(files, "_fsync", lambda path: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:

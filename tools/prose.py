@@ -130,14 +130,22 @@ def show(text: Text) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", help="how the texts' names begin; all")
-    parser.add_argument("--show", action="store_true", help="each place that was counted")
+    parser.add_argument(
+        "--show", action="store_true", help="each place that was counted"
+    )
     args = parser.parse_args()
-    chosen = [t for t in texts() if not args.names or t.name.startswith(tuple(args.names))]
+    chosen = [
+        t for t in texts() if not args.names or t.name.startswith(tuple(args.names))
+    ]
     rows = [(t.name, count(t)) for t in chosen]
     rows.append(("all", Counts(*map(sum, zip(*(c for _, c in rows))))))
-    print(f"{'':22}{'words':>8}{'word':>7}{'token':>7}{'colons':>8}{'So/And':>8}{'terms':>7}")
+    print(
+        f"{'':22}{'words':>8}{'word':>7}{'token':>7}{'colons':>8}{'So/And':>8}{'terms':>7}"
+    )
     for name, c in rows:
-        print(f"{name:22}{c.words:8}{c.word:7}{c.token:7}{c.colons:8}{c.openings:8}{c.terms:7}")
+        print(
+            f"{name:22}{c.words:8}{c.word:7}{c.token:7}{c.colons:8}{c.openings:8}{c.terms:7}"
+        )
         if args.show:
             show(next((t for t in chosen if t.name == name), Text(name, [])))
 
