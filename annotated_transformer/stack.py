@@ -62,10 +62,9 @@ class EncoderLayer(nn.Module):
 
 # %% ../nbs/31_stack.ipynb #3cf96b1d
 class Encoder(nn.Module):
-    "N encoder layers, one after the other (§3.1, Figure 1 left)."
+    "N encoder layers, then `norm`: `nn.Identity()` for post-norm (§3.1, Figure 1 left)."
 
     def __init__(self, layers: list[nn.Module], norm: nn.Module):
-        "`norm` follows the last layer: `nn.Identity()` for post-norm, else a layer norm."
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
@@ -107,10 +106,9 @@ class DecoderLayer(nn.Module):
 
 # %% ../nbs/31_stack.ipynb #c618e2a8
 class Decoder(nn.Module):
-    "N decoder layers, one after the other (§3.1, Figure 1 right)."
+    "N decoder layers, then `norm`, as in `Encoder` (§3.1, Figure 1 right)."
 
     def __init__(self, layers: list[nn.Module], norm: nn.Module):
-        "`norm` follows the last layer, as in `Encoder`."
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
