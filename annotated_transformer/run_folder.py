@@ -24,16 +24,12 @@ from .config import Recipe, recipe_from_dict, recipe_to_dict
 from .distributed import rank
 from .engines import FAST
 from annotated_transformer.atomic import (
-    check_new_folder,
-    new_folder,
-    remove_known,
-    write_json,
-)
-from annotated_transformer.atomic import (
     FolderLock,
     check_new_folder,
     make_parents,
     new_folder,
+    remove_known,
+    write_json,
 )
 from annotated_transformer.files import (
     check_no_links,

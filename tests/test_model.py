@@ -728,11 +728,11 @@ def test_errors_name_the_value_and_what_would_be_right(unchecked):
     for call, message in [
         (
             lambda: build_transformer(config, 10, pad_id=10),
-            "pad_id=10 is no id of n_vocab=10 pieces: take one from 0 to 9",
+            "pad_id=10 must be from 0 to n_vocab - 1 = 9",
         ),
         (
             lambda: build_transformer(config, 10, pad_id=-1),
-            "pad_id=-1 is no id of n_vocab=10 pieces: take one from 0 to 9",
+            "pad_id=-1 must be from 0 to n_vocab - 1 = 9",
         ),
         (
             lambda: build_transformer(config, 10, 0, attention_dropout=1.0),
