@@ -606,7 +606,7 @@ def _scores(hypotheses: dict, references: list[str], metrics: list, n_bootstrap:
             yield from evaluate.compare(hypotheses, references, metric())
         else:
             (lines,) = hypotheses.values()
-            yield evaluate.score_with(metric(), lines, references, n_bootstrap)
+            yield evaluate.corpus_score(metric(), lines, references, n_bootstrap)
 
 # %% ../nbs/95_cli.ipynb #95ab0016
 def _read_texts(src: Path | None, ref: Path, others: list[Path]) -> dict:
@@ -658,7 +658,7 @@ def _score_verb(
     for score in _scores(hypotheses, texts[ref], metrics, 1000 if confidence else 0):
         typer.echo(score)
     for name, lines in hypotheses.items() if flavours else ():
-        _echo_scores(name, evaluate.flavours(lines, texts[ref], flavours), several)
+        _echo_scores(name, evaluate.bleu_variants(lines, texts[ref], flavours), several)
     for path, translator in runs.items() if perplexity else ():
         found = evaluate.perplexity(translator, texts[src], texts[ref])
         _echo_scores(str(path), [found], several)
@@ -766,7 +766,7 @@ def _fill_table(
     "`fill_table` with the recipe's runs; an interrupted one exits with its signal's status."
     from annotated_transformer.recipe import RunOptions, train_or_resume
     from annotated_transformer.train import Interrupted
-    from annotated_transformer.variations import fill_table, row_trainer, with_text
+    from annotated_transformer.variations import fill_table, row_trainer
 
     def train(recipe, run: Path, minutes: float | None) -> dict:
         options = RunOptions(device, minutes, folder / "data", quiet=quiet)
@@ -776,7 +776,7 @@ def _fill_table(
     try:
         return fill_table(
             folder,
-            with_text(plan, corpus),
+            plan.with_corpus(corpus),
             train_row,
             minutes,
             partial(typer.echo, err=True),

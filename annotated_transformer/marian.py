@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
-from .config import check_types, one_of, within
+from .config import check_types, check_choice, check_range
 from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
@@ -58,7 +58,7 @@ from annotated_transformer.weights import (
     read_tensors,
     save_tensors,
     set_weights,
-    shapes,
+    tensor_shapes,
 )
 
 # %% ../nbs/91_marian.ipynb #4ffb7dac
@@ -149,7 +149,7 @@ class MarianConfig:
 
     def __post_init__(self):
         check_types(self)
-        within(
+        check_range(
             self,
             "vocab_size",
             "d_model",
@@ -160,9 +160,9 @@ class MarianConfig:
             "decoder_ffn_dim",
             low=1,
         )
-        within(self, "encoder_layers", "decoder_layers", low=1, high=1001)
-        within(self, "num_beams", low=1, high=257)
-        within(
+        check_range(self, "encoder_layers", "decoder_layers", low=1, high=1001)
+        check_range(self, "num_beams", low=1, high=257)
+        check_range(
             self,
             "pad_token_id",
             "decoder_start_token_id",
@@ -170,14 +170,16 @@ class MarianConfig:
             low=0,
             high=self.vocab_size,
         )
-        within(self, "length_penalty", low=0, high=11)
+        check_range(self, "length_penalty", low=0, high=11)
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % 2 or self.d_model % getattr(self, name):
                 raise UserError(
                     f"d_model={self.d_model} must be even and a multiple of "
                     f"{name}={getattr(self, name)}"
                 )
-        one_of("activation_function", self.activation_function, tuple(_ACTIVATIONS))
+        check_choice(
+            "activation_function", self.activation_function, tuple(_ACTIVATIONS)
+        )
 
 # %% ../nbs/91_marian.ipynb #c1d96b97
 _ONLY = {  # the value that we can run; None = must not be there
@@ -408,7 +410,7 @@ def _marian_shapes(
     "Our names and the shapes of a model's weights, without memory for them."
     try:
         with torch.device("meta"):
-            return shapes(build_marian(config).state_dict())
+            return tensor_shapes(build_marian(config).state_dict())
     except RuntimeError as e:
         raise UserError(
             f"a model of these sizes cannot be built: {str(e).splitlines()[0]}"
@@ -432,7 +434,9 @@ def _read_marian_weights(
     weights = _drop_copies(path, found, config.d_model)
     table, wanted = _name_table(config), _marian_shapes(config)
     check_shapes(
-        path, shapes(weights), {theirs: wanted[ours] for theirs, ours in table.items()}
+        path,
+        tensor_shapes(weights),
+        {theirs: wanted[ours] for theirs, ours in table.items()},
     )
     return {
         ours: weights[theirs].float().contiguous() for theirs, ours in table.items()
@@ -621,7 +625,7 @@ def _load_marian(run: Path, about: dict) -> Run:
         raise UserError(
             f"{run}: one of {', '.join(_FILES)} is not the file that was imported"
         )
-    check_shapes(path, shapes(weights), _marian_shapes(config))
+    check_shapes(path, tensor_shapes(weights), _marian_shapes(config))
     check_finite(path, weights)
     model = build_marian(config)
     set_weights(model, weights)

@@ -52,9 +52,9 @@ from annotated_transformer.run_folder import (
     write_config,
 )
 from annotated_transformer.weights import (
-    about_weights,
+    weights_metadata,
     check_sizes,
-    read_about,
+    read_metadata,
     save_weights,
 )
 from .config import Recipe, TrainConfig, check_minutes
@@ -66,7 +66,7 @@ from annotated_transformer.distributed import (
     pick_device,
     process_group,
     rank,
-    rank_0_first,
+    main_process_first,
     shard,
     sum_over_ranks,
     world_size,
@@ -243,7 +243,7 @@ class Checkpointer:
         path = best if scheduled else self.run / "model.safetensors"
         which = f"best on validation, step {self.progress.step}"
         save_weights(
-            self.objective.model, path, about_weights(self.recipe.model, which)
+            self.objective.model, path, weights_metadata(self.recipe.model, which)
         )
         if rank() == 0 and scheduled:
             set_run_weights(self.run, which, best)
@@ -272,7 +272,7 @@ class Checkpointer:
         self.check_lock()
         folder, settings = self.run / "checkpoints", self.recipe.train
         which = f"checkpoint of step {self.progress.step}"
-        about = about_weights(self.recipe.model, which)
+        about = weights_metadata(self.recipe.model, which)
         save_checkpoint(
             folder, self.objective.model, self.optimizer, self.progress, about
         )
@@ -373,7 +373,7 @@ def _run_data(
     UserError if it is not the text that the run was started with.
     """
     folder, data = _prepared_folder(run, about, prepared), None
-    with rank_0_first():
+    with main_process_first():
         if rank() == 0:
             data = _encode_text(run, recipe, about, corpus, folder, quiet=quiet)
             _note_text(run, recipe, data, folder)
@@ -525,7 +525,7 @@ def _prepare_training(
     options: RunOptions,
 ) -> _Training:
     "Text, model and optimiser of a run, from its newest checkpoint."
-    with rank_0_first():
+    with main_process_first():
         recipe, about = read_config(run)  # rank 0 may have made it just now
     data = _run_data(run, recipe, about, corpus, options.prepared, quiet=options.quiet)
     if recipe.model.position == "learned":
@@ -658,7 +658,7 @@ def _choose_weights(
     if n_averaged and stop.reason not in STOP_SIGNALS:
         use_average(run, n_averaged)
     elif done.best_step == scheduled.best_step != 0 and best.exists():
-        set_run_weights(run, read_about(best).get("weights", which), best)
+        set_run_weights(run, read_metadata(best).get("weights", which), best)
     elif done.best_step == 0 and last:  # interrupted before the first validation pass
         set_run_weights(run, f"last, step {done.step}", last / "model.safetensors")
 
@@ -679,7 +679,7 @@ def _conclude(training: _Training, checkpointer: Checkpointer, stop: Stop) -> No
         done = checkpointer.validate(scheduled=done.step == settings.max_steps)
     if has_trained and done.step % settings.save_every:
         checkpointer.save()
-    with rank_0_first():
+    with main_process_first():
         # a run that was killed before its conclusion is concluded now
         if rank() == 0 and (has_trained or not _is_concluded(training.about, done)):
             training.lock.check()

@@ -36,10 +36,10 @@ from .transformer import Transformer, build_transformer
 from .vocab import Vocab, load_vocab
 from annotated_transformer.weights import (
     check_sizes,
-    read_about,
+    read_metadata,
     read_weights,
     set_weights,
-    shapes,
+    tensor_shapes,
 )
 
 # %% ../nbs/52d_run_folder.ipynb #ec2d420c
@@ -232,12 +232,12 @@ def load_run(path: Path) -> Run:
     sizes = recipe.model, len(vocab), vocab.pad_id
     build = partial(build_transformer, *sizes, attention=FAST.attention)
     with torch.device("meta"):  # takes no memory
-        expected = shapes(build().state_dict())
+        expected = tensor_shapes(build().state_dict())
     weights = read_weights(file, expected)
     model = build()
     set_weights(model, weights)
     # after a crash between the two writes, config.json is the older one
-    which = read_about(file).get("weights", about.get("weights"))
+    which = read_metadata(file).get("weights", about.get("weights"))
     about |= {"weights": which} if which else {}
     return Run(model.eval(), vocab, recipe, about)
 
