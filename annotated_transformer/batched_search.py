@@ -15,11 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from . import UserError
-from annotated_transformer.decode import (
-    Hypothesis,
-    _as_hypothesis,
-    length_penalty,
-)
+from .decode import Hypothesis, length_penalty
 
 # %% ../nbs/90e_batched_search.ipynb #90e00007
 def _reorder(state: Any, parents: Int[Tensor, "b beam"]) -> Any:
@@ -52,7 +48,7 @@ def _as_hypotheses(
         hypotheses = []
         for i, (ids, score, log_prob) in enumerate(zip(*sentence)):
             if i == 0 or score > -torch.inf:
-                hypotheses.append(_as_hypothesis(ids, score, log_prob, eos_id))
+                hypotheses.append(Hypothesis.up_to_eos(ids, score, log_prob, eos_id))
         found.append(hypotheses)
     return found
 
@@ -87,7 +83,7 @@ def batched_greedy_search(
 def _best_tokens(
     log_probs: Float[Tensor, "b beam n_vocab"], scores: Float[Tensor, "b beam"], n: int
 ) -> tuple[Float[Tensor, "b m"], Int[Tensor, "b m"], Int[Tensor, "b m"]]:
-    "Of the best `n` continuations: log-probabilities, hypotheses continued, new tokens."
+    "The `n` best continuations: log-probabilities, hypotheses continued, new tokens."
     n_vocab = log_probs.size(-1)
     sizes = (size for size in range(256, 15, -1) if n_vocab % size == 0)
     size = next(sizes, n_vocab)  # of a block
@@ -255,7 +251,7 @@ def batched_beam_search(
 
 # %% ../nbs/90e_batched_search.ipynb #90e00023
 def search_with(beam_size: int = 4, alpha: float = 0.6, n_best: int = 1) -> Callable:
-    """The search with these settings (§6.1: 4 and 0.6), for a step function and a state.
+    """The search with these settings (§6.1: 4 and 0.6), called like `greedy_search`.
 
     A `beam_size` of 1 is greedy search; `alpha` is that of the length penalty.
     """

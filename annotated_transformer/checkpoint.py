@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from . import UserError
 from .batch import RunPosition
-from .distributed import placed_like, rank
+from .distributed import distribute_like, rank
 from annotated_transformer.atomic import (
     copy_file,
     new_folder,
@@ -30,14 +30,14 @@ from annotated_transformer.atomic import (
 from .files import read_json, sha256
 from .run_folder import FORMAT, read_config, write_config
 from annotated_transformer.weights import (
-    about_weights,
+    gather_tensors,
+    weights_metadata,
     check_shapes,
     check_sizes,
-    gather,
     read_tensors,
     save_tensors,
     set_weights,
-    shapes,
+    tensor_shapes,
     write_tensors,
 )
 
@@ -158,8 +158,8 @@ def save_checkpoint(
 
     After an OSError older ones are intact. Then old ones are removed.
     """
-    weights = gather(model.state_dict())
-    state = gather(_optimizer_state(model, optimizer))
+    weights = gather_tensors(model.state_dict())
+    state = gather_tensors(_optimizer_state(model, optimizer))
     if rank() != 0:
         return None
     remove_stale_staging(folder)
@@ -265,7 +265,7 @@ def _as_expected(
         return type(like)(value.item())
     value = value.to(like.dtype, copy=True)
     if value.shape == weight.shape:
-        return placed_like(value, weight)
+        return distribute_like(value, weight)
     if value.dim() and hasattr(weight, "full_tensor"):
         raise UserError(
             f"a state of shape {tuple(value.shape)} cannot be sharded like "
@@ -296,7 +296,7 @@ def _matched_state(
             wanted |= mine
     check_shapes(
         path,
-        shapes(saved),
+        tensor_shapes(saved),
         {
             name: tuple(getattr(like, "shape", ()))
             for name, (_, _, like, _) in wanted.items()
@@ -322,7 +322,9 @@ def load_checkpoint(
         for name in ("model.safetensors", "optimizer.safetensors")
     )
     check_shapes(
-        path / "model.safetensors", shapes(weights), shapes(model.state_dict())
+        path / "model.safetensors",
+        tensor_shapes(weights),
+        tensor_shapes(model.state_dict()),
     )
     state = _matched_state(
         path / "optimizer.safetensors", saved, progress.step, model, optimizer
@@ -390,7 +392,7 @@ def average_weights(
                 name: torch.zeros_like(weight, dtype=torch.float64)
                 for name, weight in weights.items()
             }
-        check_shapes(path, shapes(weights), shapes(total))
+        check_shapes(path, tensor_shapes(weights), tensor_shapes(total))
         for name, weight in weights.items():
             total[name] += weight
     return {
@@ -425,7 +427,7 @@ def use_average(run: Path, n: int) -> str:
     save_tensors(
         average_weights(files),
         run / "model.safetensors",
-        about_weights(recipe.model, which),
+        weights_metadata(recipe.model, which),
     )
     write_config(run, recipe, about | {"weights": which})
     return which

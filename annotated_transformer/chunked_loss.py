@@ -62,12 +62,12 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx,
-        hidden: Tensor,  # (n, d_model) positions that are not padding
-        weight: Tensor,  # (n_vocab, d_model)
-        target: Tensor,  # (n,)
+        hidden: Float[Tensor, "n d_model"],
+        weight: Float[Tensor, "n_vocab d_model"],
+        target: Int[Tensor, " n"],
         label_smoothing: float,
         dtype: torch.dtype,  # of the matrix products
-    ) -> Tensor:
+    ) -> Float[Tensor, ""]:
         needs_grad = any(ctx.needs_input_grad)
         sum_dtype = torch.promote_types(dtype, torch.float32)
         w = weight.to(dtype)
@@ -94,7 +94,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad: Float[Tensor, ""]) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         at_hidden = grad_hidden * grad.to(grad_hidden.dtype)
         at_weight = (grad_weight * grad).to(grad_weight.dtype)

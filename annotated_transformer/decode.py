@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from . import UserError
@@ -19,10 +19,8 @@ from . import UserError
 class DecodingState(NamedTuple):
     "What decoding keeps from step to step, so that a search knows what to reorder."
 
-    per_hypothesis: list[Tensor]
-    "each (b, beam, …)"
-    per_sentence: list[Tensor]
-    "each (b, …)"
+    per_hypothesis: list[Shaped[Tensor, "b beam ..."]]
+    per_sentence: list[Shaped[Tensor, "b ..."]]
 
 # %% ../nbs/61a_decode.ipynb #095eab4c
 class PrefixDecoder:
@@ -55,17 +53,15 @@ class Hypothesis(NamedTuple):
 
     ids: list[int]
     score: float
-    "what the search ranks by: `log_prob`, divided by the length penalty if there is one"
+    "what the search ranks by: `log_prob` over the length penalty, if there is one"
     log_prob: float
     "natural logarithm of the sentence's probability, EOS included"
 
-# %% ../nbs/61a_decode.ipynb #69855776
-def _as_hypothesis(
-    ids: list[int], score: float, log_prob: float, eos_id: int
-) -> Hypothesis:
-    "The hypothesis of the tokens before the first EOS."
-    end = ids.index(eos_id) if eos_id in ids else len(ids)
-    return Hypothesis(ids[:end], score, log_prob)
+    @classmethod
+    def up_to_eos(cls, ids: list[int], score: float, log_prob: float, eos_id: int):
+        "The hypothesis of the tokens before the first EOS."
+        end = ids.index(eos_id) if eos_id in ids else len(ids)
+        return cls(ids[:end], score, log_prob)
 
 # %% ../nbs/61a_decode.ipynb #edc1a2b7
 @torch.no_grad()
@@ -77,7 +73,7 @@ def _generate(
     max_lens: Int[Tensor, " b"],
     choose: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> list[list[Hypothesis]]:
-    "One hypothesis per sentence; `choose` takes (b, n_vocab) to log-probabilities, ids."
+    "A hypothesis per sentence; `choose` takes (b, n_vocab) to log-probabilities, ids."
     tokens, log_probs = [], torch.zeros(len(max_lens), device=max_lens.device)
     last, done = torch.full_like(max_lens, bos_id), max_lens <= 0
     while not done.all():
@@ -89,7 +85,7 @@ def _generate(
         done = done | (last == eos_id) | (max_lens <= len(tokens))
     rows = torch.stack(tokens, dim=1).tolist() if tokens else [[] for _ in max_lens]
     scores = log_probs.tolist()
-    return [[_as_hypothesis(ids, p, p, eos_id)] for ids, p in zip(rows, scores)]
+    return [[Hypothesis.up_to_eos(ids, p, p, eos_id)] for ids, p in zip(rows, scores)]
 
 # %% ../nbs/61a_decode.ipynb #bf5c1532
 def greedy_search(
@@ -107,8 +103,10 @@ def greedy_search(
     return _generate(step, state, bos_id, eos_id, max_lens, choose)
 
 # %% ../nbs/61a_decode.ipynb #7a109e8e
-def length_penalty(n: int | Tensor, alpha: float = 0.6) -> float | Tensor:
-    "((5 + |Y|) / 6)^α for |Y| = `n` tokens, EOS included (Wu et al. 2016, equation 14)."
+def length_penalty(
+    n: int | Int[Tensor, "..."], alpha: float = 0.6
+) -> float | Float[Tensor, "..."]:
+    "((5 + |Y|) / 6)^α for |Y| = `n` tokens with EOS (Wu et al. 2016, equation 14)."
     return ((5 + n) / 6) ** alpha
 
 # %% ../nbs/61a_decode.ipynb #c603dd69

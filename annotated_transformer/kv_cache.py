@@ -64,7 +64,7 @@ def _decoder_layer_step(
     memory: _KeyValue,
     step: _Step,
 ) -> tuple[Float[Tensor, "b beam d_model"], _KeyValue]:
-    "A `DecoderLayer` for the newest position of each hypothesis, and the longer `past`."
+    "A `DecoderLayer` for the newest position of each hypothesis, and the new `past`."
     attn, cross_attn = layer.self_attn, layer.cross_attn
 
     def self_attention(y: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
-from .config import check_types, one_of, within
+from .config import check_choice, check_range, check_types
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .fused_attention import FusedMultiHeadAttention
@@ -31,7 +31,7 @@ from annotated_transformer.stack import (
     PostNorm,
 )
 from .transformer import Transformer
-from .weights import check_finite, check_shapes, shapes
+from .weights import check_finite, check_shapes, tensor_shapes
 
 # %% ../nbs/91_marian.ipynb #4ffb7dac
 def _in_halves(
@@ -99,11 +99,11 @@ def _check_ranges(config: "MarianConfig") -> None:
     ]
     sizes += ["vocab_size", "d_model", "max_position_embeddings"]
     ids = ["pad_token_id", "decoder_start_token_id", "eos_token_id"]
-    within(config, *sizes, low=1)
-    within(config, *(f"{side}_layers" for side in sides), low=1, high=1001)
-    within(config, "num_beams", low=1, high=257)
-    within(config, *ids, low=0, high=config.vocab_size)
-    within(config, "length_penalty", low=0, high=11)
+    check_range(config, *sizes, low=1)
+    check_range(config, *(f"{side}_layers" for side in sides), low=1, high=1001)
+    check_range(config, "num_beams", low=1, high=257)
+    check_range(config, *ids, low=0, high=config.vocab_size)
+    check_range(config, "length_penalty", low=0, high=11)
 
 # %% ../nbs/91_marian.ipynb #39ed2650
 @dataclass(frozen=True)
@@ -138,7 +138,9 @@ class MarianConfig:
                     f"d_model={self.d_model} must be even and a multiple of "
                     f"{name}={getattr(self, name)}"
                 )
-        one_of("activation_function", self.activation_function, tuple(_ACTIVATIONS))
+        check_choice(
+            "activation_function", self.activation_function, tuple(_ACTIVATIONS)
+        )
 
     @classmethod
     def from_dict(cls, path: Path, values: object) -> "MarianConfig":
@@ -277,10 +279,10 @@ def _drop_copies(
 
 # %% ../nbs/91_marian.ipynb #18b575a5
 def marian_shapes(config: MarianConfig) -> dict[str, tuple[int, ...]]:
-    "Our names and the shapes of a model's weights, without memory for them."
+    "Our names and the tensor_shapes of a model's weights, without memory for them."
     try:
         with torch.device("meta"):
-            return shapes(build_marian(config).state_dict())
+            return tensor_shapes(build_marian(config).state_dict())
     except RuntimeError as e:
         raise UserError(
             f"a model of these sizes cannot be built: {str(e).splitlines()[0]}"
@@ -299,7 +301,9 @@ def convert_marian_weights(
     weights = _drop_copies(path, weights, config.d_model)
     table, wanted = _name_table(config), marian_shapes(config)
     check_shapes(
-        path, shapes(weights), {theirs: wanted[ours] for theirs, ours in table.items()}
+        path,
+        tensor_shapes(weights),
+        {theirs: wanted[ours] for theirs, ours in table.items()},
     )
     return {
         ours: weights[theirs].float().contiguous() for theirs, ours in table.items()

@@ -48,7 +48,7 @@ from annotated_transformer.weights import (
     read_tensors,
     save_tensors,
     set_weights,
-    shapes,
+    tensor_shapes,
 )
 
 # %% ../nbs/91a_marian_import.ipynb #c1d96b97
@@ -308,7 +308,7 @@ def _load_marian(run: Path, about: dict) -> Run:
         raise UserError(
             f"{run}: one of {', '.join(_FILES)} is not the file that was imported"
         )
-    check_shapes(path, shapes(weights), marian_shapes(config))
+    check_shapes(path, tensor_shapes(weights), marian_shapes(config))
     check_finite(path, weights)
     model = build_marian(config)
     set_weights(model, weights)

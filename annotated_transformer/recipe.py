@@ -26,7 +26,7 @@ from annotated_transformer.checkpoint import (
     set_run_weights,
 )
 from .run_folder import read_config, write_config
-from .weights import about_weights, save_weights
+from .weights import save_weights, weights_metadata
 from .config import Recipe, TrainConfig
 from .corpus import Corpus, corpus_from_source
 from .text import fingerprint
@@ -34,7 +34,7 @@ from annotated_transformer.distributed import (
     DeferredInit,
     data_parallel,
     rank,
-    rank_0_first,
+    main_process_first,
     shard,
     sum_over_ranks,
     world_size,
@@ -189,7 +189,7 @@ class Checkpointer:
         path = best if scheduled else self.run / "model.safetensors"
         which = f"best on validation, step {self.progress.step}"
         save_weights(
-            self.objective.model, path, about_weights(self.recipe.model, which)
+            self.objective.model, path, weights_metadata(self.recipe.model, which)
         )
         if rank() == 0 and scheduled:
             set_run_weights(self.run, which, best)
@@ -218,7 +218,7 @@ class Checkpointer:
         self.check_lock()
         folder, settings = self.run / "checkpoints", self.recipe.train
         which = f"checkpoint of step {self.progress.step}"
-        about = about_weights(self.recipe.model, which)
+        about = weights_metadata(self.recipe.model, which)
         save_checkpoint(
             folder,
             self.objective.model,
@@ -323,7 +323,7 @@ def run_data(
     UserError if it is not the text that the run was started with.
     """
     folder, data = _prepared_folder(run, about, prepared), None
-    with rank_0_first():
+    with main_process_first():
         if rank() == 0:
             data = _encode_text(run, recipe, about, corpus, folder, quiet=quiet)
             _note_text(run, recipe, data, folder)

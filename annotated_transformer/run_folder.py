@@ -41,11 +41,11 @@ from annotated_transformer.files import (
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 from annotated_transformer.weights import (
+    tensor_shapes,
     check_sizes,
-    read_about,
+    read_metadata,
     read_weights,
     set_weights,
-    shapes,
 )
 
 # %% ../nbs/52d_run_folder.ipynb #ec2d420c
@@ -242,11 +242,11 @@ def load_run(path: Path) -> Run:
     with torch.device("meta"):  # takes no memory
         expected = build().state_dict()
     check_sizes(file, recipe.model)
-    weights = read_weights(file, shapes(expected))
+    weights = read_weights(file, tensor_shapes(expected))
     model = build()
     set_weights(model, weights)
     # after a crash between the two writes, config.json is the older one
-    which = read_about(file).get("weights", about.get("weights"))
+    which = read_metadata(file).get("weights", about.get("weights"))
     about |= {"weights": which} if which else {}
     return Run(model.eval(), vocab, recipe, about)
 

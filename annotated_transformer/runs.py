@@ -39,10 +39,10 @@ from .config import Recipe, TrainConfig, check_minutes
 from .corpus import Corpus
 from annotated_transformer.distributed import (
     any_rank,
+    main_process_first,
     pick_device,
     process_group,
     rank,
-    rank_0_first,
     world_size,
 )
 from .engines import FAST, Engines
@@ -79,7 +79,7 @@ from annotated_transformer.train import (
 )
 from .transformer import Transformer
 from .vocab import Vocab
-from .weights import check_sizes, read_about
+from .weights import check_sizes, read_metadata
 
 # %% ../nbs/55a_runs.ipynb #bc89a5ea
 class RunOptions(NamedTuple):
@@ -141,7 +141,7 @@ def _prepare_training(
     options: RunOptions,
 ) -> _Training:
     "Text, model and optimiser of a run, from its newest checkpoint."
-    with rank_0_first():
+    with main_process_first():
         recipe, about = read_config(run)  # rank 0 may have made it just now
     data = run_data(run, recipe, about, corpus, options.prepared, quiet=options.quiet)
     if recipe.model.position == "learned":
@@ -286,7 +286,7 @@ def _choose_weights(
     if n_averaged and stop.reason not in STOP_SIGNALS:
         use_average(run, n_averaged)
     elif done.best_step == scheduled.best_step != 0 and best.exists():
-        set_run_weights(run, read_about(best).get("weights", which), best)
+        set_run_weights(run, read_metadata(best).get("weights", which), best)
     elif done.best_step == 0 and last:  # interrupted before the first validation pass
         set_run_weights(run, f"last, step {done.step}", last / "model.safetensors")
 
@@ -337,7 +337,7 @@ def _conclude(training: _Training, checkpointer: Checkpointer, stop: Stop) -> No
         done = checkpointer.validate(scheduled=done.step == settings.max_steps)
     if has_trained and done.step % settings.save_every:
         checkpointer.save()
-    with rank_0_first():
+    with main_process_first():
         # a run that was killed before its conclusion is concluded now
         if rank() == 0 and (has_trained or not _is_concluded(training.about, done)):
             training.lock.check()

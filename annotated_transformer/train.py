@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -32,10 +33,10 @@ from . import UserError
 from .batch import RunPosition, Step
 from annotated_transformer.distributed import (
     any_rank,
-    first_answer,
-    reduce_now,
+    first_over_ranks,
+    sync_gradients,
     sum_over_ranks,
-    whole,
+    full_tensor,
 )
 
 # %% ../nbs/52c_train.ipynb #72e711b3
@@ -55,7 +56,7 @@ class StepRecord(NamedTuple):
         return self.position.step
 
     def to_dict(self) -> dict[str, int | float]:
-        "All numbers by name, as metrics.jsonl holds them; `i_batch` is the step's own batch."
+        "All numbers by name, as in metrics.jsonl; `i_batch` is the batch of this step."
         step, epoch, n_batches = self.position
         numbers = self._asdict()
         del numbers["position"]
@@ -87,12 +88,8 @@ def _check_finite(name: str, value: float, step: int, lr: float) -> None:
         )
 
 # %% ../nbs/52c_train.ipynb #25ac6356
-def _check_values(
-    values: list[float],  # loss and gradient norm
-    step: int,
-    lr: float,
-) -> None:
-    "`_check_finite` for both numbers of a step."
+def _check_values(values: list[float], step: int, lr: float) -> None:
+    "`_check_finite` for the loss and the gradient norm of a step."
     for name, value in zip(("loss", "gradient norm"), values, strict=True):
         _check_finite(name, value, step, lr)
 
@@ -101,23 +98,23 @@ def _compute_gradient(
     objective: nn.Module,  # as for `train`
     step: Step,
     clip_norm: float | None,  # longest gradient, > 0; None = no clipping
-) -> Tensor:
+) -> Float[Tensor, "2"]:
     """Leave a step's gradient in the parameters, without waiting for the device.
 
-    Returns (2,), the loss of the step and the gradient norm before clipping, the same on
+    Returns the loss of the step and the gradient norm before clipping, the same on
     every rank.
     """
     parameters = list(objective.parameters())
     loss = torch.zeros((), device=parameters[0].device)
     for i, batch in enumerate(step.micro, start=1):
-        with reduce_now(objective, last=i == len(step.micro)):
+        with sync_gradients(objective, last=i == len(step.micro)):
             part = objective(batch.to(loss.device)) / step.n_tokens
             part.backward()
         loss += part.detach()
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if clip_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
-    return torch.stack([sum_over_ranks(loss), whole(norm)])
+    return torch.stack([sum_over_ranks(loss), full_tensor(norm)])
 
 # %% ../nbs/52c_train.ipynb #6757cc13
 _PREFETCH_ON = ("cuda",)  # device types
@@ -194,15 +191,18 @@ class _Pending(NamedTuple):
 
     step: Step  # without its batches
     lr: float
-    values: Tensor  # (2,) loss and gradient norm, as `compute_gradient` gives them
+    values: Float[Tensor, "2"]  # loss and gradient norm
 
 # %% ../nbs/52c_train.ipynb #08106be2
 def _step_if_finite(
     optimizer: torch.optim.Optimizer,  # fused
-    values: Tensor,  # (2,) loss and gradient norm
-    broken: Tensor,  # () float32: 1 if an earlier step was not finite, else 0
-) -> Tensor:  # () the same, this step included
-    "The optimiser's step; the device leaves it out when this one or one before is not finite."
+    values: Float[Tensor, "2"],  # loss and gradient norm
+    broken: Float[Tensor, ""],  # 1 if an earlier step was not finite, else 0
+) -> Float[Tensor, ""]:
+    """The optimiser's step, which the device leaves out if a value is not finite.
+
+    It leaves out the steps after it, too; returns `broken` with this step.
+    """
     broken = torch.maximum(broken, 1.0 - torch.isfinite(values).all().float())
     optimizer.found_inf = broken
     try:
@@ -220,7 +220,7 @@ def _report(
 ) -> Stop | None:  # the first that a hook returned; the same on every rank
     """Call every hook with the record of each step, in order.
 
-    `NotFinite` at the first step that is not finite, after the hooks for those before it.
+    `NotFinite` at the first step that is not finite, after the hooks of those before.
     """
     if not pending:
         return None
@@ -234,7 +234,7 @@ def _report(
         stops += [answer for hook in hooks if isinstance(answer := hook(record), Stop)]
     pending.clear()
     if any_rank(bool(stops), device):
-        return first_answer(stops[0] if stops else None)
+        return first_over_ranks(stops[0] if stops else None)
     return None
 
 # %% ../nbs/52c_train.ipynb #897bc1e0
@@ -256,7 +256,7 @@ def _check_sync(optimizer: torch.optim.Optimizer, sync_every: int) -> None:
 
 # %% ../nbs/52c_train.ipynb #52c00003
 def train(
-    objective: nn.Module,  # batch to its summed loss; from `data_parallel` or `shard` too
+    objective: nn.Module,  # batch to its summed loss; `data_parallel` or not
     steps: Iterable[Step],
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[int], float],  # learning rate of step 1, 2, …
@@ -411,7 +411,7 @@ STOP_SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGTERM": 15}
 # %% ../nbs/52c_train.ipynb #d26624c9
 @contextmanager
 def on_signal() -> Iterator[Hook]:
-    """A hook that stops the loop when one of `STOP_SIGNALS` came while the block was open.
+    """A hook that stops the loop if one of `STOP_SIGNALS` came inside the block.
 
     Another one, unless it is SIGHUP, raises KeyboardInterrupt.
     """

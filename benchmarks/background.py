@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What came before the Transformer, beside it: equal parameters, equal processor time, the built-in corpus (notebook 20).
+"""What came before the Transformer, next to it: equal parameters, equal processor time, the built-in corpus (notebooks 20 and 20a).
 
     python benchmarks/background.py --minutes 10 --out background.json
     tools/record.py results/background.json --command "…" --seed 0 --json background=background.json
@@ -22,18 +22,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from annotated_transformer.attention import AdditiveAttention, attention
+from annotated_transformer.attention import attention
 from annotated_transformer.background import (
     AttentiveDecoder,
-    DilatedDecoder,
-    DilatedEncoder,
+    BidirectionalEncoder,
     EncoderDecoder,
-    GatedDecoder,
-    GatedEncoder,
-    NoPosition,
     RecurrentDecoder,
     RecurrentEncoder,
-    TwoWayEncoder,
+)
+from annotated_transformer.convolutions import (
+    ByteNetDecoder,
+    ByteNetEncoder,
+    ConvS2SDecoder,
+    ConvS2SEncoder,
 )
 from annotated_transformer.batch import (
     Batch,
@@ -64,36 +65,36 @@ N_LOOKS = 20  # at the validation set, in a run
 
 
 def systems(n_vocab: int, pad_id: int) -> dict[str, Callable[[int], nn.Module]]:
-    "A function from width to model for each system of the past; depths are those of notebook 20."
+    "A function from width to model for each system of the past; depths are those of notebook 20a."
 
-    def whole(
-        d: int, encoder: nn.Module, decoder: nn.Module, position: nn.Module
+    def translator(
+        d: int, encoder: nn.Module, decoder: nn.Module, position: nn.Module | None
     ) -> nn.Module:
         return EncoderDecoder(
             encoder, decoder, Embedding(n_vocab, d), position, 0.0, pad_id
         )
 
     return {
-        "LSTM": lambda d: whole(
-            d, RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), NoPosition()
+        "LSTM": lambda d: translator(
+            d, RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), None
         ),
-        "LSTM with attention": lambda d: whole(
+        "LSTM with attention": lambda d: translator(
             d,
-            TwoWayEncoder(d, 2),
-            AttentiveDecoder(d, 2, AdditiveAttention(d, d)),
-            NoPosition(),
+            BidirectionalEncoder(d, 2),
+            AttentiveDecoder(d, 2),
+            None,
         ),
-        "ConvS2S": lambda d: whole(
+        "ConvS2S": lambda d: translator(
             d,
-            GatedEncoder(d, 4, 3),
-            GatedDecoder(d, 3, 3, attention),
+            ConvS2SEncoder(d, 4, 3),
+            ConvS2SDecoder(d, 3, 3, attention),
             SinusoidalPosition(d),
         ),
-        "ByteNet": lambda d: whole(
+        "ByteNet": lambda d: translator(
             d,
-            DilatedEncoder(d, 3, [1, 2, 4] * 2),
-            DilatedDecoder(d, 3, [1, 2, 4] * 2),
-            NoPosition(),
+            ByteNetEncoder(d, 3, [1, 2, 4] * 2),
+            ByteNetDecoder(d, 3, [1, 2, 4] * 2),
+            None,
         ),
     }
 

@@ -26,7 +26,7 @@ from annotated_transformer.complexity import (
     activation_bytes,
     cpu_seconds,
     flash_attention,
-    layers_of_table_1,
+    table_1_layers,
 )
 from annotated_transformer.multi_head import MultiHeadAttention
 
@@ -39,7 +39,7 @@ def layers(d: int, args: argparse.Namespace) -> dict[str, nn.Module]:
             MultiHeadAttention(d, n_heads=1, attend=attention)
         ),
     }
-    return layers_of_table_1(d, args.k, args.r) | more
+    return table_1_layers(d, args.k, args.r) | more
 
 
 def sweep(

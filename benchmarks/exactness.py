@@ -45,7 +45,7 @@ from annotated_transformer.distributed import (
     world_size,
     process_group,
     rank,
-    reduce_now,
+    sync_gradients,
 )
 from annotated_transformer.engines import FAST
 from annotated_transformer.grammar import builtin
@@ -315,7 +315,7 @@ def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Te
         )
     )
     for i, batch in enumerate(step.micro, start=1):
-        with reduce_now(parallel, last=i == len(step.micro)):
+        with sync_gradients(parallel, last=i == len(step.micro)):
             (parallel(batch) / step.n_tokens).backward()
     return {name: weight.grad for name, weight in model.named_parameters()}
 

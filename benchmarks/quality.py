@@ -18,7 +18,7 @@ from annotated_transformer.batched_search import search_with
 from annotated_transformer.evaluate import (
     bleu,
     chrf,
-    flavours,
+    bleu_variants,
     moses_tokenize,
     perplexity,
     moses_lowercase,
@@ -72,7 +72,7 @@ def main() -> None:
             )
         ],
         "flavours": [
-            score._asdict() for score in flavours(hypotheses, references, "de")
+            score._asdict() for score in bleu_variants(hypotheses, references, "de")
         ],
         "perplexity": perplexity(translator, sources, references)._asdict(),
     }

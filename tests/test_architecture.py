@@ -57,6 +57,7 @@ ALLOWED = {
     "kv_cache": "decode transformer",
     "engines": "chunked_loss decode fast_dropout fused_attention kv_cache label_smoothing multi_head",
     "background": "",
+    "convolutions": "",
     "complexity": "attention",
     "batch": "vocab",
     "prepared": "atomic batch files vocab",

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from annotated_transformer.attention import (
-    AdditiveAttention,
     attention,
     attention_weights,
 )
+from annotated_transformer.background import AdditiveAttention
 from annotated_transformer.masking import causal_mask, padding_mask, target_mask
 from annotated_transformer.fused_attention import (
     FusedMultiHeadAttention,

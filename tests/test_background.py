@@ -11,25 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.attention import AdditiveAttention, attention
+from annotated_transformer.attention import attention
 from annotated_transformer.background import (
-    _HALF,
     AttentiveDecoder,
-    _DilatedConvolution,
-    DilatedDecoder,
-    DilatedEncoder,
+    BidirectionalEncoder,
     EncoderDecoder,
-    _GatedConvolution,
-    GatedDecoder,
-    GatedEncoder,
-    MemoryHops,
-    NeuralGPU,
-    NoPosition,
     RecurrentDecoder,
     RecurrentEncoder,
-    TwoWayEncoder,
-    _around,
-    _behind,
+)
+from annotated_transformer.convolutions import (
+    _SQRT_HALF,
+    ByteNetDecoder,
+    ByteNetEncoder,
+    ConvS2SDecoder,
+    ConvS2SEncoder,
+    MemoryNetwork,
+    NeuralGPU,
+    _convolve_causal,
+    _convolve_same,
+    _DilatedConvolution,
+    _GatedConvolution,
 )
 from annotated_transformer.batch import encode_pairs, training_steps
 from annotated_transformer.batched_search import (
@@ -50,26 +51,26 @@ from annotated_transformer.vocab import learn_bpe
 
 PAD, BOS, EOS = 0, 1, 2
 PARTS = {
-    "lstm": lambda d: (RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), NoPosition()),
+    "lstm": lambda d: (RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), None),
     "lstm with attention": lambda d: (
-        TwoWayEncoder(d, 2),
-        AttentiveDecoder(d, 2, AdditiveAttention(d, d)),
-        NoPosition(),
+        BidirectionalEncoder(d, 2),
+        AttentiveDecoder(d, 2),
+        None,
     ),
     "gated": lambda d: (
-        GatedEncoder(d, 4, 3),
-        GatedDecoder(d, 3, 3, attention),
+        ConvS2SEncoder(d, 4, 3),
+        ConvS2SDecoder(d, 3, 3, attention),
         SinusoidalPosition(d),
     ),
     "gated, learned positions": lambda d: (
-        GatedEncoder(d, 2, 5),
-        GatedDecoder(d, 2, 4, attention),
+        ConvS2SEncoder(d, 2, 5),
+        ConvS2SDecoder(d, 2, 4, attention),
         LearnedPosition(d, 256),
     ),
     "dilated": lambda d: (
-        DilatedEncoder(d, 3, [1, 2, 4] * 2),
-        DilatedDecoder(d, 3, [1, 2, 4] * 2),
-        NoPosition(),
+        ByteNetEncoder(d, 3, [1, 2, 4] * 2),
+        ByteNetDecoder(d, 3, [1, 2, 4] * 2),
+        None,
     ),
 }
 
@@ -300,7 +301,7 @@ def test_equal_parameters(n_vocab):
     assert found == {}
 
 
-def test_refusals(model):
+def test_refusals(model, unchecked):
     src, tgt = draw(3, 5, 4)
     with pytest.raises(ValueError, match=r"src is \(3, 5\) and tgt_in is \(2, 4\)"):
         model(src, tgt[:2])
@@ -331,7 +332,7 @@ def test_backwards_is_packed_lstm():
 def test_two_ways_are_torchs_bidirectional_lstm():
     torch.manual_seed(0)
     encoder, both = (
-        TwoWayEncoder(8, 1).double(),
+        BidirectionalEncoder(8, 1).double(),
         nn.LSTM(8, 8, bias=True, bidirectional=True, batch_first=True).double(),
     )
     with torch.no_grad():
@@ -357,7 +358,7 @@ def test_gated_convolution_is_its_formula(width):
     torch.manual_seed(0)
     layer, x = _GatedConvolution(4, width).double(), torch.randn(2, 7, 4).double()
     out, real = (
-        _around(layer, x, torch.ones(2, 7, dtype=torch.bool)),
+        _convolve_same(layer, x, torch.ones(2, 7, dtype=torch.bool)),
         F.pad(x, (0, 0, width // 2, width // 2)),
     )
     for i in range(7):
@@ -382,13 +383,13 @@ def test_in_any_portions(layer):
     torch.manual_seed(0)
     layer, y = layer.double(), torch.randn(2, 3, 9, 6).double()
     past = nothing = torch.zeros(2, 3, layer.reach, layer.d_in).double()
-    whole, parts = _behind(layer, y, nothing)[0], []
+    whole, parts = _convolve_causal(layer, y, nothing)[0], []
     for part in y.split([1, 4, 2, 2], dim=2):
-        out, past = _behind(layer, part, past)
+        out, past = _convolve_causal(layer, part, past)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, dim=2), whole)
     torch.testing.assert_close(
-        _behind(layer, y[:, 1:2], nothing[:, 1:2])[0], whole[:, 1:2]
+        _convolve_causal(layer, y[:, 1:2], nothing[:, 1:2])[0], whole[:, 1:2]
     )
 
 
@@ -400,7 +401,7 @@ def test_dilated_reach(width, dilation):
         torch.randn(1, 31, 16).double().requires_grad_(),
     )
     out = (
-        _around(layer, x, torch.ones(1, 31, dtype=torch.bool))[0, 15]
+        _convolve_same(layer, x, torch.ones(1, 31, dtype=torch.bool))[0, 15]
         @ torch.randn(16).double()
     )
     seen = torch.autograd.grad(out, x)[0][0].any(-1).nonzero().flatten().tolist()
@@ -410,9 +411,9 @@ def test_dilated_reach(width, dilation):
 def test_gated_encoder_keeps_variance():
     torch.manual_seed(0)
     x, real = torch.randn(8, 50, 256), torch.ones(8, 50, dtype=torch.bool)
-    keys, values, _ = GatedEncoder(256, 8, 3)(x, real)
+    keys, values, _ = ConvS2SEncoder(256, 8, 3)(x, real)
     assert 0.3 < keys.var() < 10 and torch.equal(
-        values, (keys + x) * _HALF
+        values, (keys + x) * _SQRT_HALF
     )  # PyTorch's own start leaves 1/2 per layer, so 0.004
 
 
@@ -431,7 +432,8 @@ def test_neural_gpu_is_its_formula():
     torch.testing.assert_close(
         gpu.step(s),
         u * s
-        + (1 - u) * torch.tanh(convolve(r * s, gpu.change.weight, gpu.change.bias)),
+        + (1 - u)
+        * torch.tanh(convolve(r * s, gpu.candidate.weight, gpu.candidate.bias)),
     )
     with torch.no_grad():
         gpu.gates.bias[:3] = 100.0  # every cell keeps what it has
@@ -442,7 +444,7 @@ def test_neural_gpu_is_its_formula():
 def test_memory_hops_are_their_formula():
     torch.manual_seed(0)
     hops, q, memory = (
-        MemoryHops(4, 3).double(),
+        MemoryNetwork(4, 3).double(),
         torch.randn(2, 4).double(),
         torch.randn(2, 5, 4).double(),
     )
@@ -451,13 +453,13 @@ def test_memory_hops_are_their_formula():
     for i, n in enumerate((5, 2)):
         u = q[i]
         for _ in range(3):
-            p = (hops.address(memory[i, :n]) @ u).softmax(0)
-            u = hops.onward(u) + p @ hops.content(memory[i, :n])
+            p = (hops.w_k(memory[i, :n]) @ u).softmax(0)
+            u = hops.w_h(u) + p @ hops.w_v(memory[i, :n])
         torch.testing.assert_close(out[i], u)
 
 
 def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="n_layers=1: take 2 or more"):
-        AttentiveDecoder(8, 1, AdditiveAttention(8, 8))
+        AttentiveDecoder(8, 1)
     with pytest.raises(ValueError, match="reach=3 cannot be halved"):
-        GatedEncoder(8, 1, 4)(torch.randn(1, 5, 8), torch.ones(1, 5).bool())
+        ConvS2SEncoder(8, 1, 4)(torch.randn(1, 5, 8), torch.ones(1, 5).bool())

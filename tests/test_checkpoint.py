@@ -46,9 +46,9 @@ from annotated_transformer.run_folder import (
     write_config,
 )
 from annotated_transformer.weights import (
-    about_weights,
+    weights_metadata,
     load_weights,
-    read_about,
+    read_metadata,
     save_weights,
 )
 from annotated_transformer.config import (
@@ -96,7 +96,7 @@ def run(tmp_path, vocab, model):
     save_weights(
         model,
         tmp_path / "run/model.safetensors",
-        about_weights(SIZES, "best on validation, step 1"),
+        weights_metadata(SIZES, "best on validation, step 1"),
     )
     return tmp_path / "run"
 
@@ -439,7 +439,7 @@ def test_an_average_says_that_it_is_one(run, model):
     assert (
         which
         == "average of 1 checkpoints, step-0000003 to step-0000003"
-        == read_about(run / "model.safetensors")["weights"]
+        == read_metadata(run / "model.safetensors")["weights"]
     )
     assert (
         read_config(run)[1]["weights"] == which
@@ -1178,7 +1178,7 @@ import torch.distributed.fsdp
 torch.set_num_threads(1)
 from annotated_transformer.batch import RunPosition
 from annotated_transformer.checkpoint import Progress, load_checkpoint, _optimizer_state, save_checkpoint
-from annotated_transformer.weights import gather, save_weights
+from annotated_transformer.weights import gather_tensors, save_weights
 from annotated_transformer.distributed import data_parallel, shard
 from annotated_transformer.optimizer import adam
 from safetensors.torch import load_file
@@ -1193,7 +1193,7 @@ def sliced(seed, optimizer=adam, whole=False):
     parallel = data_parallel(objective, torch.device("cpu")) if whole else shard(objective, layers)
     return (model, optimizer(model.parameters())), parallel
 
-def everything(model, optimizer): return gather(model.state_dict()) | gather(_optimizer_state(model, optimizer))
+def everything(model, optimizer): return gather_tensors(model.state_dict()) | gather_tensors(_optimizer_state(model, optimizer))
 
 def slices(model, optimizer):
     tensors = [*model.state_dict().values(), *_optimizer_state(model, optimizer).values()]

@@ -12,21 +12,21 @@ from torch import nn
 
 from annotated_transformer.attention import attention
 from annotated_transformer.complexity import (
-    Convolution,
-    Recurrent,
+    _Convolution,
+    _Recurrent,
     RestrictedAttention,
     SelfAttention,
-    SeparableConvolution,
+    _SeparableConvolution,
     activation_bytes,
     cpu_seconds,
     _crossing,
     _dependencies,
     fit_exponent,
     flash_attention,
-    layers_of_table_1,
+    table_1_layers,
     _longest_chain,
-    max_path,
-    operations,
+    max_path_length,
+    multiply_adds,
     _powers,
 )
 from annotated_transformer.feed_forward import FeedForward
@@ -107,7 +107,7 @@ def test_fused_is_the_same_attention(n):
 )
 def test_convolution_by_hand(n, k, dilation, n_ahead):
     layer, x = (
-        Convolution(4, k, dilation, n_ahead).double(),
+        _Convolution(4, k, dilation, n_ahead).double(),
         torch.randn(2, n, 4, dtype=torch.float64),
     )
     ahead = k // 2 if n_ahead is None else n_ahead
@@ -123,7 +123,7 @@ def test_convolution_by_hand(n, k, dilation, n_ahead):
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
 def test_separable_is_a_convolution_of_products(k):
     separable, x = (
-        SeparableConvolution(4, k).double(),
+        _SeparableConvolution(4, k).double(),
         torch.randn(2, 9, 4, dtype=torch.float64),
     )
     weight = separable.across.weight[:, :, None] * separable.along.weight[:, 0]
@@ -134,7 +134,7 @@ def test_separable_is_a_convolution_of_products(k):
 
 
 def test_recurrent_is_pytorchs():
-    ours, theirs = Recurrent(6).double(), nn.RNN(6, 6, batch_first=True).double()
+    ours, theirs = _Recurrent(6).double(), nn.RNN(6, 6, batch_first=True).double()
     theirs.load_state_dict(
         {
             "weight_ih_l0": ours.w_x.weight,
@@ -152,9 +152,9 @@ def test_recurrent_is_pytorchs():
     [
         lambda: RestrictedAttention(1),
         lambda: RestrictedAttention(6),
-        lambda: Convolution(4, 3, n_ahead=-1),
-        lambda: Convolution(4, 3, n_ahead=3),
-        lambda: Convolution(4, 0),
+        lambda: _Convolution(4, 3, n_ahead=-1),
+        lambda: _Convolution(4, 3, n_ahead=3),
+        lambda: _Convolution(4, 0),
         lambda: _powers("O(n/r)"),
         lambda: _powers("n^2 d"),
         lambda: _powers("O()"),
@@ -190,10 +190,10 @@ def test_operations_by_arithmetic(n, d, k, r):
         "convolutional (separable)": k * n * d + n * d * d,
     }
     assert {
-        name: operations(layer, x) for name, layer in layers_of_table_1(d, k, r).items()
+        name: multiply_adds(layer, x) for name, layer in table_1_layers(d, k, r).items()
     } == {name: 2 * c for name, c in expected.items()}
     projected = SelfAttention(MultiHeadAttention(d, 2, attend=attention))
-    assert operations(projected, x) == 2 * (2 * n * n * d + 4 * n * d * d)
+    assert multiply_adds(projected, x) == 2 * (2 * n * n * d + 4 * n * d * d)
 
 
 def test_counted_exponents_are_those_of_the_paper():
@@ -204,8 +204,8 @@ def test_counted_exponents_are_those_of_the_paper():
                 letter: 2 * sizes[letter] + (letter in "kr")
             }  # kernels and neighbourhoods stay odd: 7 and 19
             counts = [
-                operations(
-                    layers_of_table_1(s["d"], s["k"], s["r"])[name],
+                multiply_adds(
+                    table_1_layers(s["d"], s["k"], s["r"])[name],
                     torch.randn(1, s["n"], s["d"]),
                 )
                 for s in (sizes, larger)
@@ -225,14 +225,14 @@ def test_counted_exponents_are_those_of_the_paper():
 
 @pytest.mark.parametrize("n", [1, 5, 33, 300])
 def test_recurrence_is_one_long_chain(n):
-    out = Recurrent(4)(torch.randn(1, n, 4))
+    out = _Recurrent(4)(torch.randn(1, n, 4))
     assert _longest_chain(out, "Tanh") == n
-    longer = Recurrent(4)(torch.randn(1, n + 10, 4))
+    longer = _Recurrent(4)(torch.randn(1, n + 10, 4))
     assert _longest_chain(longer) - _longest_chain(out) == 30  # product, sum, tanh
 
 
 def test_the_others_wait_for_a_constant():
-    for name, layer in layers_of_table_1(4, 3, 5).items():
+    for name, layer in table_1_layers(4, 3, 5).items():
         lengths = {
             _longest_chain(layer(torch.randn(1, n, 4, requires_grad=True)))
             for n in (8, 20, 64)
@@ -249,14 +249,14 @@ def test_the_longest_of_two_ways_counts():
 
 @pytest.mark.parametrize("n", [2, 7, 16, 41])
 def test_attention_path_is_one(n):
-    assert max_path(lambda i: SelfAttention(), n, 4) == 1
-    assert max_path(lambda i: SelfAttention(MultiHeadAttention(4, 2)), n, 4) == 1
+    assert max_path_length(lambda i: SelfAttention(), n, 4) == 1
+    assert max_path_length(lambda i: SelfAttention(MultiHeadAttention(4, 2)), n, 4) == 1
 
 
 @pytest.mark.parametrize("r", [3, 5, 9])
 @pytest.mark.parametrize("n", [2, 7, 16, 25])
 def test_restricted_path(n, r):
-    assert max_path(lambda i: RestrictedAttention(r), n, 2) == math.ceil(
+    assert max_path_length(lambda i: RestrictedAttention(r), n, 2) == math.ceil(
         (n - 1) / ((r - 1) / 2)
     )
 
@@ -264,54 +264,54 @@ def test_restricted_path(n, r):
 @pytest.mark.parametrize("k", [2, 3, 5])
 @pytest.mark.parametrize("n", [2, 7, 16, 27])
 def test_convolution_paths(n, k):
-    assert max_path(lambda i: Convolution(2, k, n_ahead=0), n, 2, back(n)) == math.ceil(
-        (n - 1) / (k - 1)
-    )
-    assert max_path(
-        lambda i: Convolution(2, k, k**i, n_ahead=0), n, 2, back(n)
+    assert max_path_length(
+        lambda i: _Convolution(2, k, n_ahead=0), n, 2, back(n)
+    ) == math.ceil((n - 1) / (k - 1))
+    assert max_path_length(
+        lambda i: _Convolution(2, k, k**i, n_ahead=0), n, 2, back(n)
     ) == log_up(n, k)
     if k % 2:  # as far to one side as to the other
-        assert max_path(lambda i: Convolution(2, k), n, 2) == math.ceil(
+        assert max_path_length(lambda i: _Convolution(2, k), n, 2) == math.ceil(
             (n - 1) / (k // 2)
         )
-        assert max_path(lambda i: SeparableConvolution(2, k), n, 2) == math.ceil(
-            (n - 1) / (k // 2)
-        )
-        assert max_path(lambda i: Convolution(2, k, (k // 2 + 1) ** i), n, 2) == log_up(
-            n, k // 2 + 1
-        )
+        assert max_path_length(
+            lambda i: _SeparableConvolution(2, k), n, 2
+        ) == math.ceil((n - 1) / (k // 2))
+        assert max_path_length(
+            lambda i: _Convolution(2, k, (k // 2 + 1) ** i), n, 2
+        ) == log_up(n, k // 2 + 1)
 
 
 @pytest.mark.parametrize("n", [3, 5, 9])
 def test_powers_of_k_around_the_middle_lead_out_of_the_sequence(n):
     "From 0 to 2 by steps of ±1 and ±3 is one back and three ahead; the zeros before the sequence pass nothing on."
     with pytest.raises(ValueError, match="do not connect"):
-        max_path(lambda i: Convolution(2, 3, 3**i), n, 2)
+        max_path_length(lambda i: _Convolution(2, 3, 3**i), n, 2)
 
 
 @pytest.mark.parametrize("k, n", [(2, 64), (2, 65), (3, 81), (3, 82), (4, 64), (5, 26)])
 def test_dilated_path_at_the_edges_of_the_logarithm(k, n):
-    assert max_path(
-        lambda i: Convolution(2, k, k**i, n_ahead=0), n, 2, back(n)
+    assert max_path_length(
+        lambda i: _Convolution(2, k, k**i, n_ahead=0), n, 2, back(n)
     ) == log_up(n, k)
 
 
 @pytest.mark.parametrize("n", [1, 6, 40])
 def test_one_recurrent_layer_sees_all_that_came_before(n):
-    assert _dependencies(Recurrent(3), n, 3).equal(back(n))
+    assert _dependencies(_Recurrent(3), n, 3).equal(back(n))
 
 
 def test_dependencies_leave_the_layer_alone():
-    layer = Recurrent(3)
+    layer = _Recurrent(3)
     _dependencies(layer, 4, 3)
     assert layer.w_x.weight.dtype == torch.float32 and layer.w_x.weight.grad is None
 
 
 def test_layers_that_connect_nothing_are_refused():
     with pytest.raises(ValueError, match="4 layers do not connect n=4"):
-        max_path(lambda i: FeedForward(2, 4), 4, 2)
+        max_path_length(lambda i: FeedForward(2, 4), 4, 2)
     with pytest.raises(ValueError, match="do not connect"):
-        max_path(lambda i: Recurrent(2), 4, 2)  # nothing comes from the right
+        max_path_length(lambda i: _Recurrent(2), 4, 2)  # nothing comes from the right
 
 
 # memory
@@ -322,7 +322,7 @@ def test_bytes_by_arithmetic(n, d):
     x = torch.randn(1, n, d)
     assert activation_bytes(SelfAttention(), x) == 4 * (n * n + n * d)
     assert activation_bytes(SelfAttention(), x.double()) == 8 * (n * n + n * d)
-    assert activation_bytes(Recurrent(d), x) == 4 * (2 * n * d + d)
+    assert activation_bytes(_Recurrent(d), x) == 4 * (2 * n * d + d)
     assert activation_bytes(FeedForward(d, 3 * d), x) == 4 * (
         3 * n * d + n * d
     )  # the ReLU's output, and its own
@@ -332,7 +332,7 @@ def test_bytes_by_arithmetic(n, d):
 
 
 def test_bytes_grow_with_n_but_for_plain_attention():
-    for name, layer in layers_of_table_1(8, 3, 9).items():
+    for name, layer in table_1_layers(8, 3, 9).items():
         small, large = (
             activation_bytes(layer, torch.randn(1, n, 8)) for n in (256, 1024)
         )
@@ -413,7 +413,7 @@ def test_the_records_bytes_repeat():
     found = json.loads(
         (ROOT / "results" / "complexity.json").read_text(encoding="utf-8")
     )["complexity"]
-    layers = {d: layers_of_table_1(d, found["k"], found["r"]) for d in found["d"]}
+    layers = {d: table_1_layers(d, found["k"], found["r"]) for d in found["d"]}
     for name, by_width in found["bytes"].items():
         for d, sizes in by_width.items():
             for n, size in list(zip(found["n"], sizes))[:6]:

@@ -21,18 +21,18 @@ from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.distributed import (
     any_rank,
     data_parallel,
-    first_answer,
+    first_over_ranks,
     launched,
     world_size,
     pick_device,
-    placed_like,
+    distribute_like,
     process_group,
     rank,
-    rank_0_first,
-    reduce_now,
+    main_process_first,
+    sync_gradients,
     shard,
     sum_over_ranks,
-    whole,
+    full_tensor,
 )
 from annotated_transformer.recipe import build_training
 from annotated_transformer.train import NotFinite, Stop, train
@@ -115,9 +115,9 @@ def gradient(
     )
     wrapped = wrap(objective)
     for i, batch in enumerate(step.micro, start=1):
-        with reduce_now(wrapped, last=i == len(step.micro)):
+        with sync_gradients(wrapped, last=i == len(step.micro)):
             (wrapped(batch) / step.n_tokens).backward()
-    return {name: whole(p.grad) for name, p in objective.named_parameters()}, [
+    return {name: full_tensor(p.grad) for name, p in objective.named_parameters()}, [
         batch.n_tokens for batch in step.micro
     ]
 
@@ -159,7 +159,7 @@ def training(
         stop = str(e)
     return {
         "weights": {
-            name: whole(p.detach()) for name, p in objective.named_parameters()
+            name: full_tensor(p.detach()) for name, p in objective.named_parameters()
         },
         "stop": stop,
         "losses": [r.loss for r in records],
@@ -214,7 +214,7 @@ def built(case, sharded):
         id(p) for group in optimizer.param_groups for p in group["params"]
     }
     return (
-        {name: whole(tensor.detach()) for name, tensor in tensors.items()},
+        {name: full_tensor(tensor.detach()) for name, tensor in tensors.items()},
         memory.peak,
         parallel,
     )
@@ -230,10 +230,10 @@ def worker(folder):
         assert mine.tolist() == [1.0, me]  # the argument is left as it was
         found["any"] = [any_rank(me == who, CPU) for who in (0, n - 1, n)]
         found["first"] = [
-            first_answer(("rank", me) if me in who else None)
+            first_over_ranks(("rank", me) if me in who else None)
             for who in ({0, 1}, {n - 1}, {1, n - 1})
         ]
-        with rank_0_first():
+        with main_process_first():
             found["prepared"] = (folder / "prepared").exists()
             if me == 0:
                 (folder / "prepared").touch()
@@ -253,7 +253,7 @@ def worker(folder):
         tensors = {name: p.detach() for name, p in module.named_parameters()}
         found["local"] = {name: p.to_local().clone() for name, p in tensors.items()}
         found["back"] = all(
-            torch.equal(placed_like(whole(p), p).to_local(), p.to_local())
+            torch.equal(distribute_like(full_tensor(p), p).to_local(), p.to_local())
             for p in tensors.values()
         )
         with torch.no_grad():
@@ -261,7 +261,7 @@ def worker(folder):
         found["sliced after a look"] = all(
             hasattr(p, "full_tensor") for p in module.parameters()
         )
-        with reduce_now(module, last=False):
+        with sync_gradients(module, last=False):
             module(next(steps(MANY)).micro[0]).backward()
         found["silent"] = all(
             p.grad is None for p in module.parameters()
@@ -529,9 +529,13 @@ def test_alone_nothing_happens():
             data_parallel(objective, CPU) is objective
             and shard(objective, layers(objective)) is objective
         )
-        assert sum_over_ranks(x) is x and whole(x) is x and placed_like(x, x) is x
+        assert (
+            sum_over_ranks(x) is x
+            and full_tensor(x) is x
+            and distribute_like(x, x) is x
+        )
         assert any_rank(True, CPU) is True and any_rank(False, CPU) is False
-        with rank_0_first(), reduce_now(objective, last=False):
+        with main_process_first(), sync_gradients(objective, last=False):
             pass
 
 
@@ -553,7 +557,7 @@ def test_a_group_of_one(started):
             data_parallel(objective, CPU) is objective
             and shard(objective, []) is objective
         )
-        with rank_0_first():
+        with main_process_first():
             pass
     assert not dist.is_initialized()
 

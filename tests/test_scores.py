@@ -20,19 +20,19 @@ from annotated_transformer.config import ModelConfig
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.evaluate import (
     _SUSTAINED_FLOPS,
-    Comparison,
-    Perplexity,
+    _Comparison,
+    _Perplexity,
     Score,
     bleu,
     chrf,
     compare,
-    flavours,
+    bleu_variants,
     moses_tokenize,
     perplexity,
     moses_lowercase,
     pronoun_accuracy,
     read_aligned,
-    score_with,
+    corpus_score,
     _split_hyphens,
     training_cost,
 )
@@ -302,7 +302,7 @@ def test_hyphens_are_perls():
 
 def test_flavours_are_sacrebleus(tmp_path):
     "Each is what sacreBLEU's command says of the text as prepared."
-    found = {score.name: score for score in flavours(BAD, GOLD)}
+    found = {score.name: score for score in bleu_variants(BAD, GOLD)}
     assert list(found) == [
         "13a",
         "13a, lower case",
@@ -322,7 +322,9 @@ def test_flavours_are_sacrebleus(tmp_path):
         theirs["score"], abs=1e-7
     )
     assert found["Moses, hyphens split"].signature == theirs["signature"]
-    lowered = flavours([line.lower() for line in BAD], [line.lower() for line in GOLD])
+    lowered = bleu_variants(
+        [line.lower() for line in BAD], [line.lower() for line in GOLD]
+    )
     assert found["13a, lower case"].value == pytest.approx(lowered[0].value) and found[
         "Moses, lower case"
     ].value == pytest.approx(lowered[3].value)
@@ -337,7 +339,7 @@ def test_flavours_differ():
         ['ein rot-weißer Ball, z.B. "der große", liegt hier.'],
         ["Ein rot-weißer Ball, z.B. „der große“, liegt dort."],
     )
-    assert len({round(score.value, 3) for score in flavours(said, wanted)}) == 5
+    assert len({round(score.value, 3) for score in bleu_variants(said, wanted)}) == 5
 
 
 def test_multi30k_tokens_are_the_published(data_dir):
@@ -492,7 +494,7 @@ def test_measures_refuse_what_does_not_match(translator):
     for measure in (
         bleu,
         chrf,
-        flavours,
+        bleu_variants,
         pronoun_accuracy,
         lambda h, r: compare({"a": r, "b": h}, r),
         lambda h, r: compare({"a": h, "b": r}, r),
@@ -515,23 +517,23 @@ def test_as_printed():
     sure = score._replace(low=26.0, high=28.5)
     assert str(sure) == "BLEU = 27.25 (26.00 to 28.50)  tok:13a"
     assert (
-        str(Comparison("base", sure, 0, None))
+        str(_Comparison("base", sure, 0, None))
         == "base: BLEU = 27.25 (26.00 to 28.50)  tok:13a"
     )
     assert (
-        str(Comparison("big", sure, 812, 0.0123))
+        str(_Comparison("big", sure, 812, 0.0123))
         == "big: BLEU = 27.25 (26.00 to 28.50)  tok:13a  p = 0.0123, 812 sentences differ"
     )
     assert (
-        str(Perplexity(4.92, 9.0, 1.0, 63, 35))
+        str(_Perplexity(4.92, 9.0, 1.0, 63, 35))
         == "perplexity = 4.920 per token (63), 9.000 per word (35)"
     )
 
 
 def test_a_name_of_ones_own():
-    assert score_with(CHRF(), GOOD, GOLD, name="letters") == chrf(GOOD, GOLD)._replace(
-        name="letters"
-    )
+    assert corpus_score(CHRF(), GOOD, GOLD, name="letters") == chrf(
+        GOOD, GOLD
+    )._replace(name="letters")
 
 
 @pytest.mark.parametrize(

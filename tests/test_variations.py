@@ -17,10 +17,10 @@ from annotated_transformer.variations import (
     _BASES,
     _KEY_ROWS,
     _ROWS,
-    Measured,
-    Plan,
+    _Measured,
+    _Plan,
     _start_table,
-    choose_rows,
+    _choose_rows,
     _loss_curve,
     effects,
     fill_table,
@@ -30,7 +30,7 @@ from annotated_transformer.variations import (
     pooled_std,
     format_table,
     _remove_weights,
-    verdict,
+    _verdict,
 )
 
 TABLE3 = json.loads((ROOT / "reference/paper_tables.json").read_text(encoding="utf-8"))[
@@ -95,7 +95,7 @@ def test_a_row_changes_what_it_says_and_nothing_else(row, base):
 
 def test_heads_share_one_width():
     "Row A keeps h · d_k; row B keeps d_v."
-    for row in choose_rows():
+    for row in _choose_rows():
         model = _row_recipe(row, _BASES["builtin"], 0).model
         if row.name.startswith("A "):
             assert (model.d_k, model.d_v) == (
@@ -117,31 +117,31 @@ def test_heads_share_one_width():
 )
 def test_unknown_rows(names, message):
     with pytest.raises(ValueError, match=message):
-        choose_rows(names)
+        _choose_rows(names)
 
 
 def test_chosen_rows_come_in_the_order_of_the_table():
-    assert [row.name for row in choose_rows(" E,base ,E")] == ["base", "E"]
-    assert choose_rows("all") == choose_rows() == _ROWS and [
-        row.name for row in choose_rows("key")
+    assert [row.name for row in _choose_rows(" E,base ,E")] == ["base", "E"]
+    assert _choose_rows("all") == _choose_rows() == _ROWS and [
+        row.name for row in _choose_rows("key")
     ] == list(_KEY_ROWS)
 
 
 # the table
 
 
-def plan(rows: str = "base,A h=1,E", n_seeds: int = 2, settings=(), **about) -> Plan:
-    return Plan(
-        choose_rows(rows),
+def plan(rows: str = "base,A h=1,E", n_seeds: int = 2, settings=(), **about) -> _Plan:
+    return _Plan(
+        _choose_rows(rows),
         n_seeds,
         override(_BASES["builtin"], list(settings)),
         {"data": "made up", **about},
     )
 
 
-def measured(recipe: Recipe) -> Measured:
+def measured(recipe: Recipe) -> _Measured:
     "Numbers that tell every row and seed from every other."
-    return Measured(
+    return _Measured(
         1 + recipe.model.n_heads / 100,
         30.5 + recipe.train.seed,
         1000 * recipe.model.d_model,
@@ -155,7 +155,7 @@ class Trainer:
     def __init__(self, *interrupted: int):
         self.interrupted, self.calls = interrupted, []
 
-    def __call__(self, recipe: Recipe, run: Path, minutes: float | None) -> Measured:
+    def __call__(self, recipe: Recipe, run: Path, minutes: float | None) -> _Measured:
         self.calls.append((run.name, (run / "checkpoints").exists()))
         if not run.exists():
             create_run(run, recipe, {})
@@ -453,7 +453,7 @@ def test_spread_by_hand_and_by_statistics():
     ],
 )
 def test_verdict(ours, noise, paper, word):
-    assert verdict(ours, noise, paper) == word
+    assert _verdict(ours, noise, paper) == word
 
 
 def test_effects_by_hand():
