@@ -14,6 +14,8 @@ from notebooks import code_of, directives, joined
 LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
 PROSE = {
     "index",
+    "one_page",
+    "introduction",
     "glossary",
     "map",
     "reference",
