@@ -14,6 +14,12 @@ from notebooks import code_of, directives, joined
 LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
 PROSE = {
     "index",
+    "one_page",
+    "introduction",
+    "answers",
+    "command_line",
+    "comparison",
+    "many_gpus",
     "map",
     "misreadings",
     "reading",

@@ -1,0 +1,82 @@
+"01_one_page, its code cells executed: trained with another seed it translates too, its weights fit the package's model, and it is short."
+
+import contextlib
+import io
+import json
+import re
+
+import matplotlib
+import pytest
+import torch
+from conftest import ROOT
+from notebooks import code_of, joined
+
+from annotated_transformer.config import ModelConfig
+from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE
+from annotated_transformer.transformer import build_transformer
+
+CELLS = [
+    code_of(joined(cell["source"]))
+    for cell in json.loads(
+        (ROOT / "nbs/01_one_page.ipynb").read_text(encoding="utf-8")
+    )["cells"]
+    if cell["cell_type"] == "code"
+]
+
+# The page's name of a parameter → the package's. All others are the same.
+NAMES = {
+    r"^(encoder|decoder)\.": r"\1.layers.",
+    r"\.norms\.(\d)\.": r".residuals.\1.norm.",
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> dict:
+    "What the page's cells leave behind, run with a seed that is not the page's."
+    matplotlib.use("agg")
+    source = "\n\n".join(CELLS)
+    assert source.count("seed = 0\n") == 1
+    space: dict = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(
+            compile(source.replace("seed = 0\n", "seed = 1\n"), "01_one_page", "exec"),
+            space,
+        )
+    return space
+
+
+def test_another_seed_translates_both_animals(page):
+    for sentence in (ANIMAL_TIRED, ANIMAL_WIDE):
+        assert page["translate"](sentence.en) == sentence.de
+
+
+def ours(name: str) -> str:
+    for theirs, here in NAMES.items():
+        name = re.sub(theirs, here, name)
+    return name
+
+
+def test_its_weights_give_the_packages_model_the_same_logits(page):
+    model, pad = page["model"], page["PAD"]
+    sizes = ModelConfig(n_layers=2, d_model=64, d_ff=256, n_heads=2)
+    package = build_transformer(sizes, len(page["vocab"]), pad).eval()
+    weights = {ours(name): w for name, w in model.state_dict().items()}
+    package.load_state_dict(weights)  # strict: none is missing, none is left over
+    src, tgt_in = page["src"][:20], page["tgt"][:20, :-1]
+    assert (src == pad).any() and (tgt_in == pad).any()
+    with torch.no_grad():
+        theirs = model(src, tgt_in)
+        here = package.embedding.logits(package(src, tgt_in))
+    real = tgt_in != pad
+    # float32: positions computed in another precision, sums in another order
+    torch.testing.assert_close(here[real], theirs[real], rtol=1e-4, atol=1e-3)
+
+
+def test_its_code_is_short():
+    lines = [line for cell in CELLS for line in cell.split("\n") if line.strip()]
+    assert len(lines) <= 220, len(lines)
+
+
+def test_it_imports_only_the_corpus_and_what_draws():
+    modules = re.findall(r"annotated_transformer\.(\w+)", "\n".join(CELLS))
+    assert set(modules) == {"grammar", "visualize"}
