@@ -300,7 +300,7 @@ class Step(NamedTuple):
 def _micro_batches(
     data: EncodedPairs,
     vocab: Vocab,
-    rows: Int[np.ndarray, " n"],  # row numbers of the whole step
+    rows: np.ndarray,  # row numbers of the whole step
     rank: int,
     world_size: int,
     accumulate: int,  # micro-batches for each rank, at most

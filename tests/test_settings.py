@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from annotated_transformer import files
+from annotated_transformer import atomic
 from annotated_transformer import recipe as recipe_module
 from annotated_transformer import runs as runs_module
 from annotated_transformer.batch import encode_pairs, epoch_batches
@@ -141,7 +141,7 @@ def watch(
         patch.setattr(runs_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
         patch.setattr(runs_module, "_draw_curve", lambda run: None)
-        patch.setattr(files, "_fsync", lambda path: None)
+        patch.setattr(atomic, "_fsync", lambda path: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)
