@@ -362,7 +362,7 @@ def _fill_table(
     "`fill_table` with the recipe's runs; CommandError for an interrupted one."
     from annotated_transformer.runs import RunOptions, train_or_resume
     from annotated_transformer.train import Interrupted
-    from annotated_transformer.variations import fill_table, row_trainer, with_text
+    from annotated_transformer.variations import fill_table, row_trainer
 
     def train(recipe, run: Path, minutes: float | None) -> dict:
         options = RunOptions(device, minutes, folder / "data", quiet=quiet)
@@ -372,7 +372,7 @@ def _fill_table(
     try:
         return fill_table(
             folder,
-            with_text(plan, corpus),
+            plan.with_corpus(corpus),
             train_row,
             minutes,
             partial(typer.echo, err=True),

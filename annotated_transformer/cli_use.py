@@ -248,7 +248,7 @@ def _score_verb(
         for score in found:
             typer.echo(score)
     for name, lines in hypotheses.items() if flavours else ():
-        _echo_scores(name, evaluate.flavours(lines, texts[ref], flavours), several)
+        _echo_scores(name, evaluate.bleu_variants(lines, texts[ref], flavours), several)
     for path, translator in runs.items() if perplexity else ():
         found = evaluate.perplexity(translator, texts[src], texts[ref])
         _echo_scores(str(path), [found], several)
