@@ -195,7 +195,8 @@ def test_address_has_one_source(cfg):
         cfg["doc_host"],
         f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/",
         "https://github.com/harvardnlp/",
-    )  # the other project of this name
+        "https://nlp.seas.harvard.edu/",
+    )  # the last two: the other project of this name
     wrong = []
     for name in files_of(ROOT):
         if not name.endswith((".ipynb", ".md", ".cff", ".yml", ".toml", ".py")):

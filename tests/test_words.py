@@ -327,12 +327,13 @@ def test_reference_says_what_one_needs(reference):
 
 
 def test_home_says_what_the_records_say():
-    found = shown("index")
-    assert len(found) > 4
-    for now, stored in found:
-        assert now.strip() == stored.strip(), (
-            "the records or the sidebar changed: make notebooks NAMES=index"
-        )
+    for page, n_shown in (("index", 4), ("map", 3)):
+        found = shown(page)
+        assert len(found) == n_shown
+        for now, stored in found:
+            assert now.strip() == stored.strip(), (
+                f"the records or the sidebar changed: make notebooks NAMES={page}"
+            )
 
 
 def test_home_has_no_number_of_a_run_in_its_text():
@@ -401,3 +402,10 @@ def test_words_in_drawings_can_be_read(theme):
     ]:
         high, low = sorted((colour[text], colour[ground]), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
+def test_the_picture_of_it_is_that_of_the_record():
+    import picture
+
+    heads = json.loads((ROOT / "results/heads.json").read_text(encoding="utf-8"))
+    assert picture.OUT.read_text(encoding="utf-8") == picture.picture(heads["heads"])
