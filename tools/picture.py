@@ -71,11 +71,15 @@ def picture(heads: dict) -> str:
         for animal, weights in found
     )
     body = "\n".join(drawn(a, w, i * HEIGHT + 10) for i, (a, w) in enumerate(found))
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" class="at-drawing" viewBox="0 0 {width:.0f} {2 * HEIGHT}" width="{width:.0f}" height="{2 * HEIGHT}" aria-labelledby="at-it-title at-it-desc">
+    size = f'width="{width:.0f}" height="{2 * HEIGHT}"'
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" class="at-drawing"
+ viewBox="0 0 {width:.0f} {2 * HEIGHT}" {size} aria-labelledby="at-it-title at-it-desc">
 <title id="at-it-title">Cross-attention when the translation of “it” is predicted</title>
-<desc id="at-it-desc">Two English sentences, each with the German pronoun above it and lines from the pronoun to the source tokens, as wide as their attention weight in layer {layer + 1}, head {head + 1}: {said}.</desc>
+<desc id="at-it-desc">Two English sentences, each with the German pronoun above it and lines
+from the pronoun to the source tokens, as wide as their attention weight in layer {layer + 1},
+head {head + 1}: {said}.</desc>
 {style}
-<rect class="card" width="{width:.0f}" height="{2 * HEIGHT}"/>
+<rect class="card" {size}/>
 {body}
 </svg>
 """
