@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Which heads follow "it" to its noun, and what is lost without each head: on sentences of the built-in grammar that no training saw.
+"""Which heads attend from "it" to its antecedent, and what is lost without each head, on held-out sentences of the grammar.
 
     python benchmarks/heads.py runs/demo --out heads.json
     tools/record.py results/heads.json --command "…" --seed 0 --json heads=heads.json
 
 RUN is a run on the built-in text, that of `make demo`, say. If there is none at RUN, `tiny` is trained first (some three minutes of one core).
-Measuring takes about half a minute. All maps of the two animal sentences go with it, a line of thousandths for each word that looks.
+Measuring takes about half a minute. All maps of the two animal sentences go with it, a line of thousandths for each query.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def without_two(
     kind: str,
     found: AntecedentAttention,
 ) -> dict:
-    "What becomes of the pronouns without the two heads that follow best, and without the two that follow least."
+    "The pronoun scores without the two heads that follow best, and without the two that follow least."
     order = (found.antecedent - found.other).flatten().argsort(descending=True).tolist()
     measured = {}
     for name, two in {"best": order[:2], "least": order[-2:]}.items():
@@ -67,7 +67,7 @@ def without_two(
 
 
 def animal(translator: Translator, s: Sentence) -> dict:
-    "Where every head looks in one sentence and its reference translation."
+    "The weights of every head in one sentence and its reference translation."
     vocab = translator.vocab
     pair = PronounExample.encode(vocab, s)
     maps = attention_maps(
