@@ -18,6 +18,7 @@ from .fused_attention import FusedMultiHeadAttention
 from .kv_cache import KVCache
 from .label_smoothing import smoothed_loss
 from .multi_head import MultiHeadAttention
+from .transformer import Transformer
 
 # %% ../nbs/90g_engines.ipynb #9e000007
 class Engines(NamedTuple):
@@ -26,7 +27,7 @@ class Engines(NamedTuple):
     make_dropout: Callable[[float], nn.Module]
     attention: Callable[..., MultiHeadAttention]
     loss: Callable
-    decoder: Callable[[nn.Module], PrefixDecoder | KVCache]
+    decoder: Callable[[Transformer], PrefixDecoder | KVCache]
 
 # %% ../nbs/90g_engines.ipynb #9e000008
 PLAIN = Engines(nn.Dropout, MultiHeadAttention, smoothed_loss, PrefixDecoder)
