@@ -18,7 +18,6 @@ from .fused_attention import FusedMultiHeadAttention
 from .kv_cache import KVCache
 from .label_smoothing import smoothed_loss
 from .multi_head import MultiHeadAttention
-from .transformer import Transformer
 
 # %% ../nbs/90g_engines.ipynb #9e000007
 class Engines(NamedTuple):
@@ -27,7 +26,7 @@ class Engines(NamedTuple):
     make_dropout: Callable[[float], nn.Module]
     attention: Callable[..., MultiHeadAttention]
     loss: Callable
-    decoder: Callable[[Transformer], PrefixDecoder | KVCache]
+    decoder: Callable[..., PrefixDecoder | KVCache]
 
 # %% ../nbs/90g_engines.ipynb #9e000008
 PLAIN = Engines(nn.Dropout, MultiHeadAttention, smoothed_loss, PrefixDecoder)
