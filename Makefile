@@ -59,9 +59,10 @@ preview: $(VENV)/.stamp-preview  ## the same pages without Quarto: _preview
 links: preview  ## do all links of the pages, README.md and the notebooks lead somewhere? those to other hosts are listed
 	@$(BIN)/python tools/links.py
 
-check: $(VENV)/.stamp-dev  ## lint and format
+check: $(VENV)/.stamp-dev  ## lint, format and types
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
 	@$(BIN)/python tools/lint_pages.py
 
 bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run
@@ -71,7 +72,7 @@ bench-decode: $(VENV)/.stamp-bench  ## decoding speed of RUN (runs/small) beside
 	@$(BIN)/python benchmarks/decode.py $(RUN)
 
 clean:  ## remove .venv and all that was built; runs/ stays
-	rm -rf $(VENV) _proc _docs _preview .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) _proc _docs _preview .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-python:
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python $(MIN_PYTHON) or newer, or name yours: make $(MAKECMDGOALS) PYTHON=…"; exit 1; }

@@ -30,7 +30,7 @@ def _naming(path: Path) -> Iterator[None]:
     except OSError as e:
         why = getattr(e, "why", e.strerror or str(e))  # without an inner path
         named = type(e)(f"{path} cannot be written: {why}")
-        named.why = why
+        vars(named)["why"] = why
         raise named from None
 
 # %% ../nbs/50a_atomic.ipynb #8ec6085a
@@ -412,8 +412,9 @@ def new_folder(
     replaced; `check` raises UserError for others.
     """
     target = resolve(path)
-    replaces = check and path_type(target) == "folder" and any(target.iterdir())
-    with _exchange_folder(path, check) if replaces else _create_folder(path) as new:
+    occupied = check and path_type(target) == "folder" and any(target.iterdir())
+    accept = check if occupied else None
+    with _exchange_folder(path, accept) if accept else _create_folder(path) as new:
         yield new
 
 # %% ../nbs/50a_atomic.ipynb #dbb42d02

@@ -15,6 +15,7 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 import torch
 from jaxtyping import Int, Int32, Integer
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from . import UserError
@@ -33,7 +34,7 @@ class RaggedArray:
 
     @classmethod
     def from_lists(
-        cls, lists: Sequence[Sequence[int]], dtype: np.dtype = np.int32
+        cls, lists: Sequence[Sequence[int]], dtype: DTypeLike = np.int32
     ) -> "RaggedArray":
         "Lists of different lengths, one row each."
         starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
@@ -212,13 +213,13 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         "The same batch on a device."
-        return Batch(
-            *(t.to(device, non_blocking=True) for t in self[:3]), self.n_tokens
-        )
+        src, tgt_in, tgt_out = (t.to(device, non_blocking=True) for t in self[:3])
+        return Batch(src, tgt_in, tgt_out, self.n_tokens)
 
     def pin_memory(self) -> "Batch":
         "The same batch in pinned memory, which a GPU copies while it computes."
-        return Batch(*(t.pin_memory() for t in self[:3]), self.n_tokens)
+        src, tgt_in, tgt_out = (t.pin_memory() for t in self[:3])
+        return Batch(src, tgt_in, tgt_out, self.n_tokens)
 
 # %% ../nbs/51c_batch.ipynb #51653696
 def pad_ids(

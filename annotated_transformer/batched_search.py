@@ -75,9 +75,9 @@ def batched_greedy_search(
         ids = last.masked_fill(done, eos_id)
         tokens.append(torch.full_like(max_lens, eos_id).index_copy(0, rows, ids))
         done = done | (last == eos_id) | (max_lens[rows] <= len(tokens))
-    tokens = torch.stack([*tokens, torch.full_like(max_lens, eos_id)], dim=1)
+    rows_of_tokens = torch.stack([*tokens, torch.full_like(max_lens, eos_id)], dim=1)
     scores = log_probs[:, None]
-    return _as_hypotheses(tokens[:, None], scores, scores, eos_id)
+    return _as_hypotheses(rows_of_tokens[:, None], scores, scores, eos_id)
 
 # %% ../nbs/90e_batched_search.ipynb #90e00012
 def _best_tokens(

@@ -87,7 +87,9 @@ def _optimizer_state(
 
     UserError for state of other types.
     """
-    names = {weight: name for name, weight in _named_weights(model, optimizer).items()}
+    names: dict[Tensor, str] = {
+        weight: name for name, weight in _named_weights(model, optimizer).items()
+    }
     state = {}
     for weight, values in optimizer.state.items():
         for key, value in values.items():
@@ -133,7 +135,7 @@ def _write_state(
     progress: Progress,
 ) -> None:
     "state.json of a checkpoint."
-    values = {
+    values: dict[str, object] = {
         "format": FORMAT,
         **progress.to_dict(),
         "sha256": {file.name: sha256(file) for file in sorted(part.iterdir())},
@@ -285,7 +287,8 @@ def _matched_state(
 
     UserError if they belong to another optimiser.
     """
-    wanted, matched = {}, defaultdict(dict)
+    wanted: dict[str, tuple[int, str, Tensor | float, nn.Parameter]] = {}
+    matched: dict[int, dict[str, Tensor | float]] = defaultdict(dict)
     weights = _named_weights(model, optimizer).items()
     for i, ((name, weight), state) in enumerate(
         zip(weights, _expected_state(optimizer))
@@ -351,9 +354,9 @@ def _prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
         )
     remove_stale_staging(folder)
     step_of = {path: step for step, _, path in _numbered(folder)}
-    *older, newest = checkpoints(folder) or [None]
-    older = [path for path in older if step_of[path] % save_every == 0]
-    kept = [*older[max(0, len(older) - keep_last + 1) :], newest]
+    found = checkpoints(folder)
+    older = [path for path in found[:-1] if step_of[path] % save_every == 0]
+    kept = [*older[max(0, len(older) - keep_last + 1) :], *found[-1:]]
     for path in step_of:
         if path not in kept:
             remove(path, folder)

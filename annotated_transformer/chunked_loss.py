@@ -85,7 +85,7 @@ class _ChunkedLoss(torch.autograd.Function):
             loss, of_mean = _loss_of_chunk(h, logits, p, ids, mean_row, label_smoothing)
             total += loss
             total -= of_mean
-            if needs_grad:
+            if grad_hidden is not None and grad_weight is not None:
                 grad = _grad_of_chunk(p, ids, label_smoothing)
                 grad_hidden[rows] = grad @ w
                 _add_product(grad_weight, grad.T, h)

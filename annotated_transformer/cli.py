@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -27,7 +27,7 @@ _app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # click's, or the copy of it that typer carries
-_UsageError = typer.BadParameter.__base__
+_UsageError: Any = typer.BadParameter.__base__
 
 # %% ../nbs/95_cli.ipynb #faa360da
 @_app.callback()
@@ -101,7 +101,7 @@ def _ready_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors=errors))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors)
-    if sys.stderr is sys.__stderr__:
+    if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
         sys.stderr = _Messages(sys.stderr)
 
 # %% ../nbs/95_cli.ipynb #e5e21b7b

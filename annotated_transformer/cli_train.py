@@ -7,6 +7,7 @@ __all__ = ['TRAINING_VERBS', 'CommandError']
 
 # %% ../nbs/94a_cli_train.ipynb #94aa0004
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -43,10 +44,10 @@ class _TextOptions(NamedTuple):
         "The `Corpus`: one by name, or two files."
         from annotated_transformer.corpus import corpus_from_files, load_corpus
 
-        if (self.data is None) == (self.src is None):
-            raise UserError("name either --data or --src with --tgt")
-        if self.data is not None:
+        if self.data is not None and self.src is None:
             return load_corpus(self.data, self.data_dir)
+        if self.data is not None or self.src is None:
+            raise UserError("name either --data or --src with --tgt")
         if self.tgt is None:
             raise UserError("--src needs --tgt, its translation")
         if (self.valid_src is None) != (self.valid_tgt is None):
@@ -199,9 +200,10 @@ def _check_train_options(
     resume: Path | None,
     named_settings: bool,
     options,  # `RunOptions`
-) -> None:
+) -> Path:  # the run folder
     "UserError for options of `train` that exclude each other."
-    if (out is None) == (resume is None):
+    run = out if resume is None else resume
+    if run is None or (out is not None and resume is not None):
         raise UserError(
             "name either --out, a new run folder, or --resume, one to continue"
         )
@@ -213,6 +215,7 @@ def _check_train_options(
         raise UserError(
             "--bleu needs the whole model on a device: leave it or --shard out"
         )
+    return run
 
 # %% ../nbs/94a_cli_train.ipynb #95ab0007
 def _recipe(config: str | None, settings: list[str] | None):
@@ -274,14 +277,15 @@ def _train_verb(
     options = RunOptions(
         device, minutes, prepared, (), score, shard, tensorboard, quiet
     )
-    _check_train_options(out, resume, config is not None or bool(settings), options)
+    named_settings = config is not None or bool(settings)
+    run = _check_train_options(out, resume, named_settings, options)
     options.check()  # before any text is read
     text = _TextOptions(data, data_dir, src, tgt, valid_src, valid_tgt)
-    if resume is not None or _is_restart(out):
-        _resume(resume or out, text, options)
+    if resume is not None or _is_restart(run):
+        _resume(run, text, options)
     else:
-        _train(out, text, _recipe(config, settings), options)
-    _report_end(resume or out)
+        _train(run, text, _recipe(config, settings), options)
+    _report_end(run)
 
 # %% ../nbs/94a_cli_train.ipynb #33e7cfaf
 def _prepare_verb(
@@ -435,7 +439,7 @@ def _demo_verb(
         raise CommandError(message, e.exit_status) from None
 
 # %% ../nbs/94a_cli_train.ipynb #94aa0011
-TRAINING_VERBS = {
+TRAINING_VERBS: dict[str, Callable[..., None]] = {
     "train": _train_verb,
     "prepare": _prepare_verb,
     "variations": _variations_verb,

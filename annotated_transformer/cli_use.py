@@ -7,7 +7,7 @@ __all__ = ['USING_VERBS']
 
 # %% ../nbs/94b_cli_use.ipynb #94ab0004
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -247,11 +247,13 @@ def _score_verb(
         found = evaluate.score_systems(hypotheses, texts[ref], metric(), n_bootstrap)
         for score in found:
             typer.echo(score)
-    for name, lines in hypotheses.items() if flavours else ():
-        _echo_scores(name, evaluate.bleu_variants(lines, texts[ref], flavours), several)
+    if flavours:
+        for name, lines in hypotheses.items():
+            variants = evaluate.bleu_variants(lines, texts[ref], flavours)
+            _echo_scores(name, variants, several)
     for path, translator in runs.items() if perplexity else ():
-        found = evaluate.perplexity(translator, texts[src], texts[ref])
-        _echo_scores(str(path), [found], several)
+        uncertainty = evaluate.perplexity(translator, texts[src], texts[ref])
+        _echo_scores(str(path), [uncertainty], several)
 
 # %% ../nbs/94b_cli_use.ipynb #37c0f241
 def _attention_verb(
@@ -309,7 +311,7 @@ def _export_ct2_verb(
     typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
 
 # %% ../nbs/94b_cli_use.ipynb #94ab0011
-USING_VERBS = {
+USING_VERBS: dict[str, Callable[..., None]] = {
     "average": _average_verb,
     "translate": _translate_verb,
     "score": _score_verb,

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
 from .attention import attention
@@ -156,7 +157,9 @@ def _longest_chain(out: Float[Tensor, "..."], kind: str = "") -> int:
 
     Only operations whose name contains `kind` are counted.
     """
-    lengths, stack = {}, [out.grad_fn]
+    last = get_gradient_edge(out).node
+    lengths: dict[Node, int] = {}
+    stack = [last]
     while stack:
         node = stack[-1]
         before = [other for other, _ in node.next_functions if other is not None]
@@ -165,7 +168,7 @@ def _longest_chain(out: Float[Tensor, "..."], kind: str = "") -> int:
             continue
         longest = max((lengths[other] for other in before), default=0)
         lengths[stack.pop()] = (kind in node.name()) + longest
-    return lengths[out.grad_fn]
+    return lengths[last]
 
 # %% ../nbs/40_complexity.ipynb #3d4bb229
 def _dependencies(layer: nn.Module, n: int, d: int) -> Bool[Tensor, "{n} {n}"]:

@@ -10,6 +10,8 @@ __all__ = ['RECIPES', 'check_choice', 'check_range', 'check_types', 'check_minut
 import difflib
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from types import UnionType
+from typing import Any
 
 from . import UserError
 
@@ -34,7 +36,7 @@ def check_range(
             raise UserError(f"{name}={value} must be at least {low}{above}")
 
 # %% ../nbs/00_config.ipynb #8fad1908
-_KINDS = {
+_KINDS: dict[object, str] = {
     int: "a whole number",
     float: "a finite number",
     bool: "true or false",
@@ -50,7 +52,7 @@ def check_types(
     "UserError for a value of another type than its field's, or not finite."
     for field in fields(config):
         value = getattr(config, field.name)
-        allowed = int | float if field.type is float else field.type
+        allowed: Any = int | float if field.type is float else field.type
         fits = isinstance(value, allowed) and isinstance(value, bool) == (
             field.type is bool
         )
@@ -286,7 +288,7 @@ def get_recipe(
 def _parse_setting(
     key: str,
     text: str,  # what follows the equals sign
-    kind: type,  # the field's type, one of `_KINDS`
+    kind: type | UnionType,  # the field's type, one of `_KINDS`
 ) -> int | float | bool | str | None:
     "A value, converted from text to its field's type."
     if kind in (int | None, float | None) and text == "none":
@@ -294,7 +296,7 @@ def _parse_setting(
     try:
         if kind is bool:
             return {"true": True, "false": False}[text]
-        if kind in (int | None, float | None):
+        if isinstance(kind, UnionType):
             return kind.__args__[0](text)
         return kind(text)
     except (KeyError, ValueError):
@@ -309,9 +311,9 @@ def override(
 
     UserError for an unknown key or a value that does not fit.
     """
-    parts = {"model": recipe.model, "train": recipe.train}
-    changes = {"model": {}, "train": {}}
-    known = {
+    parts: dict[str, Any] = {"model": recipe.model, "train": recipe.train}
+    changes: dict[str, dict] = {"model": {}, "train": {}}
+    known: dict[str, tuple[str, Any]] = {
         field.name: (part, field.type)
         for part, config in parts.items()
         for field in fields(config)
@@ -343,7 +345,7 @@ def recipe_from_dict(values: dict) -> Recipe:
 
     UserError if a part or a setting is missing, unknown, or has a wrong value.
     """
-    parts = {}
+    parts: dict[str, Any] = {}
     if not isinstance(values, dict):
         raise UserError("not the settings of a recipe: not a JSON object")
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):

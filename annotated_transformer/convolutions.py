@@ -50,7 +50,7 @@ class _GatedConvolution(nn.Module):
         self.d_in = d_model
         # the gates let about half of the signal pass (§3.5 there)
         nn.init.normal_(self.conv.weight, std=2 / (width * d_model) ** 0.5)
-        nn.init.zeros_(self.conv.bias)
+        nn.init.zeros_(self.conv.get_parameter("bias"))
 
     def inputs(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
         return x

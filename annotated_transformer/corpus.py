@@ -12,7 +12,7 @@ import shutil
 import tarfile
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Corpus(NamedTuple):
     valid: Iterable[tuple[str, str]]
     test: Iterable[tuple[str, str]]
     # where the text comes from, for `corpus_from_source`; empty for one made by hand
-    source: dict[str, str | int | None] = {}
+    source: Mapping[str, str | int | None] = {}
 
 # %% ../nbs/51a_corpus.ipynb #16bf69a1
 class _Download(NamedTuple):
@@ -202,13 +202,14 @@ def _unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
     with tarfile.open(archive, "r|gz") as tar:
         for info in tar:
             name = info.name.removeprefix("./")
-            if name not in members or not info.isreg():
+            content = tar.extractfile(info) if info.isreg() else None
+            if name not in members or content is None:
                 continue
             if ".." in Path(name).parts or Path(name).is_absolute():
                 raise UserError(f"{archive}: {name} leads out of {folder}")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with replace_file(folder / name) as new, open(new, "wb") as file:
-                shutil.copyfileobj(tar.extractfile(info), file)
+                shutil.copyfileobj(content, file)
     missing = [name for name in members if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{archive} does not hold {', '.join(missing)}")
@@ -264,15 +265,16 @@ class _Store:
             f"{path} is not the file expected: its sha256 is {found}, not {file.sha256}"
         )
 
-    def texts(self, archive: _Download) -> tuple[Path, ...]:
+    def texts(self, archive: _Download) -> tuple[Path, Path]:
         "The source and the target text of an archive, unpacked if they are not yet."
         unpacked = self.cache / archive.sha256[:16]
-        for folder in (self.own, unpacked):
-            if folder and all((folder / name).is_file() for name in archive.members):
+        for folder in filter(None, (self.own, unpacked)):
+            if all((folder / name).is_file() for name in archive.members):
                 break
         else:
             _unpack(self.fetch(archive), archive.members, unpacked)
-        return tuple(folder / name for name in archive.members)
+        src, tgt = archive.members
+        return folder / src, folder / tgt
 
 # %% ../nbs/51a_corpus.ipynb #30711a7e
 def _multi30k(
@@ -286,8 +288,9 @@ def _multi30k(
     """
     store = _Store("multi30k", files, data_dir, mirror)
     paths = list(map(store.fetch, files))
-    splits = [list(TextPairs([two])) for two in zip(paths[::2], paths[1::2])]
-    return Corpus("multi30k", "en", "de", *splits, store.source)
+    files_of_splits = zip(paths[::2], paths[1::2])
+    train, valid, test = (list(TextPairs([two])) for two in files_of_splits)
+    return Corpus("multi30k", "en", "de", train, valid, test, store.source)
 
 # %% ../nbs/51a_corpus.ipynb #f2e783de
 class _Newstest2014:
@@ -326,15 +329,8 @@ def _wmt14(
     """
     store = _Store("wmt14", files, data_dir, mirror)
     *train, valid = map(store.texts, files)
-    return Corpus(
-        "wmt14",
-        "en",
-        "de",
-        TextPairs(train),
-        TextPairs([valid]),
-        _Newstest2014(),
-        store.source,
-    )
+    splits = TextPairs(train), TextPairs([valid]), _Newstest2014()
+    return Corpus("wmt14", "en", "de", *splits, store.source)
 
 # %% ../nbs/51a_corpus.ipynb #2aaf083f
 def load_corpus(
@@ -358,14 +354,16 @@ def load_corpus(
             "or give two files of your own"
         )
     sizes = {"train": n_train, "valid": n_valid, "test": n_test}
-    splits = [
+    train, valid, test = (
         [(s.en, s.de) for s in builtin(n, seed, split)] for split, n in sizes.items()
-    ]
+    )
     return Corpus(
         name,
         "en",
         "de",
-        *splits,
+        train,
+        valid,
+        test,
         {
             "data": name,
             "n_train": n_train,
@@ -418,11 +416,10 @@ def corpus_from_files(
                 f"{path} is no ordinary file: text to train on is read "
                 "several times, so save it first"
             )
-    src, tgt, *valid = source.values()
-    if None in valid:
-        return Corpus(
-            "own", "src", "tgt", *_set_aside(Path(src), Path(tgt)), [], source
-        )
+    src, tgt = Path(src).absolute(), Path(tgt).absolute()
+    if valid_src is None or valid_tgt is None:
+        return Corpus("own", "src", "tgt", *_set_aside(src, tgt), [], source)
+    valid = Path(valid_src).absolute(), Path(valid_tgt).absolute()
     splits = TextPairs([(src, tgt)]), TextPairs([valid])
     for pairs in splits:
         # a mistake in the files is better named now than in the middle of training

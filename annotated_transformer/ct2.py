@@ -152,9 +152,10 @@ def _check_modules(model: nn.Module) -> None:
             )
 
 # %% ../nbs/92_ct2.ipynb #d352097f
-def _check_weights(run: Run, table: dict[str, list[str]]) -> None:
+def _check_weights(
+    model: nn.Module, config: ModelConfig, table: dict[str, list[str]]
+) -> None:
     "UserError for head widths and weights that the engine's model does not have."
-    config = run.recipe.model
     width = config.d_model // config.n_heads
     d_k, d_v = config.d_k or width, config.d_v or width
     if d_k != d_v:
@@ -163,7 +164,7 @@ def _check_weights(run: Run, table: dict[str, list[str]]) -> None:
             f"d_k={d_k} and d_v={d_v} cannot be exported"
         )
     known = {one for ours in table.values() for one in ours} | {"position.table"}
-    unknown = run.model.state_dict().keys() - known
+    unknown = model.state_dict().keys() - known
     if unknown:
         raise UserError(
             f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known "
@@ -196,11 +197,13 @@ def _empty_spec(config: ModelConfig):
 # %% ../nbs/92_ct2.ipynb #92000002
 def _engine_spec(run: Run):
     "A run as a `TransformerSpec`; UserError for a model that the engine cannot hold."
+    if run.recipe is None:
+        raise UserError("an imported model cannot be exported to CTranslate2")
     config, weights = run.recipe.model, run.model.state_dict()
     table = _weight_table(config)
     spec = _empty_spec(config)
     _check_modules(run.model)
-    _check_weights(run, table)
+    _check_weights(run.model, config, table)
     for path, ours in table.items():
         _set_weight(spec, path, torch.cat([weights[one] for one in ours]))
     positions = position_table(run.model, config)

@@ -116,14 +116,15 @@ def beam_search(
     max_len: int,
     beam_size: int = 4,
     n_best: int = 1,
-    penalty: Callable[[int], float] = length_penalty,
+    penalty: Callable[[int], Any] = length_penalty,
 ) -> list[Hypothesis]:
     """Beam search for one sentence (§6.1): the `n_best` hypotheses, best first.
 
     `next_log_probs` takes the prefix to the log-probability of every next token,
     `max_len` does not count EOS, and `penalty` of |Y| must not fall as |Y| grows.
     """
-    live, finished = [(0.0, [])], []  # live: log-probability and tokens
+    live: list[tuple[float, list[int]]] = [(0.0, [])]  # log-probability and tokens
+    finished: list[Hypothesis] = []
     for n in range(1, max_len + 1):
         candidates = []
         for log_prob, ids in live:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -119,11 +120,14 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     return bool(sum_over_ranks(torch.tensor(float(flag), device=device)) > 0)
 
 # %% ../nbs/52a_distributed.ipynb #37e1a814
-def first_over_ranks(value: object | None) -> object:
+_Value = TypeVar("_Value")
+
+
+def first_over_ranks(value: _Value | None) -> _Value | None:
     "The value of the lowest rank that has one; not None on one rank at least."
     if world_size() == 1:
         return value
-    values = [None] * world_size()
+    values: list[_Value | None] = [None] * world_size()
     dist.all_gather_object(values, value)
     return next(value for value in values if value is not None)
 
@@ -215,7 +219,9 @@ class DeferredInit(TorchDispatchMode):
             return args[0]
         return op(*args, **kwargs)
 
-    def replay(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def replay(
+        self,
+    ) -> Iterator[tuple[Shaped[Tensor, "*shape"], Shaped[Tensor, "*shape"]]]:
         "Each deferred tensor and its values, drawn in the recorded order."
         if self.fills:
             torch.set_rng_state(self.rng_state)
@@ -240,7 +246,7 @@ def shard(
     """
     device = device or next(objective.parameters()).device
     # `fully_shard` puts other parameters under the names
-    names = (
+    names: dict[Tensor, str] = (
         {weight: name for name, weight in objective.named_parameters()} if init else {}
     )
     if world_size() > 1:
@@ -276,7 +282,7 @@ def distribute_like(
     like: Shaped[Tensor, "*shape"],
 ) -> Shaped[Tensor, "*shape"]:
     "`full`, sharded over ranks if `like` is: the reverse of `full_tensor`."
-    if not hasattr(like, "full_tensor"):
+    if not (hasattr(like, "device_mesh") and hasattr(like, "placements")):
         return full
     from torch.distributed.tensor import distribute_tensor
 

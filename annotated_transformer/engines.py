@@ -26,7 +26,7 @@ class Engines(NamedTuple):
     make_dropout: Callable[[float], nn.Module]
     attention: Callable[..., MultiHeadAttention]
     loss: Callable
-    decoder: Callable[[nn.Module], PrefixDecoder | KVCache]
+    decoder: Callable[..., PrefixDecoder | KVCache]
 
 # %% ../nbs/90g_engines.ipynb #9e000008
 PLAIN = Engines(nn.Dropout, MultiHeadAttention, smoothed_loss, PrefixDecoder)

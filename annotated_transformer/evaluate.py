@@ -10,8 +10,9 @@ __all__ = ['PRONOUNS', 'Score', 'corpus_score', 'bleu', 'chrf', 'validation_bleu
 # %% ../nbs/61c_evaluate.ipynb #f2bdb8ab
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,10 +63,17 @@ def _check_aligned(
 # %% ../nbs/61c_evaluate.ipynb #b685302d
 def _score_of(result: Result, name: str, signature: Signature) -> Score:
     "The score with sacreBLEU's interval around the mean of the resampled scores."
+    if result.mean is None or result.ci is None:
+        return Score(name, result.score, None, None, str(signature))
     low, high = float(result.mean - result.ci), float(result.mean + result.ci)
     return Score(name, result.score, max(0.0, low), min(100.0, high), str(signature))
 
 # %% ../nbs/61c_evaluate.ipynb #95814bed
+def _results_of(column: list[str | Result]) -> list[Result]:
+    "The results in a column of sacreBLEU's table, one for each system."
+    return [result for result in column if isinstance(result, Result)]
+
+
 def corpus_score(
     metric: BLEU | CHRF,
     hypotheses: list[str],
@@ -86,7 +94,8 @@ def corpus_score(
         [("", hypotheses)], {"": metric}, [references], "bs", n_bootstrap
     )
     signatures, results = bootstrap()
-    return _score_of(results[score.name][0], name, signatures[score.name])
+    (result,) = _results_of(results[score.name])
+    return _score_of(result, name, signatures[score.name])
 
 # %% ../nbs/61c_evaluate.ipynb #f493c964
 def bleu(hypotheses: list[str], references: list[str], n_bootstrap: int = 0) -> Score:
@@ -163,10 +172,11 @@ def compare(
     ((name, signature),) = signatures.items()
     first = next(iter(systems.values()))
     compared = []
-    for (system, outputs), result in zip(systems.items(), results[name]):
+    scored = _results_of(results[name])
+    for (system, outputs), result in zip(systems.items(), scored, strict=True):
         n_differ = sum(a != b for a, b in zip(first, outputs))
         # no difference at all: every swap gives the same
-        equal = result.score == results[name][0].score
+        equal = result.score == scored[0].score
         lowest = 1.0 if equal else 2.0 ** (1 - n_differ)
         p_value = result.p_value and max(result.p_value, lowest)
         score = _score_of(result, name, signature)
@@ -250,7 +260,7 @@ def bleu_variants(
 
     split = {"tokenize": "none"}  # the words are split already
     lowercase = {"lowercase": True}
-    kinds = {
+    kinds: dict[str, tuple[dict[str, Any], Callable[[list[str]], list[str]]]] = {
         "13a": ({}, list),
         "13a, lower case": (lowercase, list),
         "Moses": (split, words),
@@ -260,7 +270,8 @@ def bleu_variants(
     scores = []
     for name, (settings, prepare) in kinds.items():
         metric, texts = BLEU(**settings, force=True), (hypotheses, references)
-        scores.append(corpus_score(metric, *map(prepare, texts), name=name))
+        prepared, expected = map(prepare, texts)
+        scores.append(corpus_score(metric, prepared, expected, name=name))
     return scores
 
 # %% ../nbs/61c_evaluate.ipynb #1bf2f7e6

@@ -74,6 +74,7 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         mask: Bool[Tensor, "*#b_h #n_q #n_k"] | None = None,
     ) -> Float[Tensor, "b n_q d_model"]:
         if query is key and key is value:
-            q, k, v = _project(query, self.w_q, self.w_k, self.w_v)
-            return self.output(*map(self.split_heads, (q, k, v)), mask)
+            projected = _project(query, self.w_q, self.w_k, self.w_v)
+            q, k, v = map(self.split_heads, projected)
+            return self.output(q, k, v, mask)
         return super().forward(query, key, value, mask)

@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import UserError
 
@@ -241,15 +241,9 @@ def _read_verb(
     "The forms of a verb."
     en, de, goes_with = (part.split() for part in line.split("|"))
     prefix, _, stem = de[0].rpartition("-")
-    return _Verb(
-        *en[:4],
-        "".join(en[4:]),
-        prefix,
-        stem,
-        *de[1:4],
-        "is" if de[4:] else "has",
-        goes_with,
-    )
+    perfect = "is" if de[4:] else "has"
+    particle = "".join(en[4:])
+    return _Verb._make([*en[:4], particle, prefix, stem, *de[1:4], perfect, goes_with])
 
 
 _VERB = {verb.base: verb for verb in map(_read_verb, _VERBS.strip().split("\n"))}
@@ -338,8 +332,8 @@ def _determiner(det: str | int, plural: bool) -> tuple[str, list[str], list[str]
     the position in both lists is 4 · case + gender.
     """
     if isinstance(det, int):
-        en, de = _number(det)
-        return f"(CD {en})", [de] * 16, _BARE
+        number, de = _number(det)
+        return f"(CD {number})", [de] * 16, _BARE
     *en, forms, endings = _DETERMINERS[det]
     return en[plural], [""] * 16 if det == "a" and plural else forms, endings
 
@@ -604,15 +598,9 @@ def _finish(
     words = [w.strip(".,?") for w in en.lower().split()]
     answers = [("er", "sie", "es")[noun.gender] for noun in nouns]
     places = [words.index(w) for w in ("it", nouns[0].noun, nouns[1].noun)]
-    return Sentence(
-        en,
-        de,
-        tree,
-        pattern,
-        _Pronoun(
-            *places, *answers, len(de.split()) - 1 - de.split()[::-1].index(answers[0])
-        ),
-    )
+    answer_word = len(de.split()) - 1 - de.split()[::-1].index(answers[0])
+    pronoun = _Pronoun._make([*places, *answers, answer_word])
+    return Sentence(en, de, tree, pattern, pronoun)
 
 # %% ../nbs/51_grammar.ipynb #b6de88f0
 _PEOPLE, _THE = "kin adult child", "the/my/this"
@@ -1082,6 +1070,7 @@ def _comparison(rng):
     if (
         left.adj in against.get(adj, "").split()
         or elder
+        and junior
         and (
             elder.kind == "child" != junior.kind
             or elder.word in ("sister", "brother")
@@ -1374,7 +1363,7 @@ def _tale(
     was = f"(VP (VBD was) (ADJP (RB {too}) (JJ {adj})))"
     sbar = f"(SBAR (IN {reason}) (S (NP (PRP it)) {was}))"
     en_place = f"(PP (IN {en}) {place.en})" if en else place.en
-    parts = (
+    parts: dict[str, Any] = (
         dict(place=(f"{en_place} {sbar}", f"{de} {place.de[_ACC]}"))
         if de
         else dict(obj=_acc(place), place=(sbar, ""))
@@ -1528,7 +1517,8 @@ def builtin(
             f"patterns={sorted(unknown)} are unknown: take "
             f"some of {', '.join(PATTERNS)}"
         )
-    rng, found, misses = random.Random(seed), {}, 0
+    rng, misses = random.Random(seed), 0
+    found: dict[str, Sentence] = {}
     names = [name for name in patterns for _ in range(PATTERNS[name][1])]
     while len(found) < n:
         name = rng.choice(names)

@@ -40,7 +40,7 @@ def pronoun_sentences(
     return [
         s
         for s in builtin(n, seed, split, patterns)
-        if s.pronoun.answer != s.pronoun.wrong
+        if s.pronoun and s.pronoun.answer != s.pronoun.wrong
     ]
 
 # %% ../nbs/80b_heads.ipynb #2a96c66b
@@ -96,14 +96,16 @@ class AntecedentAttention(NamedTuple):
 
 
 def _weights_on_nouns(
-    weights: Float[Tensor, "n_layers h n_k"], src_words: list[int], sentence: Sentence
+    weights: Float[Tensor, "n_layers h n_k"],
+    src_words: list[int],
+    antecedent: int,
+    other: int,
 ) -> Float[Tensor, "3 n_layers h"]:
     "The numbers of `AntecedentAttention` for one query of one sentence."
     n_tokens, n_words = len(src_words), max(src_words) + 1
     by_word = weights.new_zeros(*weights.shape[:-1], n_words)
     word_ids = torch.tensor(src_words, device=weights.device)
     by_word.index_add_(-1, word_ids, weights[..., :n_tokens])  # without padding
-    antecedent, other = sentence.pronoun.antecedent, sentence.pronoun.other
     largest = (by_word.argmax(-1) == antecedent).float()
     return torch.stack([by_word[..., antecedent], by_word[..., other], largest])
 
@@ -116,18 +118,20 @@ def antecedent_attention(
     "encoder" has the weights from "it", "cross" those from the position that predicts
     the German pronoun.
     """
-    found, device = {"encoder": [], "cross": []}, next(model.parameters()).device
+    found: dict[str, list[Tensor]] = {"encoder": [], "cross": []}
+    device = next(model.parameters()).device
     for i in range(0, len(sentences), batch_size):
         batch = sentences[i : i + batch_size]
         examples = [PronounExample.encode(vocab, s) for s in batch]
         src = pad_ids([x.src for x in examples], vocab.pad_id).to(device)
         tgt_in = pad_ids([x.tgt_in for x in examples], vocab.pad_id).to(device)
         maps = attention_maps(model, src, tgt_in)
-        for j, (x, s) in enumerate(zip(examples, batch)):
+        nouns = [(s.pronoun.antecedent, s.pronoun.other) for s in batch if s.pronoun]
+        for j, (x, two) in enumerate(zip(examples, nouns, strict=True)):
             from_it = maps["encoder"][:, j, :, x.it].mean(-2)
             from_pronoun = maps["cross"][:, j, :, x.predicts]
-            found["encoder"].append(_weights_on_nouns(from_it, x.src_words, s))
-            found["cross"].append(_weights_on_nouns(from_pronoun, x.src_words, s))
+            found["encoder"].append(_weights_on_nouns(from_it, x.src_words, *two))
+            found["cross"].append(_weights_on_nouns(from_pronoun, x.src_words, *two))
     return {
         kind: AntecedentAttention(*torch.stack(rows).mean(0))
         for kind, rows in found.items()
@@ -183,7 +187,8 @@ def pronoun_scores(translator: Translator, sentences: list[Sentence]) -> Pronoun
     references = [s.de for s in sentences]
     wrong = [s.de.split() for s in sentences]  # references with the other pronoun
     for words, s in zip(wrong, sentences):
-        words[s.pronoun.answer_word] = s.pronoun.wrong
+        if s.pronoun:
+            words[s.pronoun.answer_word] = s.pronoun.wrong
     rest = [
         _without_pronouns(one) == _without_pronouns(other)
         for one, other in zip(translations, references)

@@ -9,6 +9,7 @@ __all__ = ['PRECISIONS', 'PackedLinear', 'can_int8', 'Int8Linear', 'limit_kernel
 import os
 import warnings
 from functools import cache
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -139,10 +140,13 @@ class _PreparedEmbedding(nn.Module):
 PRECISIONS = ("fp32", "bf16", "int8")
 
 # %% ../nbs/90f_inference.ipynb #d4fe7582
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
 def ready_to_translate(
-    model: nn.Module,  # a trained `Transformer`; changed in place
+    model: _Model,  # a trained `Transformer`; changed in place
     precision: str = "fp32",  # "fp32", "bf16" (the whole model) or "int8" (CPU only)
-) -> nn.Module:  # the same model, in eval mode and without gradients
+) -> _Model:  # the same model, in eval mode and without gradients
     """Exchange the linear layers for ones that are faster for few vectors.
 
     UserError if `precision` is not supported here.

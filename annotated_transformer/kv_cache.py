@@ -137,7 +137,7 @@ class KVCache:
         embedded = model.embedding(last_ids.reshape(-1, 1))  # (b·beam, 1, d_model)
         x = model.dropout(model.position(embedded, start=t))
         x = x.view(*last_ids.shape, -1)  # (b, beam, d_model)
-        longer = []
+        longer: list[Tensor] = []
         for i, layer in enumerate(model.decoder.layers):
             pair = slice(2 * i, 2 * i + 2)
             kv, memory_kv = _KeyValue(*past[pair]), _KeyValue(*memory[pair])

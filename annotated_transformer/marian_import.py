@@ -208,6 +208,8 @@ class MarianVocab:
 class _MarianTranslator(Translator):
     "A translator that repeats a line's language code before each of its parts."
 
+    vocab: Any  # a `MarianVocab`
+
     def split(self, line: str) -> list[list[int]]:
         first, *rest = super().split(line) or [[]]
         code = [i for i in first[:1] if i in self.vocab.codes]
@@ -287,7 +289,7 @@ def import_marian(folder: Path, run: Path) -> None:
 def _translator(
     config: MarianConfig,
     model: MarianTransformer,
-    vocab: MarianVocab,
+    vocab: Any,  # a `MarianVocab`
     batch_tokens: int,
     search: Callable | None,
 ) -> _MarianTranslator:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate, compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # %% ../nbs/63_parsing.ipynb #1e76a401
 class Tree(NamedTuple):
@@ -48,7 +48,8 @@ _ROOT = "TOP"  # the label of an outermost bracket that has none
 
 def read_trees(text: str) -> list[Tree]:
     "The trees of a bracket file; ValueError names the line of what is no tree."
-    trees, stack = [], []  # of the stack: label, children, word, where it begins
+    trees: list[Tree] = []
+    stack: list[list[Any]] = []  # each: label, children, word, where it begins
 
     def wrong(at: int, what: str) -> ValueError:
         return ValueError(f"line {text.count(chr(10), 0, at) + 1}: {what}")
@@ -90,7 +91,8 @@ def linearise(tree: Tree, leaf: str = "tag") -> list[str]:
     """
     if leaf not in ("tag", "word", _UNKNOWN_TAG):
         raise ValueError(f"leaf={leaf!r} is none of tag, word, {_UNKNOWN_TAG}")
-    tokens, stack = [], [tree]
+    tokens: list[str] = []
+    stack: list[Tree | str] = [tree]
     while stack:
         node = stack.pop()
         if isinstance(node, str):
@@ -124,8 +126,9 @@ class _TreeBuilder:
     def __init__(self, words: list[str]):
         self.words = words
         self.n_tagged = 0  # words that have a tag
-        self.stack = [(_ROOT, [])]  # open constituents: label and children
-        self.errors = Counter()
+        # open constituents: label and children
+        self.stack: list[tuple[str, list[Tree]]] = [(_ROOT, [])]
+        self.errors: Counter[str] = Counter()
 
     def add(self, token: str) -> None:
         kind, label = token[0], token[1:]
@@ -213,7 +216,8 @@ _EQUAL = {"PRT": "ADVP"}  # labels that count as another
 def _labelled_brackets(tree: Tree, counted: list[bool]) -> Counter:
     "How often each (label, begin, end) occurs; `counted` is False for words left out."
     position = [*accumulate(counted, initial=0)]
-    found, begins, i = Counter(), [], 0
+    found: Counter[tuple[str, int, int]] = Counter()
+    begins, i = [], 0
     for token in linearise(tree):
         if token[0] == "(":
             begins.append(position[i])

@@ -29,7 +29,7 @@ class SinusoidalPosition(nn.Module):
         "`n_start` positions are computed at once, more when they are needed."
         super().__init__()
         table = positional_encoding(n_start, d_model)
-        self.register_buffer("table", table, persistent=False)
+        self.table: Tensor = nn.Buffer(table, persistent=False)
 
     def forward(
         self, x: Float[Tensor, "b n d_model"], start: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -64,15 +64,15 @@ def _write_pairs(
             for side in _SIDES
         }
         for _, starts in files.values():
-            starts.write(np.zeros(1, "<i8"))
+            starts.write(np.zeros(1, "<i8").tobytes())
         while chunk := list(islice(pairs, 10_000)):
             for side, sentences in zip(_SIDES, zip(*chunk, strict=True), strict=True):
                 rows = RaggedArray.from_lists(
                     vocab.encode_many(list(sentences)), id_dtype(len(vocab))
                 )
                 ids, starts = files[side]
-                ids.write(rows.ids)
-                starts.write((rows.starts[1:] + ends[side]).astype("<i8"))
+                ids.write(rows.ids.tobytes())
+                starts.write((rows.starts[1:] + ends[side]).astype("<i8").tobytes())
                 ends[side] += int(rows.starts[-1])
 
 # %% ../nbs/51d_prepared.ipynb #ec75c14e
@@ -101,7 +101,7 @@ def _write_prepared(
     train: Iterable[tuple[str, str]],
     valid: Iterable[tuple[str, str]],
     # noted in about.json; `n_pieces` and `n_sample` are for `learn_bpe`
-    made_from: dict[str, str | int],
+    made_from: dict[str, Any],
     quiet: bool,
 ) -> None:
     "Write the vocabulary and the ids of both splits into a folder."
@@ -183,8 +183,10 @@ def open_prepared(
                 "have it made again"
             )
     vocab = Vocab.load(folder / "vocab.model")
-    splits = [_open_pairs(folder / split, id_dtype(len(vocab))) for split in _SPLITS]
-    return Prepared(vocab, *splits, about["text_sha256"])
+    train, valid = (
+        _open_pairs(folder / split, id_dtype(len(vocab))) for split in _SPLITS
+    )
+    return Prepared(vocab, train, valid, about["text_sha256"])
 
 # %% ../nbs/51d_prepared.ipynb #0edd907a
 def prepare(
@@ -202,7 +204,7 @@ def prepare(
     UserError if the folder holds something else, or was made from other text.
     """
     folder = Path(folder)
-    made_from = {
+    made_from: dict[str, Any] = {
         "format": _FORMAT,
         "text_sha256": text_sha256,
         "n_pieces": n_pieces,

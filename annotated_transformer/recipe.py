@@ -54,7 +54,7 @@ def precision_context(
     device: torch.device,
 ) -> AbstractContextManager:
     "The context of the forward pass: bf16 if asked for, with `auto` where native."
-    native = {
+    native: dict[str, Callable[[], bool]] = {
         "cuda": partial(torch.cuda.is_bf16_supported, including_emulation=False),
         "cpu": lambda: torch.cpu.get_capabilities().get("avx512_bf16", False),
     }
@@ -276,7 +276,7 @@ def _encode_text(
     quiet: bool,
 ) -> Prepared:
     "Open the encoded text of a run, or encode it; UserError if it is other text."
-    wanted = {"n_pieces": recipe.train.n_pieces}
+    wanted: dict[str, str | int] = {"n_pieces": recipe.train.n_pieces}
     if "text_sha256" in about:
         wanted["text_sha256"] = about["text_sha256"]
     corpus = _named_corpus(run, about, corpus, folder)

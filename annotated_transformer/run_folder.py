@@ -10,12 +10,12 @@ __all__ = ['FORMAT', 'foreign_entries', 'remove_run_files', 'write_config', 'che
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,7 +77,7 @@ def foreign_entries(run: Path) -> list[str]:
 
 # %% ../nbs/52d_run_folder.ipynb #0ab07e08
 def remove_run_files(
-    run: Path, keep: set[str] = frozenset(), *, keep_folder: bool
+    run: Path, keep: Set[str] = frozenset(), *, keep_folder: bool
 ) -> None:
     """Remove the files of a run but those in `keep`.
 
@@ -128,7 +128,7 @@ class Run(NamedTuple):
     "A trained model with all that belongs to it."
 
     model: Transformer
-    vocab: Vocab
+    vocab: Any  # `Vocab`, or what an imported model has in its place
     recipe: Recipe | None  # None: it was not trained here
     about: dict  # other entries of config.json: data, languages, which weights
     # makes its translator from model, vocab, batch_tokens and search; None = 61b's own
@@ -224,7 +224,7 @@ def load_run(path: Path) -> Run:
     "A run, by the loader of its kind; the model is on the CPU and in eval mode."
     path = Path(path)
     kind, recipe, about = _read_any_config(path)
-    if kind != _TRAINED:
+    if recipe is None:
         return _loader_of(kind)(path, about)
     file = path / "model.safetensors"
     if not file.exists():

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,6 +164,7 @@ def _checkpointer(training: _Training, options: RunOptions) -> Checkpointer:
     data, settings = training.data, training.recipe.train
     budget = max(settings.batch_tokens, int(data.valid.lengths().max()))
     score = options.score
+    measure = (lambda model: score(model, data.vocab, data.valid)) if score else None
     return Checkpointer(
         training.run,
         training.recipe,
@@ -172,7 +172,7 @@ def _checkpointer(training: _Training, options: RunOptions) -> Checkpointer:
         training.optimizer,
         list(epoch_batches(data.valid, data.vocab, budget, seed=0, epoch=0)),
         training.start,
-        partial(score, vocab=data.vocab, valid=data.valid) if score else None,
+        measure,
         training.lock,
     )
 
@@ -196,6 +196,7 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
     run, start, minutes = training.run, training.start, options.minutes
     remove_stale_staging(run)
     _trim_metrics(run, start.step)
+    lock = training.lock
     shown = []
     if not options.quiet:
         max_steps = training.recipe.train.max_steps
@@ -204,7 +205,7 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
         shown.append(tensorboard(run / "tensorboard"))
     try:
         yield [
-            lambda record: training.lock.check(),
+            *([lambda record: lock.check()] if lock else []),
             metrics_file(run / "metrics.jsonl", start.seconds),
             *shown,
             *([stop_after(minutes)] if minutes else []),
@@ -340,7 +341,7 @@ def _conclude(training: _Training, checkpointer: Checkpointer, stop: Stop) -> No
     with main_process_first():
         # a run that was killed before its conclusion is concluded now
         if rank() == 0 and (has_trained or not _is_concluded(training.about, done)):
-            training.lock.check()
+            checkpointer.check_lock()
             scheduled = checkpointer.progress
             _choose_weights(training.run, recipe, done, scheduled, stop)
             if importlib.util.find_spec("matplotlib") and done.step:

@@ -6,7 +6,7 @@
 __all__ = ['PostNorm', 'PreNorm', 'EncoderLayer', 'Encoder', 'DecoderLayer', 'Decoder']
 
 # %% ../nbs/31_stack.ipynb #611272b1
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     "N encoder layers, then `norm`: `nn.Identity()` for post-norm (§3.1, Figure 1 left)."
 
-    def __init__(self, layers: list[nn.Module], norm: nn.Module):
+    def __init__(self, layers: Sequence[nn.Module], norm: nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
@@ -108,7 +108,7 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     "N decoder layers, then `norm`, as in `Encoder` (§3.1, Figure 1 right)."
 
-    def __init__(self, layers: list[nn.Module], norm: nn.Module):
+    def __init__(self, layers: Sequence[nn.Module], norm: nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm

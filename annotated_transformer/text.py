@@ -52,7 +52,7 @@ def decode_lines(
 
 # %% ../nbs/50b_text.ipynb #91f6d3b8
 def _raw_lines(
-    file: BinaryIO,  # opened in binary
+    file: BinaryIO | gzip.GzipFile,  # opened in binary
 ) -> Iterator[bytes]:
     """The lines of a file with their line feeds.
 
@@ -124,7 +124,7 @@ class TextPairs:
     def __init__(
         self,
         # source and target file of each part, read one part after the other
-        parts: list[tuple[str | Path, str | Path]],
+        parts: Iterable[tuple[str | Path, str | Path]],
         # whether a source sentence belongs to these pairs; None: all do
         keep: Callable[[str], bool] | None = None,
     ):

@@ -12,14 +12,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import (
-    AbstractContextManager,
-    closing,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -31,13 +26,8 @@ from tqdm import tqdm
 
 from . import UserError
 from .batch import RunPosition, Step
-from annotated_transformer.distributed import (
-    any_rank,
-    first_over_ranks,
-    sync_gradients,
-    sum_over_ranks,
-    full_tensor,
-)
+from .distributed import any_rank, first_over_ranks, full_tensor
+from .distributed import sum_over_ranks, sync_gradients
 
 # %% ../nbs/52c_train.ipynb #72e711b3
 class StepRecord(NamedTuple):
@@ -143,14 +133,15 @@ def _prefetch(
     steps: Iterable[Step],
     device: torch.device,  # where they will be used
     depth: int = 2,  # steps drawn ahead of those that were handed over, at least 1
-) -> Iterator[Step]:  # close it to end its thread
+) -> Generator[Step, None, None]:  # close it to end its thread
     """The same steps, drawn by a thread, and pinned where the device is CUDA.
 
     An error of `steps` is raised where its step would have been.
     """
     if depth < 1:
         raise ValueError(f"depth={depth} must be at least 1")
-    ready = SimpleQueue()  # of (step, error); None for the step at the end
+    # of (step, error); None for the step at the end
+    ready: SimpleQueue[tuple[Step | None, BaseException | None]] = SimpleQueue()
     free = threading.Semaphore(depth)
     closed = threading.Event()
 
@@ -160,10 +151,11 @@ def _prefetch(
             if on_cuda:  # each thread has a current device of its own
                 torch.cuda.set_device(device)
             drawn = iter(steps)
-            step = True
-            while step is not None and free.acquire() and not closed.is_set():
+            while free.acquire() and not closed.is_set():
                 step = next(drawn, None)
                 ready.put((_pinned(step) if on_cuda else step, None))
+                if step is None:
+                    break
         except BaseException as error:
             ready.put((None, error))
 
@@ -204,11 +196,12 @@ def _step_if_finite(
     It leaves out the steps after it, too; returns `broken` with this step.
     """
     broken = torch.maximum(broken, 1.0 - torch.isfinite(values).all().float())
-    optimizer.found_inf = broken
+    # the optimiser reads it, but its type does not name it
+    optimizer.found_inf = broken  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:
-        del optimizer.found_inf
+        del optimizer.found_inf  # type: ignore[attr-defined]
     return broken
 
 # %% ../nbs/52c_train.ipynb #1869612f
@@ -336,12 +329,22 @@ def metrics_file(
 
     return write
 
+# %% ../nbs/52c_train.ipynb #52c00009
+class _ClosingHook:
+    "A hook with something to close after the loop."
+
+    def __init__(self, act: Hook, close: Callable[[], None]):
+        self.act, self.close = act, close
+
+    def __call__(self, record: StepRecord) -> Stop | None:
+        return self.act(record)
+
 # %% ../nbs/52c_train.ipynb #b9cd50d7
 def progress_bar(
     max_steps: int,
     minutes: float | None = None,  # of the run; None = count steps, not seconds
     first_step: int = 0,  # steps done before this run of the loop
-) -> Hook:
+) -> _ClosingHook:
     """A hook that shows loss, perplexity, learning rate, speed and the time left.
 
     It writes to standard error; `close()` leaves its line.
@@ -369,8 +372,7 @@ def progress_bar(
         with suppress(OSError):
             bar.close()
 
-    show.close = close
-    return show
+    return _ClosingHook(show, close)
 
 # %% ../nbs/52c_train.ipynb #66c072d8
 def summary_writer() -> type:
@@ -384,7 +386,7 @@ def summary_writer() -> type:
     return SummaryWriter
 
 # %% ../nbs/52c_train.ipynb #7608ccf2
-def tensorboard(folder: Path) -> Hook:
+def tensorboard(folder: Path) -> _ClosingHook:
     """A hook that writes each record for TensorBoard into a folder; `close()` ends it.
 
     `UserError` where TensorBoard is not installed.
@@ -401,8 +403,7 @@ def tensorboard(folder: Path) -> Hook:
         for name, value in values.items():
             writer.add_scalar(name, value, record.step)
 
-    write.close = writer.close
-    return write
+    return _ClosingHook(write, writer.close)
 
 # %% ../nbs/52c_train.ipynb #ef21625c
 # signals that ask a process to stop, with their POSIX numbers; Windows has no SIGHUP
@@ -415,7 +416,8 @@ def on_signal() -> Iterator[Hook]:
 
     Another one, unless it is SIGHUP, raises KeyboardInterrupt.
     """
-    received, hangup = [], getattr(signal, "SIGHUP", None)
+    received: list[str] = []
+    hangup = getattr(signal, "SIGHUP", 0)  # 0 is no signal
 
     def note(number: int, frame) -> None:
         if received and number != hangup:

@@ -121,15 +121,15 @@ def build_transformer(
     ff = partial(FeedForward, d, config.d_ff)
     connection = {"post": PostNorm, "pre": PreNorm}[config.norm]
     residual = lambda: connection(d, make_dropout(dropout))
-    norm = {"post": nn.Identity, "pre": partial(nn.LayerNorm, d)}[config.norm]
+    norm = lambda: nn.LayerNorm(d) if config.norm == "pre" else nn.Identity()
     layers = range(config.n_layers)
     encoder = Encoder([EncoderLayer(attn(), ff(), residual) for _ in layers], norm())
     decoder_layers = [DecoderLayer(attn(), attn(), ff(), residual) for _ in layers]
     decoder = Decoder(decoder_layers, norm())
-    if config.position == "sinusoidal":
-        position = SinusoidalPosition(d)
-    else:
+    position: nn.Module = SinusoidalPosition(d)
+    if config.position == "learned":
         position = LearnedPosition(d, config.n_positions)
-    embedding = Embedding(n_vocab, d)
-    parts = encoder, decoder, embedding, position, make_dropout(dropout), pad_id
-    return init_weights(Transformer(*parts))
+    parts = Embedding(n_vocab, d), position, make_dropout(dropout), pad_id
+    model = Transformer(encoder, decoder, *parts)
+    init_weights(model)
+    return model

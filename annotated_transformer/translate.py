@@ -196,11 +196,11 @@ def load(
     UserError if the folder or the device cannot be used. Its weights are fixed.
     """
     loaded = load_run(Path(run))
-    device = pick_device("cpu" if device is None else device)
-    model = ready_to_translate(loaded.model.to(device), precision)
+    where = pick_device("cpu" if device is None else device)
+    model = ready_to_translate(loaded.model.to(where), precision)
     if loaded.translator is not None:
         return loaded.translator(model, loaded.vocab, batch_tokens, search)
-    max_tokens = loaded.recipe.train.max_len
+    max_tokens = loaded.recipe.train.max_len if loaded.recipe else 256
     return Translator(
         model, loaded.vocab, batch_tokens, max_tokens, search or batched_beam_search
     )
@@ -215,7 +215,9 @@ def line_groups(
     A line longer than `MAX_LINE_BYTES` is cut, and is the last.
     """
     rest = bytearray()
-    while len(rest) <= MAX_LINE_BYTES and (chunk := stream.read1(2**16)):
+    # typeshed's BinaryIO has no read1; every buffered stream has one
+    read = stream.read1  # type: ignore[attr-defined]
+    while len(rest) <= MAX_LINE_BYTES and (chunk := read(2**16)):
         rest += chunk
         if b"\n" not in chunk:
             continue

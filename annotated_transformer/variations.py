@@ -168,7 +168,7 @@ class _Plan(NamedTuple):
 # %% ../nbs/62_variations.ipynb #2f2a3870
 def _flat(values: dict) -> dict:
     "Settings of one level: those of a part next to the others."
-    flat = {}
+    flat: dict = {}
     for name, value in values.items():
         flat |= value if isinstance(value, dict) else {name: value}
     return flat

@@ -211,8 +211,8 @@ def check_sizes(path: Path, config: ModelConfig) -> None:
 
     Files of older versions do not say.
     """
-    saved = read_metadata(path).get("model")
-    for name, value in asdict(config).items() if saved is not None else ():
+    saved = read_metadata(path).get("model", asdict(config))
+    for name, value in asdict(config).items():
         if saved.get(name, "nothing") != value:
             raise UserError(
                 f"{path} was trained with {name}={saved.get(name)!r}, but "

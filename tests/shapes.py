@@ -16,6 +16,6 @@ def check(function: Callable) -> Callable:
 
 
 def _has_shape(annotation) -> bool:
-    if inspect.isclass(annotation) and issubclass(annotation, AbstractArray):
-        return True
+    if inspect.isclass(annotation):
+        return issubclass(annotation, AbstractArray)
     return any(map(_has_shape, getattr(annotation, "__args__", ())))
