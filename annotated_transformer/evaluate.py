@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.metrics.base import Signature
+from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.significance import PairedTest, Result
 
 from . import UserError
@@ -66,7 +66,8 @@ def _score_of(result: Result, name: str, signature: Signature) -> Score:
     if result.mean is None or result.ci is None:
         return Score(name, result.score, None, None, str(signature))
     low, high = float(result.mean - result.ci), float(result.mean + result.ci)
-    return Score(name, result.score, max(0.0, low), min(100.0, high), str(signature))
+    ceiling = math.inf if name == "TER" else 100.0  # error rates have no upper limit
+    return Score(name, result.score, max(0.0, low), min(ceiling, high), str(signature))
 
 # %% ../nbs/61c_evaluate.ipynb #95814bed
 def _results_of(column: list[str | Result]) -> list[Result]:
@@ -75,7 +76,7 @@ def _results_of(column: list[str | Result]) -> list[Result]:
 
 
 def corpus_score(
-    metric: BLEU | CHRF,
+    metric: Metric,
     hypotheses: list[str],
     references: list[str],
     n_bootstrap: int = 0,  # resampled test sets for the interval, 1,000 say; 0 = none
@@ -144,7 +145,7 @@ class _Comparison(NamedTuple):
 def compare(
     systems: dict[str, list[str]],  # translations; each is compared with the first
     references: list[str],
-    metric: BLEU | CHRF | None = None,  # None = BLEU
+    metric: Metric | None = None,  # None = BLEU
     test: str = "ar",  # approximate randomisation; "bs" = bootstrap, which is one-sided
 ) -> list[_Comparison]:
     """Paired significance tests by sacreBLEU, with p ≥ 2^(1 − sentences that differ).
@@ -187,7 +188,7 @@ def compare(
 def score_systems(
     systems: dict[str, list[str]],  # translations by the system's name
     references: list[str],
-    metric: BLEU | CHRF,
+    metric: Metric,
     n_bootstrap: int = 0,  # as for `corpus_score`
 ) -> list[Score] | list[_Comparison]:
     "The score of one system, or of several, which are compared with the first."

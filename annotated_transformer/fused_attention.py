@@ -78,3 +78,8 @@ class FusedMultiHeadAttention(MultiHeadAttention):
             q, k, v = map(self.split_heads, projected)
             return self.output(q, k, v, mask)
         return super().forward(query, key, value, mask)
+
+    def _has_plain_projections(self) -> bool:
+        "Is this no subclass with queries, keys or values of its own, such as rotary ones?"
+        own, plain = type(self), MultiHeadAttention
+        return own.queries is plain.queries and own.keys_values is plain.keys_values

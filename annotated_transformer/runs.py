@@ -216,13 +216,15 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
             hook.close()
 
 # %% ../nbs/55a_runs.ipynb #3a0e2295
-def _sync_interval(settings: TrainConfig, device: torch.device) -> int:
+def _sync_interval(
+    settings: TrainConfig, device: torch.device, is_fused: bool = True
+) -> int:
     """Steps that the loop reports together.
 
-    On CUDA the largest number up to 10 that divides the intervals of validation and
-    checkpoints, elsewhere 1.
+    On CUDA with a fused optimizer the largest number up to 10 that divides the
+    intervals of validation and checkpoints, otherwise 1.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not is_fused:
         return 1
     both = math.gcd(settings.valid_every, settings.save_every)
     return max(n for n in range(1, 11) if both % n == 0)
@@ -249,6 +251,8 @@ def _train_to_the_end(
 ) -> Stop:
     "Run the loop; a run that has stopped early before has ended, and makes no step."
     recipe, run = training.recipe, training.run
+    groups = training.optimizer.param_groups
+    is_fused = all(group.get("fused") for group in groups)
     with _reporting_hooks(training, options) as hooks:
         if stop := checkpointer.stop_early():
             return stop
@@ -261,7 +265,7 @@ def _train_to_the_end(
                 recipe.train.max_steps,
                 [*hooks, checkpointer, signal],
                 recipe.train.clip_norm,
-                _sync_interval(recipe.train, training.device),
+                _sync_interval(recipe.train, training.device, is_fused),
             )
         except NotFinite as e:
             last = latest(run / "checkpoints") or "not there yet"

@@ -55,7 +55,9 @@ class EncoderLayer(nn.Module):
         self.residuals = nn.ModuleList(residual() for _ in range(2))
 
     def forward(
-        self, x: Float[Tensor, "b s d_model"], src_mask: Bool[Tensor, "#b 1 1 s"] | None
+        self,
+        x: Float[Tensor, "b s d_model"],
+        src_mask: Bool[Tensor, "#b 1 #s s"] | None,
     ) -> Float[Tensor, "b s d_model"]:
         x = self.residuals[0](x, lambda y: self.self_attn(y, y, y, src_mask))
         return self.residuals[1](x, self.feed_forward)
@@ -70,7 +72,9 @@ class Encoder(nn.Module):
         self.norm = norm
 
     def forward(
-        self, x: Float[Tensor, "b s d_model"], src_mask: Bool[Tensor, "#b 1 1 s"] | None
+        self,
+        x: Float[Tensor, "b s d_model"],
+        src_mask: Bool[Tensor, "#b 1 #s s"] | None,
     ) -> Float[Tensor, "b s d_model"]:
         for layer in self.layers:
             x = layer(x, src_mask)

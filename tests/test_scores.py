@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics import CHRF, TER
+from sacrebleu.metrics.base import Metric, Score as MetricScore, Signature
 
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.corpus import load_corpus
@@ -33,6 +34,7 @@ from annotated_transformer.evaluate import (
     pronoun_accuracy,
     read_aligned,
     corpus_score,
+    score_systems,
     _split_hyphens,
     training_cost,
 )
@@ -550,3 +552,43 @@ def test_a_name_of_ones_own():
 )
 def test_pronouns(hypothesis, reference, right):
     assert pronoun_accuracy([hypothesis], [reference]) == right
+
+
+class _ExactMatchSignature(Signature):
+    pass
+
+
+class _ExactMatch(Metric):
+    "The share of sentences that equal their reference, as a metric of sacreBLEU's."
+
+    _SIGNATURE_TYPE = _ExactMatchSignature
+
+    def _compute_score_from_stats(self, stats):
+        return MetricScore("Exact", 100 * stats[0] / stats[1])
+
+    def _aggregate_and_compute(self, stats):
+        return self._compute_score_from_stats([sum(s) for s in zip(*stats)])
+
+    def _compute_segment_statistics(self, hypothesis, ref_kwargs):
+        return [int(hypothesis == ref_kwargs["ref"]), 1]
+
+    def _extract_reference_info(self, refs):
+        return {"ref": refs[0]}
+
+    def _preprocess_segment(self, sent):
+        return sent
+
+
+def test_an_error_rate_may_exceed_100():
+    "TER counts edits per reference word: its interval is not cut at 100."
+    lines = ["a b c d e f g h"] * 40
+    score = corpus_score(TER(), lines, ["x"] * 20 + ["a b"] * 20, 50)
+    assert score.value > 100 and score.high >= score.value >= score.low
+
+
+def test_any_metric_of_sacrebleu_is_scored_and_compared():
+    "A new metric is a class; nothing of this package changes for it."
+    references = [f"line {i}" for i in range(60)]
+    systems = {"right": references, "half": references[:30] + ["wrong"] * 30}
+    right, half = score_systems(systems, references, _ExactMatch())
+    assert (right.score.value, half.score.value) == (100, 50) and half.p_value < 0.05

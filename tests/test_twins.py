@@ -275,7 +275,7 @@ def decoding_inputs(
     return src, choices, sizes, torch.zeros(1).double()
 
 
-class Rotary(MultiHeadAttention):
+class Rotates:
     "Rotary positions (Su et al. 2021), a variant whose projections depend on the position."
 
     def queries(self, query, positions=None):
@@ -296,6 +296,14 @@ class Rotary(MultiHeadAttention):
             even * angles.sin() + odd * angles.cos(),
         )
         return torch.stack(turned, dim=-1).flatten(-2)
+
+
+class Rotary(Rotates, MultiHeadAttention):
+    pass
+
+
+class FusedRotary(Rotates, FusedMultiHeadAttention):
+    "The one product for all projections is left out, since it knows no positions."
 
 
 def decode_steps(make: Callable, src, choices, sizes: dict, like: Tensor) -> list:
@@ -326,6 +334,7 @@ DECODINGS = {
     "learned positions": dict(beams=(2, 2, 2), position="learned", n_positions=8),
     "one wide head": dict(beams=(1, 2), n_heads=1, d_k=3, d_v=5),
     "rotary positions": dict(beams=(1, 2, 2, 1, 3), attention=Rotary),
+    "rotary positions, fused": dict(beams=(1, 2, 2, 1, 3), attention=FusedRotary),
     "fused": dict(beams=(1, 2, 2, 1, 3), attention=FusedMultiHeadAttention),
 }
 
