@@ -181,7 +181,7 @@ def save_checkpoint(
 # %% ../nbs/52e_checkpoint.ipynb #6f6f9b82
 def _read_state(
     path: Path,  # a checkpoint
-) -> tuple[Progress, dict[str, str]]:  # and the fingerprints of its files
+) -> tuple[Progress, dict[str, str]]:  # with the fingerprints of its files
     "The progress that a checkpoint holds; UserError for a damaged state.json."
     file = path / "state.json"
     values = read_json(file, FORMAT)
@@ -259,7 +259,7 @@ def _expected_state(
 # %% ../nbs/52e_checkpoint.ipynb #8b0c5f03
 def _as_expected(
     value: Tensor,  # whole
-    like: Tensor | float,  # from `expected_state`
+    like: Tensor | float,  # from `_expected_state`
     weight: nn.Parameter,  # whose state it is
 ) -> Tensor | float:
     "A value of a checkpoint in the form that the optimiser expects."
@@ -271,7 +271,7 @@ def _as_expected(
     if value.dim() and hasattr(weight, "full_tensor"):
         raise UserError(
             f"a state of shape {tuple(value.shape)} cannot be sharded like "
-            f"its weight, {tuple(weight.shape)}: go on without --shard"
+            f"its weight, {tuple(weight.shape)}: continue without --shard"
         )
     return value
 
@@ -343,10 +343,10 @@ def load_checkpoint(
 def _prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
     """Remove old checkpoints of a run, for rank 0; `keep_last` of them stay.
 
-    The newest stays, and before it those of the schedule, of steps that `save_every`
-    divides: one that an interruption wrote is needed until the next only, and an
-    average of the last ones is then the same as without the interruption. The optimiser's state
-    stays in the newest two.
+    The newest stays, and before it those of the schedule, whose steps `save_every`
+    divides. One that an interruption wrote is needed only until the next, and without
+    it an average of the last ones is the same as without the interruption. The
+    optimiser's state stays in the newest two.
     """
     if keep_last < 1:
         raise UserError(

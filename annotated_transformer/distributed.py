@@ -61,8 +61,8 @@ def pick_device(
     return device
 
 # %% ../nbs/52a_distributed.ipynb #a5000222
-# longer than any wait between processes that all live, while rank 0
-# prepares the text too
+# the others wait while rank 0 prepares the text; PyTorch's default is 10 minutes
+# (NCCL) or 30 (gloo)
 _PATIENCE = timedelta(hours=4)
 
 # %% ../nbs/52a_distributed.ipynb #e579d39b
@@ -78,7 +78,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     backend = {"cuda": "nccl", "cpu": "gloo"}.get(device.type)
     if backend is None:
         raise UserError(
-            f"device {str(device)!r} cannot talk to other processes: take cuda or cpu"
+            f"device {str(device)!r} cannot communicate with other processes: take cuda or cpu"
         )
     own = device if device.type == "cuda" else None
     if own:
@@ -87,7 +87,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         store, number, n = next(rendezvous("env://", timeout=_PATIENCE))
     except ValueError as e:
         raise UserError(f"RANK, WORLD_SIZE or MASTER_PORT is wrong: {e}") from None
-    # it outlives a restart, with dead addresses in it
+    # the store survives a restart, with addresses of dead processes
     store = dist.PrefixStore(
         f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store
     )
@@ -100,7 +100,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         device_id=own,
     )
     yield
-    # not after an error: the others may be waiting elsewhere, and torchrun ends them
+    # not after an error: other ranks may wait in another call, and torchrun ends them
     dist.destroy_process_group()
 
 # %% ../nbs/52a_distributed.ipynb #58b376cd
@@ -146,7 +146,7 @@ def _sum_bucket(
     state: None,
     bucket: dist.GradBucket,  # gradients of some parameters, as one vector
 ) -> torch.futures.Future[Tensor]:  # their sum over ranks, once it is there
-    "What to do with a bucket of gradients: add up, where DDP by itself would average."
+    "Communication hook for DDP: the sum of a bucket of gradients instead of the mean."
     return (
         dist.all_reduce(bucket.buffer(), async_op=True)
         .get_future()
@@ -166,6 +166,7 @@ def data_parallel(objective: nn.Module, device: torch.device) -> nn.Module:
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
+    # the only buffer is the table of positions, which every rank can compute;
     # set here, since the argument of this name is deprecated
     wrapped.broadcast_buffers = False
     wrapped.register_comm_hook(None, _sum_bucket)
@@ -184,7 +185,7 @@ def sync_gradients(
     return nullcontext()
 
 # %% ../nbs/52a_distributed.ipynb #5d1e7a02
-# operations that give every number of a tensor a new value, whatever it was before
+# operations that set every value of a tensor, whatever it was before
 _FILLS = {
     torch.ops.aten.uniform_.default,
     torch.ops.aten.normal_.default,
@@ -196,7 +197,8 @@ _FILLS = {
 class DeferredInit(TorchDispatchMode):
     """Inside, `torch.empty` allocates no memory.
 
-    How its tensors are filled is recorded for `replay`.
+    How its tensors are filled is recorded for `replay`. `nn.init.trunc_normal_` and
+    `nn.init.orthogonal_` do nothing on the meta device, so they cannot be deferred.
     """
 
     def __init__(self):
@@ -256,7 +258,9 @@ def shard(
 
         mesh = init_device_mesh(device.type, (world_size(),))
         for module in (*layers, objective):
+            # by default the outermost stays whole after a forward pass
             sliced = fully_shard(module, mesh=mesh, reshard_after_forward=True)
+            # a sum instead of the mean; gloo needs both lines
             sliced.set_gradient_divide_factor(1.0)
             sliced.set_force_sum_reduction_for_comms(True)
     if init:

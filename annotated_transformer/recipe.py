@@ -124,7 +124,7 @@ def validation_loss(
         2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
     )
     objective.eval()
-    # as many rounds on every rank; the last may count nothing
+    # equally many rounds on every rank; the last may add nothing
     for i in range(rank(), len(batches) + rank(), world_size()):
         batch = batches[min(i, len(batches) - 1)]
         loss = objective(batch.to(device))
@@ -207,7 +207,7 @@ class Checkpointer:
         append_json(self.run / "metrics.jsonl", values)
 
     def stop_early(self) -> Stop | None:
-        "Have `patience` validation passes gone by without gain?"
+        "`Stop` after `patience` validation passes without improvement."
         patience = self.recipe.train.patience
         if patience and self.progress.n_worse >= patience:
             return Stop(f"no gain in {patience} validation passes")

@@ -61,7 +61,7 @@ _RUN_NAMES = {
     "data",
     "tensorboard",
 }
-_RUN_ENTRY = re.compile(  # all that a run holds, by its path in the run folder
+_RUN_ENTRY = re.compile(  # everything in a run, by its path in the run folder
     r"config\.json|vocab\.model|model\.safetensors|metrics\.jsonl|curve\.svg|"
     r"checkpoints(/best\.safetensors|/step-\d{7,}(\.\d+)?"
     r"(/(model|optimizer)\.safetensors|/state\.json)?)?|"
@@ -71,7 +71,7 @@ _RUN_ENTRY = re.compile(  # all that a run holds, by its path in the run folder
 
 # %% ../nbs/52d_run_folder.ipynb #0ab07e07
 def foreign_entries(run: Path) -> list[str]:
-    "What a run folder holds besides a run, by its path in the folder."
+    "Entries of a run folder that are not part of a run, by their paths in it."
     paths = (path.relative_to(run).as_posix() for path in sorted(run.rglob("*")))
     return [path for path in paths if not _RUN_ENTRY.fullmatch(path)]
 
@@ -79,7 +79,7 @@ def foreign_entries(run: Path) -> list[str]:
 def remove_run_files(
     run: Path, keep: Set[str] = frozenset(), *, keep_folder: bool
 ) -> None:
-    """Remove the files of a run but those in `keep`.
+    """Remove the files of a run, except those in `keep`.
 
     A folder in it that holds anything else stays as it is.
     """
@@ -110,7 +110,7 @@ def check_new_run(path: Path) -> None:
     check_new_folder(path)
     try:
         str(resolve(path)).encode()
-    except UnicodeEncodeError:  # safetensors reads no such files
+    except UnicodeEncodeError:  # safetensors cannot read such files
         raise UserError(
             f"{str(path)!r} is not a name in UTF-8: choose another, or set PYTHONUTF8=1"
         ) from None
@@ -125,13 +125,13 @@ def create_run(path: Path, recipe: Recipe, about: dict) -> None:
 
 # %% ../nbs/52d_run_folder.ipynb #52d0000a
 class Run(NamedTuple):
-    "A trained model with all that belongs to it."
+    "A trained model with its vocabulary, settings and description."
 
     model: Transformer
     vocab: Any  # `Vocab`, or what an imported model has in its place
     recipe: Recipe | None  # None: it was not trained here
     about: dict  # other entries of config.json: data, languages, which weights
-    # makes its translator from model, vocab, batch_tokens and search; None = 61b's own
+    # from model, vocab, batch_tokens and search to a translator; None = that of 61b
     translator: Callable | None = None
 
 # %% ../nbs/52d_run_folder.ipynb #52d0000b
@@ -254,7 +254,7 @@ def load_run(path: Path) -> Run:
 def read_metrics(
     run: Path,  # a run folder
 ) -> list[dict]:
-    "The records in metrics.jsonl, without a line torn by a crash."
+    "The records in metrics.jsonl, without a line left incomplete by a crash."
     path, found = run / "metrics.jsonl", []
     for line in (
         path.read_text(encoding="utf-8", errors="replace").split("\n")

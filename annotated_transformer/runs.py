@@ -82,7 +82,7 @@ from .weights import check_sizes, read_metadata
 
 # %% ../nbs/55a_runs.ipynb #bc89a5ea
 class RunOptions(NamedTuple):
-    "What may differ from one start of a run to the next, so no setting of it."
+    "Options that may differ from one start of a run to the next, unlike its settings."
 
     device: str | None = None  # as for `pick_device`
     minutes: float | None = None  # stop the loop after this time; None = at max_steps
@@ -178,7 +178,7 @@ def _checkpointer(training: _Training, options: RunOptions) -> Checkpointer:
 
 # %% ../nbs/55a_runs.ipynb #2912b3c9
 def _trim_metrics(run: Path, last_step: int) -> None:
-    "Remove the lines of later steps, which will be done again."
+    "Remove the lines of steps after `last_step`, which will be repeated."
     kept = [
         json.dumps(record) + "\n"
         for record in read_metrics(run)
@@ -297,7 +297,7 @@ def _choose_weights(
 
 # %% ../nbs/55a_runs.ipynb #55ec0019
 def _is_concluded(about: dict, done: Progress) -> bool:
-    "Did an earlier start of the run come to its end, and conclude it?"
+    "Has an earlier start of the run reached its end and concluded it?"
     stopped = about.get("stopped")
     return stopped not in (None, *STOP_SIGNALS) and about.get("steps") == done.step
 

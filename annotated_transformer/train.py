@@ -31,7 +31,7 @@ from .distributed import sum_over_ranks, sync_gradients
 
 # %% ../nbs/52c_train.ipynb #72e711b3
 class StepRecord(NamedTuple):
-    "What a hook gets to know about one step."
+    "What a hook receives about one step."
 
     position: RunPosition  # of the run after this step
     loss: float  # what was minimised, per real target token, in nats
@@ -87,7 +87,7 @@ def _check_values(values: list[float], step: int, lr: float) -> None:
 def _compute_gradient(
     objective: nn.Module,  # as for `train`
     step: Step,
-    clip_norm: float | None,  # longest gradient, > 0; None = no clipping
+    clip_norm: float | None,  # largest gradient norm, > 0; None = no clipping
 ) -> Float[Tensor, "2"]:
     """Leave a step's gradient in the parameters, without waiting for the device.
 
@@ -111,7 +111,7 @@ _PREFETCH_ON = ("cuda",)  # device types
 
 # %% ../nbs/52c_train.ipynb #ed20b126
 def _pinned(step: Step | None) -> Step | None:
-    "The step in pinned memory, which a GPU can copy while it computes."
+    "The step in pinned memory, which a GPU can copy during other work."
     if step is None:
         return None
     return step._replace(micro=[batch.pin_memory() for batch in step.micro])
@@ -358,7 +358,7 @@ def progress_bar(
     def show(record: StepRecord) -> None:
         nonlocal n_tokens
         n_tokens += record.n_tokens
-        perplexity = math.exp(min(record.loss, 20))  # e^20 is wide enough
+        perplexity = math.exp(min(record.loss, 20))  # larger values would not fit
         text = (
             f"step {record.step} loss {record.loss:.3f} ppl {perplexity:.1f} "
             f"lr {record.lr:.1e} {n_tokens / record.seconds:,.0f} tokens/s"
@@ -420,6 +420,7 @@ def on_signal() -> Iterator[Hook]:
     hangup = getattr(signal, "SIGHUP", 0)  # 0 is no signal
 
     def note(number: int, frame) -> None:
+        # a closing terminal may send SIGHUP twice, from the shell and from the system
         if received and number != hangup:
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
@@ -428,14 +429,14 @@ def on_signal() -> Iterator[Hook]:
     # Python delivers signals to the main thread alone
     if threading.current_thread() is not threading.main_thread():
         numbers = []
-    # nohup: ignored, and it stays so
+    # a program started with nohup ignores SIGHUP, and continues to
     if hangup in numbers and signal.getsignal(hangup) == signal.SIG_IGN:
         numbers.remove(hangup)
     before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield lambda record: Stop(received[0]) if received else None
     finally:
-        if "SIGHUP" in received:
+        if "SIGHUP" in received:  # ignored while the run is saved
             before[hangup] = signal.SIG_IGN
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['gather_tensors', 'write_tensors', 'save_tensors', 'save_weights', 'read_tensors', 'tensor_shapes', 'check_shapes',
-           'set_weights', 'check_finite', 'read_weights', 'load_weights', 'weights_metadata', 'read_metadata',
+           'check_finite', 'read_weights', 'set_weights', 'load_weights', 'weights_metadata', 'read_metadata',
            'check_sizes']
 
 # %% ../nbs/52b_weights.ipynb #52b00004
@@ -35,8 +35,8 @@ def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         full = full_tensor(tensor.detach())
         if not full.isfinite().all():
             raise UserError(
-                f"{name} holds numbers that are not finite: go "
-                "on from an older checkpoint"
+                f"{name} holds numbers that are not finite: continue "
+                "from an older checkpoint"
             )
         if rank() == 0:
             gathered[name] = full.cpu().contiguous()
@@ -50,7 +50,7 @@ def write_tensors(
 
     OSError if the disk refuses.
     """
-    # one entry alone: the order of several is not the same in every process
+    # one entry: several would be in another order in each process
     header = {"about": json.dumps(about)} if about else None
     try:
         save_file(tensors, path, header)
@@ -88,7 +88,10 @@ def read_tensors(
     UserError if it is not a readable safetensors file.
     """
     try:
-        if path_type(resolve(path)) not in ("nothing", "file"):  # a pipe would block
+        if path_type(resolve(path)) not in (
+            "nothing",
+            "file",
+        ):  # reading a pipe would block
             raise UserError(f"{path} is not a regular file")
         return load_file(path)
     except FileNotFoundError:
@@ -117,16 +120,6 @@ def check_shapes(
             )
     for name in found.keys() - wanted.keys():
         raise UserError(f"{path} has a weight {name}, which this model has not")
-
-# %% ../nbs/52b_weights.ipynb #889c063a
-@torch.no_grad()
-def set_weights(
-    model: nn.Module,
-    weights: dict[str, Tensor],  # full_tensor; all of the model's, in its shapes
-) -> None:
-    "Copy weights into the model; every rank takes its slice."
-    for name, mine in model.state_dict().items():
-        mine.copy_(distribute_like(weights[name], mine))  # one by one, to save memory
 
 # %% ../nbs/52b_weights.ipynb #5d78f13a
 def check_finite(
@@ -161,6 +154,16 @@ def read_weights(
     check_shapes(path, tensor_shapes(weights), wanted)
     check_finite(path, weights)
     return weights
+
+# %% ../nbs/52b_weights.ipynb #889c063a
+@torch.no_grad()
+def set_weights(
+    model: nn.Module,
+    weights: dict[str, Tensor],  # full_tensor; all of the model's, in its shapes
+) -> None:
+    "Copy weights into the model; every rank takes its slice."
+    for name, mine in model.state_dict().items():
+        mine.copy_(distribute_like(weights[name], mine))  # one by one, to save memory
 
 # %% ../nbs/52b_weights.ipynb #a1da4268
 def load_weights(

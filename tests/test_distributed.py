@@ -565,7 +565,7 @@ def test_a_group_of_one(started):
 def test_devices_without_a_backend_are_refused(started):
     with pytest.raises(
         ValueError,
-        match="device 'mps' cannot talk to other processes: take cuda or cpu",
+        match="device 'mps' cannot communicate with other processes: take cuda or cpu",
     ):
         with process_group(torch.device("mps")):
             pass
