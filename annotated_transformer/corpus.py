@@ -344,7 +344,7 @@ def load_corpus(
     data_dir: str | Path | None = None,  # as for `_Store`, and the next
     *,
     mirror: str | None = None,
-    n_train: int = 40_000,  # of the built-in text, as the next three
+    n_train: int = 40_000,  # of the synthetic corpus, as the next three
     n_valid: int = 1_000,
     n_test: int = 1_000,
     seed: int = 0,

@@ -327,7 +327,7 @@ class _NP(NamedTuple):
     de: tuple[str, ...]  # nominative, accusative, dative, genitive
     person: str  # "1s", "2s", "3s" or "pl"
     gender: int  # 0 m, 1 f, 2 n, 3 plural, -1 a pronoun
-    noun: str = ""  # the English noun as it stands in the sentence
+    noun: str = ""  # the English noun as in the sentence
     word: str = ""  # its key in NOUN
     adj: str = ""  # the English adjective before it
 
