@@ -399,7 +399,7 @@ def test_held_out_pairs_that_fit(n_positions, capsys):
     else:
         assert err == (
             f"validation leaves out {len(DATA) - len(kept)} of 400 pairs: "
-            f"they have more than {n_positions - 1} pieces, and n_positions={n_positions}\n"
+            f"they have more than {n_positions - 1} tokens, and n_positions={n_positions}\n"
         )
     drop_long_pairs(DATA, n_positions, quiet=True)
     assert capsys.readouterr().err == ""

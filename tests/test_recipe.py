@@ -120,7 +120,7 @@ def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
         losses.append([r["valid_loss"] for r in metrics(run) if "valid_loss" in r])
         err = capsys.readouterr().err
         assert err == (
-            "validation leaves out 2 of 42 pairs: they have more than 70 pieces, and n_positions=71\n"
+            "validation leaves out 2 of 42 pairs: they have more than 70 tokens, and n_positions=71\n"
             if name == "with"
             else ""
         )
