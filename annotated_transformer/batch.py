@@ -223,7 +223,6 @@ class Batch(NamedTuple):
         src, tgt_in, tgt_out = (t.pin_memory() for t in self[:3])
         return Batch(src, tgt_in, tgt_out, self.n_tokens)
 
-
 # %% ../nbs/51c_batch.ipynb #51653696
 def pad_ids(
     rows: RaggedArray | Sequence[Sequence[int]],  # at least one

@@ -53,7 +53,6 @@ class _Download(NamedTuple):
         return self.urls[0].rpartition("/")[2]
 
 # %% ../nbs/51a_corpus.ipynb #18593768
-#| code-fold: true
 _MULTI30K_COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
 _MULTI30K_URLS = (
     "https://raw.githubusercontent.com/multi30k/dataset/"
@@ -97,7 +96,6 @@ _MULTI30K = tuple(
 )
 
 # %% ../nbs/51a_corpus.ipynb #eebaf5d5
-#| code-fold: true
 _WMT14 = tuple(
     _Download(
         (f"https://{place}", f"http://{place}"),

@@ -73,7 +73,7 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         value: Float[Tensor, "b n_k d_model"],
         mask: Bool[Tensor, "*#b_h #n_q #n_k"] | None = None,
     ) -> Float[Tensor, "b n_q d_model"]:
-        if query is key and key is value:
+        if query is key and key is value and self._has_plain_projections():
             projected = _project(query, self.w_q, self.w_k, self.w_v)
             q, k, v = map(self.split_heads, projected)
             return self.output(q, k, v, mask)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from . import UserError
 
 # %% ../nbs/51_grammar.ipynb #e84d7a30
-#| code-fold: true
 _NOUNS = """
 kin: mother - f Mutter Mutter -; father - m Vater Vaters -
 kin: sister sisters f Schwester Schwester Schwestern
@@ -108,7 +107,6 @@ _NOUN = {
 }
 
 # %% ../nbs/51_grammar.ipynb #658fac01
-#| code-fold: true
 _ADJECTIVES = dict(
     pair.split()
     for pair in """old alt, young jung, happy glücklich,
@@ -166,7 +164,6 @@ _COMPARATIVES = dict(
 )
 
 # %% ../nbs/51_grammar.ipynb #ef31fff2
-#| code-fold: true
 _VERBS = """
 see sees saw seen | sehen sieht sah gesehen | acc kin adult child animal thing \
     container post vehicle
@@ -260,7 +257,6 @@ def _verbs(
     return [verb for verb in _VERB.values() if mark in verb.goes_with]
 
 # %% ../nbs/51_grammar.ipynb #a18d52c7
-#| code-fold: true
 def _declension(
     endings: str,  # 16 of them, "-" for none
     stem: str = "",
@@ -288,7 +284,6 @@ _DETERMINERS = {
 }
 
 # %% ../nbs/51_grammar.ipynb #c35ee8e1
-#| code-fold: true
 _ONES = "- - two three four five six seven eight nine ten eleven twelve".split()
 _EINS = "- - zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
 _TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
@@ -577,7 +572,6 @@ class Sentence(NamedTuple):
     pronoun: _Pronoun | None  # None: there is no "it"
 
 # %% ../nbs/51_grammar.ipynb #1515f96e
-#| code-fold: true
 _CONTRACTIONS = {"in dem": "im", "zu dem": "zum", "zu der": "zur", "in das": "ins"}
 _LONG = re.compile(rf"\b({'|'.join(_CONTRACTIONS)})\b")
 
@@ -608,7 +602,6 @@ def _finish(
     return Sentence(en, de, tree, pattern, pronoun)
 
 # %% ../nbs/51_grammar.ipynb #b6de88f0
-#| code-fold: true
 _PEOPLE, _THE = "kin adult child", "the/my/this"
 _USUAL = dict(
     kin="my/my/the",
@@ -699,7 +692,6 @@ def _who(
     )
 
 # %% ../nbs/51_grammar.ipynb #4795847e
-#| code-fold: true
 _PLACES = {
     "in": ("in", "room shelter"),
     "behind": ("hinter", "barrier =house =church =school =barn"),
@@ -770,7 +762,6 @@ def _quality(rng: random.Random, adjectives: list[str]) -> _Part:
     )
 
 # %% ../nbs/51_grammar.ipynb #e2c601a3
-#| code-fold: true
 # in these tenses only
 _UNCHOSEN = {
     "love": (),
@@ -829,7 +820,6 @@ def _question(c: _Clause, first: _Part = _NONE) -> tuple[str, str]:
     )
 
 # %% ../nbs/51_grammar.ipynb #dbcb6030
-#| code-fold: true
 def _transitive(rng):
     "An accusative, and time before the object."
     verb, subject = rng.choice(_verbs("acc")), _who(rng)
@@ -933,7 +923,6 @@ def _separable(rng):
     )
 
 # %% ../nbs/51_grammar.ipynb #5a2e2b01
-#| code-fold: true
 def _dative(rng):
     "Helfen, danken, folgen."
     verb, subject, negated = rng.choice(_verbs("dat")), _who(rng), rng.random() < 0.2
@@ -1034,7 +1023,6 @@ def _because_of(rng):
     )
 
 # %% ../nbs/51_grammar.ipynb #3650b1be
-#| code-fold: true
 def _predicate(rng):
     "An adjective after is has no ending."
     kind = rng.choice(
@@ -1149,7 +1137,6 @@ def _negation(rng):
     )
 
 # %% ../nbs/51_grammar.ipynb #6865dad3
-#| code-fold: true
 def _yes_no(rng):
     "The German verb comes first."
     if rng.random() < 0.2:
@@ -1164,7 +1151,6 @@ def _yes_no(rng):
     return _question(_do_something(rng, tense, subject, ask=True))
 
 # %% ../nbs/51_grammar.ipynb #51ab0006
-#| code-fold: true
 def _ask_object(
     rng: random.Random,
     word: str,  # "whom", "what", "which" or "how many"
@@ -1191,7 +1177,6 @@ def _ask_object(
     return _question(clause, _acc(asked))
 
 # %% ../nbs/51_grammar.ipynb #51ab0007
-#| code-fold: true
 def _wh(rng):
     "Who, whom, what, which, how many, where, when, why."
     words = "who whom what which how_many where when why".split()
@@ -1215,7 +1200,6 @@ def _wh(rng):
     return _ask_object(rng, word, tense, subject) or _wh(rng)
 
 # %% ../nbs/51_grammar.ipynb #8185cae0
-#| code-fold: true
 def _that(rng):
     "Dass: the verb goes last."
     inner = _do_something(rng, rng.choice(("present", "perfect", "can")))
@@ -1310,7 +1294,6 @@ def _to_do(rng):
     return _statement(outer, last=("", f", {inner.middle} {zu}{verb.stem}"))
 
 # %% ../nbs/51_grammar.ipynb #c1509898
-#| code-fold: true
 # how animals eat
 _FRESSEN = _read_verb("eat eats ate eaten | fressen frisst fraß gefressen | tale")
 _TALES = [
@@ -1389,7 +1372,6 @@ def _tale(
     return *_statement(done, time, ("", last)), (meant, other)
 
 # %% ../nbs/51_grammar.ipynb #43832429
-#| code-fold: true
 def _it_because(rng, didnt=True):
     "The animal didn't cross the street because it was too tired."
     verb, en, de, places = rng.choice(_TALES)

@@ -312,7 +312,10 @@ class Captions(Processor):
 
 
 class Folds(Processor):
-    "Cells that only import are folded, and a folded cell says what is in it."
+    """Cells that only import and cells with the tag "fold" are folded.
+
+    A folded cell says what is in it.
+    """
 
     def cell(self, cell):
         if cell.cell_type != "code" or not (code := code_of(joined(cell.source))):
@@ -323,7 +326,8 @@ class Folds(Processor):
         except SyntaxError:
             kinds = set()  # a line for the shell
         imports = kinds <= {ast.Import, ast.ImportFrom} and kinds
-        if not imports and "code-fold" not in opts:
+        tagged = "fold" in cell.get("metadata", {}).get("tags", [])
+        if not imports and not tagged and "code-fold" not in opts:
             return
         what = (
             "Imports"
