@@ -162,7 +162,7 @@ class Translator:
         return found
 
     def n_best(self, lines: list[str]) -> list[list[Translation]]:
-        """The best translations of each line, best first, as many as the search returns.
+        """The best translations of each line, best first, as many as were found.
 
         A line without text has one, which is empty.
         """
