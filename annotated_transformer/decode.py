@@ -17,7 +17,7 @@ from . import UserError
 
 # %% ../nbs/61a_decode.ipynb #095eab4a
 class DecodingState(NamedTuple):
-    "What decoding keeps from step to step, so that a search knows what to reorder."
+    "The tensors that a step needs again, grouped so that a search can reorder them."
 
     per_hypothesis: list[Shaped[Tensor, "b beam ..."]]
     per_sentence: list[Shaped[Tensor, "b ..."]]
@@ -73,7 +73,7 @@ def _generate(
     max_lens: Int[Tensor, " b"],
     choose: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> list[list[Hypothesis]]:
-    "A hypothesis per sentence; `choose` takes (b, n_vocab) to log-probabilities, ids."
+    "One hypothesis per sentence; `choose` returns log-probabilities and ids (b,)."
     tokens, log_probs = [], torch.zeros(len(max_lens), device=max_lens.device)
     last, done = torch.full_like(max_lens, bos_id), max_lens <= 0
     while not done.all():
@@ -95,9 +95,10 @@ def greedy_search(
     eos_id: int,
     max_lens: Int[Tensor, " b"],
 ) -> list[list[Hypothesis]]:
-    """The likeliest token, again and again (§3): one hypothesis per sentence.
+    """The most probable token at each step (§3): one hypothesis per sentence.
 
-    `max_lens` limits the tokens of each sentence, EOS not counted.
+    `max_lens` limits the tokens of each sentence, EOS not counted. Of equally probable
+    tokens it takes the one with the smaller id on a CPU.
     """
     choose = lambda log_probs: log_probs.max(dim=-1)
     return _generate(step, state, bos_id, eos_id, max_lens, choose)
@@ -153,10 +154,11 @@ def _draw(
     top_p: float,
     rng: torch.Generator,
 ) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"]]:
-    "A token from the likeliest with probability `top_p`, and its log-probability."
+    "The log-probability and the id of a token drawn for each row."
     probs = (log_probs / temperature).softmax(dim=-1)
     probs, tokens = probs.sort(dim=-1, descending=True)
-    before = probs.cumsum(dim=-1) - probs  # 0 for the likeliest, which always stays
+    # 0 for the most probable token, which is never masked
+    before = probs.cumsum(dim=-1) - probs
     probs = probs.masked_fill(before >= top_p, 0)
     token = tokens.gather(-1, torch.multinomial(probs, 1, generator=rng))
     return log_probs.gather(-1, token)[:, 0], token[:, 0]

@@ -32,7 +32,7 @@ class Translation(NamedTuple):
     "A translation of a line."
 
     text: str
-    # of the hypothesis (61a), higher is better; summed over a line's parts
+    # of the hypothesis (61a), higher is better; the sum over the parts of a line
     score: float
 
 # %% ../nbs/61b_translate.ipynb #7a6b79bb
@@ -81,7 +81,7 @@ class Translator:
         vocab: Vocab,
         batch_tokens: int = 4096,  # source tokens translated at once
         max_tokens: int = 256,  # of a part; longer lines are translated in parts
-        # of step, state, bos_id, eos_id and max_lens
+        # of step, state, bos_id, eos_id and max_lens (61a)
         search: Callable = batched_beam_search,
         extra_tokens: int = 50,  # of a translation, beyond its source's (§6.1)
         decoder: Callable = FAST.decoder,  # makes `start` and `step` of the model
@@ -127,7 +127,7 @@ class Translator:
         return starts
 
     def split(self, line: str) -> list[list[int]]:
-        """The ids of a line in parts of at most `max_tokens`; together they are it.
+        """The ids of a line, divided into parts of at most `max_tokens`.
 
         Most lines have one part, and a line without text has none.
         """
@@ -162,7 +162,7 @@ class Translator:
         return found
 
     def n_best(self, lines: list[str]) -> list[list[Translation]]:
-        """The best translations of each line, best first, as many as searched for.
+        """The best translations of each line, best first, as many as were found.
 
         A line without text has one, which is empty.
         """

@@ -488,6 +488,75 @@ def test_effects_by_hand():
         effects(table_of({"two": [1, 2]}), "bleu", {}, 1.0)
 
 
+def curves_of(rows: dict[str, tuple[list[float], list[str]]]) -> dict:
+    "A table whose rows have a curve and settings that differ from base's."
+    table = table_of({name: [30.0 - i, 30.0 - i] for i, name in enumerate(rows)})
+    for row, (curve, changes) in zip(table["rows"], rows.values()):
+        row["changes"] = changes
+        for one in row["found"]:
+            one["curve"] = curve
+    return table | {"train": {"label_smoothing": 0.1, "n_pieces": 1000}}
+
+
+def falling_to(last: float, n_parts: int = 20) -> list[float]:
+    "A loss that falls in a straight line from 7 nats."
+    return [7 - (7 - last) * i / (n_parts - 1) for i in range(n_parts)]
+
+
+@pytest.mark.parametrize(
+    "last, changes, verdict",
+    [
+        (2.0, [], "agrees"),
+        # base is at 4.37 in the middle of its run
+        (4.3, ["n_layers=4"], "agrees"),
+        (4.4, ["n_layers=4"], "not converged"),
+        (8.0, [], "not converged"),
+        # the entropy of the target is 1.02 nats at 0.1, 1.88 at 0.2, and 0 without
+        (5.2, ["label_smoothing=0.2"], "agrees"),
+        (5.3, ["label_smoothing=0.2"], "not converged"),
+        (3.3, ["label_smoothing=0.0"], "agrees"),
+        (3.4, ["label_smoothing=0.0"], "not converged"),
+    ],
+)
+def test_a_row_that_has_not_converged_gets_no_verdict(last, changes, verdict):
+    table = curves_of({"base": (falling_to(2.0), []), "a": (falling_to(last), changes)})
+    paper = {"base": {"bleu": 25}, "a": {"bleu": 24}}
+    [effect] = effects(table, "bleu", paper, std=0.1)
+    assert effect == ("a", -1.0, pytest.approx(0.2), -1, verdict)
+
+
+def test_convergence_of_every_seed_together():
+    "The mean of the seeds counts; a table without curves is judged as before."
+    table = curves_of({"base": (falling_to(2.0), []), "a": (falling_to(4.0), [])})
+    table["rows"][1]["found"][1]["curve"] = falling_to(5.0)
+    paper = {"base": {"bleu": 25}, "a": {"bleu": 24}}
+    assert effects(table, "bleu", paper, std=0.1)[0].verdict == "not converged"
+    table["rows"][1]["found"][1]["curve"] = falling_to(4.5)
+    assert effects(table, "bleu", paper, std=0.1)[0].verdict == "agrees"
+    for rows in ([0], [1], [0, 1]):
+        bare = json.loads(json.dumps(table))
+        for i in rows:
+            for one in bare["rows"][i]["found"]:
+                one["curve"] = []
+        assert effects(bare, "bleu", paper, std=0.1)[0].verdict == "agrees"
+
+
+@pytest.mark.parametrize("data, slow", [("builtin", 4), ("multi30k", 0)])
+def test_verdicts_of_the_recorded_tables(data, slow):
+    "The four rows that had learned least get none, whatever the measure."
+    record = json.loads((ROOT / f"results/variations_{data}.json").read_text("utf-8"))
+    table = record["table"]
+    names = {row["row"]: {"bleu": 0.0, "valid_loss": 0.0} for row in table["rows"]}
+    paper = names | {row["paper"]: names["base"] for row in table["rows"]}
+    for measure in ("bleu", "valid_loss"):
+        found = effects(table, measure, paper, pooled_std(table, measure))
+        none = {e.row for e in found if e.verdict == "not converged"}
+        worst = sorted(
+            table["rows"], key=lambda row: -min(x["valid_loss"] for x in row["found"])
+        )
+        assert none == {row["row"] for row in worst[:slow]}
+
+
 def test_luck_alone_is_seldom_an_effect():
     "Tables without any effect: about 5 of 100 rows are taken for one. The base is shared, so tables scatter: 400 of them make the mean sure to ±1 %."
     rng, n_told, n_rows = random.Random(0), 0, 0
