@@ -150,7 +150,7 @@ def _read_ids(path: Path, config: MarianConfig) -> dict[str, int]:
     found = {i for i in ids.values() if type(i) is int}
     if len(ids) != n or found != set(range(n)):
         raise UserError(
-            f"{path} has {len(ids)} pieces; "
+            f"{path} has {len(ids)} tokens; "
             f"this model needs the ids from 0 to {n - 1}, each once"
         )
     special = {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
