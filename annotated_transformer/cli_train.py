@@ -56,7 +56,7 @@ class _TextOptions(NamedTuple):
 
 # %% ../nbs/94a_cli_train.ipynb #3c276043
 def _is_restart(out: Path) -> bool:
-    "Has torchrun started this command again, after a process had made its run folder?"
+    "Has torchrun restarted this command after a process had made its run folder?"
     return (
         _launcher_number("TORCHELASTIC_RESTART_COUNT") > 0
         and (out / "config.json").exists()
@@ -227,7 +227,7 @@ def _recipe(config: str | None, settings: list[str] | None):
 
 # %% ../nbs/94a_cli_train.ipynb #95ab0008
 def _train(out: Path, text: _TextOptions, recipe, options) -> None:
-    "Start a run; of several processes, the first alone reads the text."
+    "Start a run; of several processes, only the first reads the text."
     from annotated_transformer.run_folder import check_new_run
     from annotated_transformer.runs import train_run
 
@@ -239,7 +239,7 @@ def _train(out: Path, text: _TextOptions, recipe, options) -> None:
 
 # %% ../nbs/94a_cli_train.ipynb #95ab0009
 def _resume(run: Path, text: _TextOptions, options) -> None:
-    "Continue a run; of several processes, the first alone reads a text that is named."
+    "Continue a run; of several processes, only the first reads a named text."
     from annotated_transformer.runs import resume_run
 
     read_text = _is_first_process() and text.is_named()
@@ -363,7 +363,7 @@ _BaseSettings = Annotated[
 def _fill_table(
     folder: Path, plan, corpus, minutes: float | None, device: str | None, quiet: bool
 ) -> bool:  # are all rows done?
-    "`fill_table` with the recipe's runs; CommandError for an interrupted one."
+    "`fill_table`, where each row is a run; CommandError for an interrupted one."
     from annotated_transformer.runs import RunOptions, train_or_resume
     from annotated_transformer.train import Interrupted
     from annotated_transformer.variations import fill_table, row_trainer

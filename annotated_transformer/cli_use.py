@@ -177,7 +177,7 @@ _Flavours = Annotated[
 _Perplexity = Annotated[
     bool,
     typer.Option(
-        "--perplexity", help="Perplexity of --ref under a run, per piece and per word."
+        "--perplexity", help="Perplexity of --ref under a run, per token and per word."
     ),
 ]
 _ScoredPrecision = Annotated[

@@ -781,7 +781,7 @@ REFUSED = [
         "length_penalty=-1.0 must be at least 0",
     ),
     ("generation_config.json", put(num_beams=0), "num_beams=0 must be at least 1"),
-    ("vocab.json", lambda v: {"</s>": 0}, "vocab.json has 1 pieces"),
+    ("vocab.json", lambda v: {"</s>": 0}, "vocab.json has 1 tokens"),
     ("vocab.json", lambda v: v | {"</s>": 1}, "each once"),
     ("vocab.json", lambda v: v | {"</s>": [0]}, "each once"),
     ("vocab.json", lambda v: v | {"</s>": 1, "<unk>": 0}, "must name <unk>"),
