@@ -36,7 +36,9 @@ class RaggedArray:
 
     @classmethod
     def from_lists(
-        cls, lists: Sequence[Sequence[int]], dtype: DTypeLike = np.int32
+        cls,
+        lists: Sequence[Sequence[int] | Int[np.ndarray, " _"]],
+        dtype: DTypeLike = np.int32,
     ) -> "RaggedArray":
         "Lists of different lengths, one row each."
         starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
@@ -225,7 +227,8 @@ class Batch(NamedTuple):
 
 # %% ../nbs/51c_batch.ipynb #51653696
 def pad_ids(
-    rows: RaggedArray | Sequence[Sequence[int]],  # at least one
+    # at least one
+    rows: RaggedArray | Sequence[Sequence[int] | Int[np.ndarray, " _"]],
     pad_id: int,
     *,
     first: int | None = None,  # id put before every row

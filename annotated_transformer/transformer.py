@@ -125,11 +125,11 @@ def build_transformer(
     layers = range(config.n_layers)
     encoder = Encoder([EncoderLayer(attn(), ff(), residual) for _ in layers], norm())
     decoder_layers = [DecoderLayer(attn(), attn(), ff(), residual) for _ in layers]
-    decoder = Decoder(decoder_layers, norm())
-    position: nn.Module = SinusoidalPosition(d)
-    if config.position == "learned":
+    if config.position == "sinusoidal":
+        position: nn.Module = SinusoidalPosition(d)
+    else:
         position = LearnedPosition(d, config.n_positions)
     parts = Embedding(n_vocab, d), position, make_dropout(dropout), pad_id
-    model = Transformer(encoder, decoder, *parts)
+    model = Transformer(encoder, Decoder(decoder_layers, norm()), *parts)
     init_weights(model)
     return model
