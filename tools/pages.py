@@ -166,11 +166,10 @@ def names_of_package() -> Names:
             match node:
                 case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)):
                     taken.add(name)
-                case ast.Call(
-                    func=ast.Attribute(attr="command"),
-                    args=[ast.Constant(value=name), *_],
-                ):
-                    taken.add(name)
+                case ast.Assign(
+                    targets=[ast.Name(id=table)], value=ast.Dict(keys=keys)
+                ) if table.endswith("_VERBS"):
+                    taken |= {key.value for key in keys}
     return Names(places, frozenset(taken))
 
 
