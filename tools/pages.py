@@ -164,12 +164,12 @@ def names_of_package() -> Names:
     for path in (ROOT / library).glob("[!_]*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)):
-                    taken.add(name)
-                case ast.Assign(
-                    targets=[ast.Name(id=table)], value=ast.Dict(keys=keys)
+                case ast.AnnAssign(
+                    target=ast.Name(id=table), value=ast.Dict(keys=keys)
                 ) if table.endswith("_VERBS"):
                     taken |= {key.value for key in keys}
+                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    taken.add(name)
     return Names(places, frozenset(taken))
 
 
