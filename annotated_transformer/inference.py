@@ -143,17 +143,9 @@ PRECISIONS = ("fp32", "bf16", "int8")
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def ready_to_translate(
-    model: _Model,  # a trained `Transformer`; changed in place
-    precision: str = "fp32",  # "fp32", "bf16" (the whole model) or "int8" (CPU only)
-) -> _Model:  # the same model, in eval mode and without gradients
-    """Exchange the linear layers for ones that are faster for few vectors.
-
-    UserError if `precision` is not supported here.
-    """
+def _check_precision(precision: str, device: str) -> None:
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
-    device = model.embedding.weight.device.type
     if precision == "int8" and device != "cpu":
         raise UserError(f"precision=int8 is for the CPU: take bf16 on {device}")
     if precision == "int8" and not can_int8():
@@ -162,6 +154,19 @@ def ready_to_translate(
             f"{torch.__version__} does not have on this machine: "
             "take precision=fp32 or precision=bf16"
         )
+
+
+def ready_to_translate(
+    model: _Model,  # a trained `Transformer`; changed in place
+    precision: str = "fp32",  # "fp32", "bf16" (the whole model) or "int8" (CPU only)
+) -> _Model:  # the same model, in eval mode and without gradients
+    """Exchange the linear layers for ones that are faster for few vectors.
+
+    Dropout, which does nothing in eval mode, is left out. UserError if `precision` is
+    not supported here.
+    """
+    device = model.embedding.weight.device.type
+    _check_precision(precision, device)
     limit_kernels()
     if precision == "bf16":
         model.bfloat16()
@@ -175,6 +180,8 @@ def ready_to_translate(
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, exchanged(child.weight, child.bias))
+            elif isinstance(child, nn.Dropout):
+                setattr(module, name, nn.Identity())
     bias = getattr(model.embedding, "bias", None)  # Marian's embedding has one
     if bias is not None:
         bias = nn.Parameter(bias.flatten(), requires_grad=False)
