@@ -11,23 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import UserError
-from .run_folder import FORMAT, foreign_entries, read_config
-from .config import Recipe, get_recipe
-from .corpus import Corpus, load_corpus
-from .evaluate import bleu, pronoun_accuracy
-from .translate import Translator, load
-from .explorer import write_attention_page
 from annotated_transformer.atomic import (
     FolderLock,
     new_folder,
     remove_stale_staging,
     write_json,
 )
+from .config import Recipe, get_recipe
+from .corpus import Corpus, load_corpus
+from .evaluate import bleu, pronoun_accuracy
+from .explorer import write_attention_page
 from .files import path_type, read_json, resolve, sha256
 from .grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
 from .heads import pronoun_sentences
+from .run_folder import FORMAT, foreign_entries, read_config
 from .runs import train_run
 from .train import STOP_SIGNALS, Interrupted
+from .translate import Translator, load
 
 # %% ../nbs/94_demo.ipynb #94de0007
 def _measure_demo(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from .batch import pad_ids
 from .evaluate import PRONOUNS, pronoun_accuracy
-from .translate import Translator
 from .grammar import Sentence, builtin
+from .translate import Translator
 from .visualize import attention_maps, attention_modules
 from .vocab import SPACE, Vocab
 

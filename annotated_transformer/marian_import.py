@@ -18,12 +18,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import UserError
+from .atomic import new_folder, write_json
 from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
 )
-from .atomic import new_folder, write_json
 from annotated_transformer.files import (
     check_no_links,
     path_type,

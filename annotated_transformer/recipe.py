@@ -18,35 +18,35 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from . import UserError
+from .atomic import FolderLock, write_file
 from .batch import Batch
-from .prepared import Prepared, open_prepared, prepare
 from annotated_transformer.checkpoint import (
     Progress,
     save_checkpoint,
     set_run_weights,
 )
-from .run_folder import read_config, write_config
-from .weights import save_weights, weights_metadata
 from .config import Recipe, TrainConfig
 from .corpus import Corpus, corpus_from_source
-from .text import fingerprint
 from annotated_transformer.distributed import (
     DeferredInit,
     data_parallel,
-    rank,
     main_process_first,
+    rank,
     shard,
     sum_over_ranks,
     world_size,
 )
 from .engines import FAST, Engines
-from .atomic import FolderLock, write_file
 from .files import path_type, resolve
 from .inference import limit_kernels
-from .optimizer import adam, linear_schedule, inverse_sqrt_schedule
+from .optimizer import adam, inverse_sqrt_schedule, linear_schedule
+from .prepared import Prepared, open_prepared, prepare
+from .run_folder import read_config, write_config
+from .text import fingerprint
 from .train import StepRecord, Stop, append_json
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
+from .weights import save_weights, weights_metadata
 
 # %% ../nbs/55_recipe.ipynb #d0098698
 def precision_context(

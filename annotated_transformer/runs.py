@@ -18,6 +18,12 @@ import torch
 from torch import nn
 
 from . import UserError
+from annotated_transformer.atomic import (
+    FolderLock,
+    remove_stale_staging,
+    replace_file,
+    write_file,
+)
 from annotated_transformer.batch import (
     EncodedPairs,
     Step,
@@ -25,7 +31,6 @@ from annotated_transformer.batch import (
     epoch_batches,
     training_steps,
 )
-from .prepared import Prepared
 from annotated_transformer.checkpoint import (
     Progress,
     checkpoints,
@@ -45,12 +50,7 @@ from annotated_transformer.distributed import (
     world_size,
 )
 from .engines import FAST, Engines
-from annotated_transformer.atomic import (
-    FolderLock,
-    remove_stale_staging,
-    replace_file,
-    write_file,
-)
+from .prepared import Prepared
 from annotated_transformer.recipe import (
     BatchLoss,
     Checkpointer,
@@ -305,6 +305,7 @@ def _is_concluded(about: dict, done: Progress) -> bool:
 def _draw_curve(run: Path) -> None:
     "curve.svg: training and validation loss over the steps."
     from matplotlib.pyplot import close  # here, since training needs no matplotlib
+
     from annotated_transformer.visualize import lines, panels
 
     records = read_metrics(run)

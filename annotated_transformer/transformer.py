@@ -20,8 +20,14 @@ from .feed_forward import FeedForward
 from .masking import padding_mask, target_mask
 from .multi_head import AttentionDropout, MultiHeadAttention
 from .position import LearnedPosition, SinusoidalPosition
-from .stack import Decoder, DecoderLayer, Encoder, EncoderLayer
-from .stack import PostNorm, PreNorm
+from annotated_transformer.stack import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    PostNorm,
+    PreNorm,
+)
 
 # %% ../nbs/36_transformer.ipynb #322e8ced
 class Transformer(nn.Module):

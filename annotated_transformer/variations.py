@@ -15,12 +15,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from . import UserError
-from annotated_transformer.run_folder import (
-    FORMAT,
-    read_config,
-    read_metrics,
-    remove_run_files,
-)
+from .atomic import FolderLock, new_folder, write_json
+from .batched_search import search_with
 from annotated_transformer.config import (
     ModelConfig,
     Recipe,
@@ -30,14 +26,18 @@ from annotated_transformer.config import (
     recipe_to_dict,
 )
 from .corpus import Corpus
-from .text import fingerprint
-from .batched_search import search_with
 from .distributed import pick_device
 from .evaluate import bleu
-from .translate import load
-from .atomic import FolderLock, new_folder, write_json
 from .files import check_no_links, path_type, read_json
+from annotated_transformer.run_folder import (
+    FORMAT,
+    read_config,
+    read_metrics,
+    remove_run_files,
+)
+from .text import fingerprint
 from .train import STOP_SIGNALS, Interrupted
+from .translate import load
 
 # %% ../nbs/62_variations.ipynb #d3e7f379
 class _Row(NamedTuple):

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from annotated_transformer.atomic import write_file
 from annotated_transformer.attention import attention
 from annotated_transformer.background import (
     AttentiveDecoder,
@@ -30,12 +31,6 @@ from annotated_transformer.background import (
     RecurrentDecoder,
     RecurrentEncoder,
 )
-from annotated_transformer.convolutions import (
-    ByteNetDecoder,
-    ByteNetEncoder,
-    ConvS2SDecoder,
-    ConvS2SEncoder,
-)
 from annotated_transformer.batch import (
     Batch,
     EncodedPairs,
@@ -43,13 +38,17 @@ from annotated_transformer.batch import (
     epoch_batches,
     training_steps,
 )
-from annotated_transformer.engines import FAST
-from annotated_transformer.atomic import write_file
 from annotated_transformer.config import get_recipe
+from annotated_transformer.convolutions import (
+    ByteNetDecoder,
+    ByteNetEncoder,
+    ConvS2SDecoder,
+    ConvS2SEncoder,
+)
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.embedding import Embedding
+from annotated_transformer.engines import FAST
 from annotated_transformer.evaluate import bleu, pronouns
-from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import Sentence
 from annotated_transformer.heads import pronoun_sentences
 from annotated_transformer.optimizer import adam
@@ -57,6 +56,7 @@ from annotated_transformer.position import SinusoidalPosition
 from annotated_transformer.recipe import BatchLoss, validation_loss
 from annotated_transformer.train import StepRecord, Stop, train
 from annotated_transformer.transformer import Transformer, build_transformer
+from annotated_transformer.translate import Translator
 from annotated_transformer.vocab import Vocab, learn_bpe
 
 TINY = get_recipe("tiny")

@@ -31,27 +31,27 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.batch import RunPosition, training_steps
-from annotated_transformer.prepared import open_prepared
 from annotated_transformer.checkpoint import (
     average_weights,
     checkpoints,
     latest,
     load_checkpoint,
 )
-from annotated_transformer.run_folder import load_run, read_config, read_metrics
-from annotated_transformer.weights import load_weights
 from annotated_transformer.distributed import (
     data_parallel,
-    world_size,
     process_group,
     rank,
     sync_gradients,
+    world_size,
 )
 from annotated_transformer.engines import FAST
 from annotated_transformer.grammar import builtin
+from annotated_transformer.prepared import open_prepared
 from annotated_transformer.recipe import BatchLoss, build_training
+from annotated_transformer.run_folder import load_run, read_config, read_metrics
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import Vocab
+from annotated_transformer.weights import load_weights
 
 CPU = torch.device("cpu")
 SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"]

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.run_folder import load_run
+from annotated_transformer.batched_search import batched_greedy_search
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
-from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.translate import Translator
 from annotated_transformer.explorer import display_tokens
 from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
 from annotated_transformer.heads import (
@@ -34,7 +32,9 @@ from annotated_transformer.heads import (
     pronoun_scores,
     pronoun_sentences,
 )
+from annotated_transformer.run_folder import load_run
 from annotated_transformer.runs import train_run
+from annotated_transformer.translate import Translator
 from annotated_transformer.visualize import attention_maps
 
 

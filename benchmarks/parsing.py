@@ -20,11 +20,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from annotated_transformer.run_folder import load_run
+from annotated_transformer.batched_search import search_with
 from annotated_transformer.config import Recipe, get_recipe, override
 from annotated_transformer.corpus import Corpus
-from annotated_transformer.batched_search import search_with
-from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.inference import ready_to_translate
 from annotated_transformer.parsing import (
@@ -38,7 +36,9 @@ from annotated_transformer.parsing import (
     parsing_experiment,
     read_trees,
 )
+from annotated_transformer.run_folder import load_run
 from annotated_transformer.runs import RunOptions, train_run
+from annotated_transformer.translate import Translator
 
 PAPER = json.loads(
     (

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 from annotated_transformer import load
-from annotated_transformer.corpus import load_corpus
 from annotated_transformer.batched_search import search_with
+from annotated_transformer.corpus import load_corpus
 from annotated_transformer.evaluate import (
     bleu,
-    chrf,
     bleu_variants,
+    chrf,
+    moses_lowercase,
     moses_tokenize,
     perplexity,
-    moses_lowercase,
 )
 
 TOKENS = {

@@ -12,12 +12,12 @@ from annotated_transformer.attention import (
     attention_weights,
 )
 from annotated_transformer.background import AdditiveAttention
-from annotated_transformer.masking import causal_mask, padding_mask, target_mask
 from annotated_transformer.fused_attention import (
     FusedMultiHeadAttention,
     _project,
     fused_attention,
 )
+from annotated_transformer.masking import causal_mask, padding_mask, target_mask
 from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 
 # Both sides round each score, weight and sum once or so: a few units in the last place of numbers near 1, summed over at most 9 keys.

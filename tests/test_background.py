@@ -19,6 +19,13 @@ from annotated_transformer.background import (
     RecurrentDecoder,
     RecurrentEncoder,
 )
+from annotated_transformer.batch import encode_pairs, training_steps
+from annotated_transformer.batched_search import (
+    _reorder,
+    _select_rows,
+    batched_beam_search,
+    batched_greedy_search,
+)
 from annotated_transformer.convolutions import (
     _SQRT_HALF,
     ByteNetDecoder,
@@ -32,21 +39,14 @@ from annotated_transformer.convolutions import (
     _DilatedConvolution,
     _GatedConvolution,
 )
-from annotated_transformer.batch import encode_pairs, training_steps
-from annotated_transformer.batched_search import (
-    _reorder,
-    _select_rows,
-    batched_beam_search,
-    batched_greedy_search,
-)
 from annotated_transformer.decode import beam_search
 from annotated_transformer.embedding import Embedding
-from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.optimizer import adam
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.recipe import BatchLoss
 from annotated_transformer.train import train
+from annotated_transformer.translate import Translator
 from annotated_transformer.vocab import learn_bpe
 
 PAD, BOS, EOS = 0, 1, 2

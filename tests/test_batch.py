@@ -24,26 +24,26 @@ from annotated_transformer import prepared as module
 from annotated_transformer.batch import (
     Batch,
     EncodedPairs,
+    RaggedArray,
     RunPosition,
+    _cut_points,
+    _padding_share,
     bucket_by_length,
     collate,
-    _cut_points,
+    drop_long_pairs,
     encode_pairs,
     epoch_batches,
     id_dtype,
     pad_ids,
-    _padding_share,
-    drop_long_pairs,
-    RaggedArray,
     training_steps,
 )
 from annotated_transformer.prepared import (
     _ABOUT,
     _FILES,
     _open_pairs,
+    _write_pairs,
     open_prepared,
     prepare,
-    _write_pairs,
 )
 from annotated_transformer.vocab import learn_bpe
 

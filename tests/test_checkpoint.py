@@ -23,33 +23,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from annotated_transformer.atomic import copy_file, replace_file, write_file
 from annotated_transformer.batch import RunPosition
 from annotated_transformer.checkpoint import (
     Progress,
-    average_weights,
-    checkpoints,
     _expected_state,
-    latest,
-    load_checkpoint,
     _matched_state,
     _optimizer_state,
     _prune,
+    average_weights,
+    checkpoints,
+    latest,
+    load_checkpoint,
     save_checkpoint,
     use_average,
-)
-from annotated_transformer.run_folder import (
-    check_new_run,
-    create_run,
-    foreign_entries,
-    load_run,
-    read_config,
-    write_config,
-)
-from annotated_transformer.weights import (
-    weights_metadata,
-    load_weights,
-    read_metadata,
-    save_weights,
 )
 from annotated_transformer.config import (
     ModelConfig,
@@ -58,11 +45,24 @@ from annotated_transformer.config import (
     get_recipe,
     recipe_to_dict,
 )
-from annotated_transformer.atomic import copy_file, replace_file, write_file
 from annotated_transformer.files import sha256
 from annotated_transformer.optimizer import adam
+from annotated_transformer.run_folder import (
+    check_new_run,
+    create_run,
+    foreign_entries,
+    load_run,
+    read_config,
+    write_config,
+)
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
+from annotated_transformer.weights import (
+    load_weights,
+    read_metadata,
+    save_weights,
+    weights_metadata,
+)
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 RECIPE = Recipe(SIZES, TrainConfig(n_pieces=300))

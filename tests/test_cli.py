@@ -19,14 +19,14 @@ import typer
 from safetensors.torch import save_file
 
 from annotated_transformer import corpus, runs
+from annotated_transformer.atomic import FolderLock, write_json
 from annotated_transformer.cli import _app, main
 from annotated_transformer.cli_train import _DEFAULT_RECIPE
 from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
-from annotated_transformer.atomic import FolderLock, write_json
 from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, build_marian, _name_table
+from annotated_transformer.marian import MarianConfig, _name_table, build_marian
 from annotated_transformer.marian_import import _FILES
 from annotated_transformer.train import Stop
 

@@ -12,22 +12,22 @@ from torch import nn
 
 from annotated_transformer.attention import attention
 from annotated_transformer.complexity import (
-    _Convolution,
-    _Recurrent,
     RestrictedAttention,
     SelfAttention,
+    _Convolution,
+    _crossing,
+    _dependencies,
+    _longest_chain,
+    _powers,
+    _Recurrent,
     _SeparableConvolution,
     activation_bytes,
     cpu_seconds,
-    _crossing,
-    _dependencies,
     fit_exponent,
     flash_attention,
-    table_1_layers,
-    _longest_chain,
     max_path_length,
     multiply_adds,
-    _powers,
+    table_1_layers,
 )
 from annotated_transformer.feed_forward import FeedForward
 from annotated_transformer.multi_head import MultiHeadAttention

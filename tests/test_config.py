@@ -16,9 +16,9 @@ from annotated_transformer.config import (
     ModelConfig,
     Recipe,
     TrainConfig,
+    _parse_setting,
     get_recipe,
     override,
-    _parse_setting,
     recipe_from_dict,
     recipe_to_dict,
 )

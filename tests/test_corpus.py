@@ -2,8 +2,8 @@
 
 import gzip
 import hashlib
-import inspect
 import http.server
+import inspect
 import io
 import json
 import logging
@@ -29,24 +29,24 @@ from annotated_transformer.corpus import (
     _WMT14,
     Corpus,
     _Download,
-    _Newstest2014,
-    corpus_from_source,
     _download,
-    load_corpus,
     _multi30k,
-    corpus_from_files,
+    _Newstest2014,
     _unpack,
     _wmt14,
+    corpus_from_files,
+    corpus_from_source,
+    load_corpus,
 )
+from annotated_transformer.grammar import builtin
 from annotated_transformer.text import (
     MAX_LINE_BYTES,
     TextPairs,
-    fingerprint,
-    read_lines,
     _stream_lines,
     _stream_pairs,
+    fingerprint,
+    read_lines,
 )
-from annotated_transformer.grammar import builtin
 
 
 def test_unknown_name():

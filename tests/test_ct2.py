@@ -9,8 +9,11 @@ import torch
 
 from annotated_transformer import UserError
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.run_folder import create_run, load_run, write_config
-from annotated_transformer.weights import save_weights
+from annotated_transformer.batched_search import (
+    batched_beam_search,
+    batched_greedy_search,
+    eos_among_best,
+)
 from annotated_transformer.config import (
     ModelConfig,
     Recipe,
@@ -25,16 +28,13 @@ from annotated_transformer.ct2 import (
     _engine_spec,
     export_ct2,
 )
-from annotated_transformer.batched_search import (
-    batched_beam_search,
-    batched_greedy_search,
-    eos_among_best,
-)
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.multi_head import MultiHeadAttention
+from annotated_transformer.run_folder import create_run, load_run, write_config
 from annotated_transformer.runs import RunOptions, train_run
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import learn_bpe
+from annotated_transformer.weights import save_weights
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from annotated_transformer.config import ModelConfig
 from annotated_transformer.batched_search import (
     _best_tokens,
     batched_beam_search,
@@ -21,6 +20,7 @@ from annotated_transformer.batched_search import (
     every_eos,
     search_with,
 )
+from annotated_transformer.config import ModelConfig
 from annotated_transformer.decode import beam_search, length_penalty, sample
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer

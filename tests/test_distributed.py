@@ -21,18 +21,18 @@ from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.distributed import (
     any_rank,
     data_parallel,
-    first_over_ranks,
-    launched,
-    world_size,
-    pick_device,
     distribute_like,
+    first_over_ranks,
+    full_tensor,
+    launched,
+    main_process_first,
+    pick_device,
     process_group,
     rank,
-    main_process_first,
-    sync_gradients,
     shard,
     sum_over_ranks,
-    full_tensor,
+    sync_gradients,
+    world_size,
 )
 from annotated_transformer.recipe import build_training
 from annotated_transformer.train import NotFinite, Stop, train

@@ -22,8 +22,8 @@ from annotated_transformer.atomic import (
     new_folder,
     remove,
     remove_known,
-    replace_file,
     remove_stale_staging,
+    replace_file,
     write_file,
     write_json,
 )

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save, save_file
 
 from annotated_transformer.cli import _app, main
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, build_marian, _name_table
+from annotated_transformer.marian import MarianConfig, _name_table, build_marian
 from annotated_transformer.marian_import import import_marian
 from annotated_transformer.vocab import learn_bpe
 

@@ -7,13 +7,12 @@ import pytest
 
 from annotated_transformer import grammar
 from annotated_transformer.grammar import (
+    _NOUN,
+    _VERB,
     ANIMAL_TIRED,
     ANIMAL_WIDE,
-    _NOUN,
     PATTERNS,
-    _VERB,
     _acc,
-    builtin,
     _clause,
     _finish,
     _join_tokens,
@@ -22,6 +21,7 @@ from annotated_transformer.grammar import (
     _number,
     _split_of,
     _statement,
+    builtin,
 )
 
 PRONOUNS = {"m": "er", "f": "sie", "n": "es"}

@@ -11,24 +11,24 @@ import torch
 from conftest import ROOT
 
 from annotated_transformer import heads
-from annotated_transformer.run_folder import create_run, write_config
-from annotated_transformer.weights import save_weights
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.evaluate import PRONOUNS
 from annotated_transformer.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.heads import (
     PronounExample,
     PronounScores,
+    _word_ids,
     ablate_head,
     antecedent_attention,
     pronoun_scores,
     pronoun_sentences,
-    _word_ids,
 )
 from annotated_transformer.kv_cache import KVCache
+from annotated_transformer.run_folder import create_run, write_config
 from annotated_transformer.transformer import Transformer, build_transformer
 from annotated_transformer.visualize import attention_maps, attention_modules
 from annotated_transformer.vocab import Vocab, learn_bpe
+from annotated_transformer.weights import save_weights
 
 
 def learned(n_pieces: int) -> Vocab:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import annotated_transformer.corpus
 import annotated_transformer.grammar
 import annotated_transformer.heads
+from annotated_transformer.atomic import write_json
 from annotated_transformer.cli import main
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.explorer import is_attention_page
-from annotated_transformer.atomic import write_json
 from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
 from annotated_transformer.runs import RunOptions, resume_run, train_run

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from annotated_transformer.config import ModelConfig
 from annotated_transformer import UserError, inference
+from annotated_transformer.config import ModelConfig
 from annotated_transformer.inference import (
     Int8Linear,
     PackedLinear,
-    can_int8,
     _can_pack,
+    can_int8,
     limit_kernels,
     ready_to_translate,
 )
-from annotated_transformer.marian import _MarianEmbedding
 from annotated_transformer.kv_cache import KVCache
+from annotated_transformer.marian import _MarianEmbedding
 from annotated_transformer.transformer import build_transformer
 
 packs = pytest.mark.skipif(not _can_pack(), reason="this PyTorch has no oneDNN")

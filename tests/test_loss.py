@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from fold import each
 from hypothesis import given
 from hypothesis import strategies as st
-
-from fold import each
 
 from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.label_smoothing import smoothed_loss

@@ -16,32 +16,34 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from annotated_transformer.batch import pad_ids
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
 )
+from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.grammar import builtin
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.marian import (
     _COPIES,
     _TABLES,
     MarianConfig,
-    build_marian,
     _in_halves,
     _name_table,
+    build_marian,
 )
 from annotated_transformer.marian_import import (
     _FILES,
     _ONLY,
     MarianVocab,
-    import_marian,
     _marian_search,
     _MarianTranslator,
     _read_marian,
     _read_marian_weights,
     _with_marian_rules,
+    import_marian,
 )
+from annotated_transformer.position import positional_encoding
 from annotated_transformer.run_folder import (
     create_run,
     load_run,
@@ -49,13 +51,11 @@ from annotated_transformer.run_folder import (
     run_kind,
     write_config,
 )
-from annotated_transformer.translate import Translator, load, translate_stream
-from annotated_transformer.weights import save_weights
-from annotated_transformer.position import positional_encoding
-from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
+from annotated_transformer.translate import Translator, load, translate_stream
 from annotated_transformer.visualize import attention_maps
 from annotated_transformer.vocab import learn_bpe
+from annotated_transformer.weights import save_weights
 
 transformers = pytest.importorskip(
     "transformers", reason="needs the library that published checkpoints were made for"

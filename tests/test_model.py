@@ -14,6 +14,7 @@ from annotated_transformer.attention import attention
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.decode import DecodingState
 from annotated_transformer.fused_attention import FusedMultiHeadAttention
+from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, positional_encoding
 from annotated_transformer.stack import (
@@ -24,7 +25,6 @@ from annotated_transformer.stack import (
     PostNorm,
     PreNorm,
 )
-from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import (
     Transformer,
     build_transformer,

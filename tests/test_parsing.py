@@ -21,17 +21,17 @@ from annotated_transformer.parsing import (
     BracketScore,
     LinearisationErrors,
     Tree,
+    _plain,
+    _plain_label,
+    _training_pair,
+    _tree_tokens,
     bracket_score,
     delinearise,
     linearise,
     load_treebank,
     parse,
     parsing_experiment,
-    _plain,
-    _plain_label,
     read_trees,
-    _training_pair,
-    _tree_tokens,
 )
 from annotated_transformer.vocab import learn_bpe
 

@@ -14,12 +14,12 @@ import torch
 from annotated_transformer import UserError
 from annotated_transformer.config import TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.evaluate import validation_bleu
-from annotated_transformer.translate import load
 from annotated_transformer.distributed import pick_device
+from annotated_transformer.evaluate import validation_bleu
 from annotated_transformer.recipe import _learning_rate_schedule, precision_context
 from annotated_transformer.runs import RunOptions, _sync_interval, resume_run, train_run
 from annotated_transformer.train import Stop
+from annotated_transformer.translate import load
 
 SMALL = [
     "n_layers=1",

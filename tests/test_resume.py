@@ -9,8 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -19,13 +19,13 @@ from conftest import ROOT
 from safetensors.torch import load_file
 
 from annotated_transformer import UserError
-from annotated_transformer.prepared import prepare
 from annotated_transformer.checkpoint import checkpoints, latest
-from annotated_transformer.run_folder import read_metrics
 from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.grammar import builtin
+from annotated_transformer.prepared import prepare
 from annotated_transformer.recipe import _text_sha256
+from annotated_transformer.run_folder import read_metrics
 from annotated_transformer.runs import RunOptions, prepare_run, resume_run, train_run
 from annotated_transformer.train import Stop
 

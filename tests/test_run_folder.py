@@ -9,8 +9,8 @@ import torch
 from conftest import ROOT
 
 from annotated_transformer import UserError, load, run_folder
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.batched_search import batched_greedy_search
+from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.run_folder import (
     Run,
     create_run,

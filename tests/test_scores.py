@@ -15,32 +15,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import CHRF, TER
-from sacrebleu.metrics.base import Metric, Score as MetricScore, Signature
+from sacrebleu.metrics.base import Metric, Signature
+from sacrebleu.metrics.base import Score as MetricScore
 
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.evaluate import (
     _SUSTAINED_FLOPS,
+    Score,
     _Comparison,
     _Perplexity,
-    Score,
+    _split_hyphens,
     bleu,
+    bleu_variants,
     chrf,
     compare,
-    bleu_variants,
+    corpus_score,
+    moses_lowercase,
     moses_tokenize,
     perplexity,
-    moses_lowercase,
     pronoun_accuracy,
     read_aligned,
-    corpus_score,
     score_systems,
-    _split_hyphens,
     training_cost,
 )
-from annotated_transformer.translate import Translator
 from annotated_transformer.grammar import builtin
 from annotated_transformer.transformer import build_transformer
+from annotated_transformer.translate import Translator
 from annotated_transformer.vocab import learn_bpe
 
 GOLD = [s.de for s in builtin(120, seed=1, split="test")]

@@ -13,11 +13,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from annotated_transformer import UserError
-from annotated_transformer.weights import read_tensors
 from annotated_transformer.cli import main
-from annotated_transformer.text import MAX_LINE_BYTES
 from annotated_transformer.grammar import builtin
+from annotated_transformer.text import MAX_LINE_BYTES
 from annotated_transformer.vocab import Vocab
+from annotated_transformer.weights import read_tensors
 
 pytestmark = pytest.mark.skipif(
     os.name == "nt", reason="streams, pipes and locales of POSIX"

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer import UserError
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.text import MAX_LINE_BYTES, decode_lines
 from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     search_with,
 )
+from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.decode import Hypothesis, sample
 from annotated_transformer.evaluate import perplexity
 from annotated_transformer.run_folder import create_run, write_config
+from annotated_transformer.text import MAX_LINE_BYTES, decode_lines
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.translate import (
     Translation,

@@ -41,8 +41,8 @@ from annotated_transformer.fused_attention import (
 from annotated_transformer.inference import (
     Int8Linear,
     PackedLinear,
-    can_int8,
     _can_pack,
+    can_int8,
 )
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.label_smoothing import smoothed_loss

@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from annotated_transformer.run_folder import create_run
 from annotated_transformer.config import Recipe, override
+from annotated_transformer.run_folder import create_run
 from annotated_transformer.variations import (
     _BASES,
     _KEY_ROWS,
     _ROWS,
-    _Measured,
-    _Plan,
-    _start_table,
     _choose_rows,
     _loss_curve,
+    _Measured,
+    _Plan,
+    _remove_weights,
+    _row_folder,
+    _row_recipe,
+    _start_table,
+    _verdict,
     effects,
     fill_table,
-    _row_folder,
-    read_table,
-    _row_recipe,
-    pooled_std,
     format_table,
-    _remove_weights,
-    _verdict,
+    pooled_std,
+    read_table,
 )
 
 TABLE3 = json.loads((ROOT / "reference/paper_tables.json").read_text(encoding="utf-8"))[

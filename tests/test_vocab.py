@@ -10,7 +10,7 @@ import sentencepiece as spm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.vocab import SPACE, Vocab, learn_bpe, _sample_lines
+from annotated_transformer.vocab import SPACE, Vocab, _sample_lines, learn_bpe
 
 TEXT = [
     "The animal did not cross the street because it was too tired.",

@@ -227,7 +227,9 @@ class Definitions(Processor):
         )
         taken, cells = {slug(h) for h in re.findall(r"^#{2,6} +(.+)$", text, re.M)}, []
         for cell in self.nb.cells:
-            if cell.cell_type == "code" and "export" in cell.directives_:
+            if cell.cell_type == "code" and {"export", "exporti"} & set(
+                cell.directives_
+            ):
                 names = re.findall(
                     r"^(?:class|def|async def) (\w+)", joined(cell.source), re.M
                 )
