@@ -31,7 +31,12 @@ from annotated_transformer.stack import (
     PostNorm,
 )
 from .transformer import Transformer
-from .weights import check_finite, check_shapes, tensor_shapes
+from annotated_transformer.weights import (
+    check_finite,
+    check_shapes,
+    sizes_must_fit,
+    tensor_shapes,
+)
 
 # %% ../nbs/91_marian.ipynb #4ffb7dac
 def _in_halves(
@@ -280,13 +285,8 @@ def _drop_copies(
 # %% ../nbs/91_marian.ipynb #18b575a5
 def marian_shapes(config: MarianConfig) -> dict[str, tuple[int, ...]]:
     "The shapes of a model's weights under our names, without memory for them."
-    try:
-        with torch.device("meta"):
-            return tensor_shapes(build_marian(config).state_dict())
-    except RuntimeError as e:
-        raise UserError(
-            f"a model of these sizes cannot be built: {str(e).splitlines()[0]}"
-        ) from None
+    with sizes_must_fit(), torch.device("meta"):
+        return tensor_shapes(build_marian(config).state_dict())
 
 # %% ../nbs/91_marian.ipynb #91000007
 def convert_marian_weights(

@@ -46,7 +46,11 @@ from .text import fingerprint
 from .train import StepRecord, Stop, append_json
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
-from .weights import save_weights, weights_metadata
+from annotated_transformer.weights import (
+    save_weights,
+    sizes_must_fit,
+    weights_metadata,
+)
 
 # %% ../nbs/55_recipe.ipynb #d0098698
 def precision_context(
@@ -333,15 +337,16 @@ def run_data(
 def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     "The model of a recipe, with the weights that its seed gives."
     torch.manual_seed(recipe.train.seed)
-    return build_transformer(
-        recipe.model,
-        len(vocab),
-        vocab.pad_id,
-        recipe.train.dropout,
-        recipe.train.attention_dropout,
-        attention=engines.attention,
-        make_dropout=engines.make_dropout,
-    )
+    with sizes_must_fit():
+        return build_transformer(
+            recipe.model,
+            len(vocab),
+            vocab.pad_id,
+            recipe.train.dropout,
+            recipe.train.attention_dropout,
+            attention=engines.attention,
+            make_dropout=engines.make_dropout,
+        )
 
 # %% ../nbs/55_recipe.ipynb #55ec0008
 def build_training(

@@ -44,6 +44,7 @@ from annotated_transformer.weights import (
     read_metadata,
     read_weights,
     set_weights,
+    sizes_must_fit,
     tensor_shapes,
 )
 
@@ -238,11 +239,12 @@ def load_run(path: Path) -> Run:
         )
     sizes = recipe.model, len(vocab), vocab.pad_id
     build = partial(build_transformer, *sizes, attention=FAST.attention)
-    with torch.device("meta"):  # takes no memory
+    with sizes_must_fit(), torch.device("meta"):  # takes no memory
         expected = build().state_dict()
     check_sizes(file, recipe.model)
     weights = read_weights(file, tensor_shapes(expected))
-    model = build()
+    with sizes_must_fit():
+        model = build()
     set_weights(model, weights)
     # after a crash between the two writes, config.json is the older one
     which = read_metadata(file).get("weights", about.get("weights"))

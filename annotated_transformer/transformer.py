@@ -6,14 +6,12 @@
 __all__ = ['Transformer', 'init_weights', 'build_transformer']
 
 # %% ../nbs/36_transformer.ipynb #bc43dd08
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from . import UserError
 from .config import ModelConfig
 from .embedding import Embedding
 from .feed_forward import FeedForward
@@ -93,18 +91,7 @@ def init_weights(model: nn.Module) -> nn.Module:
                 nn.init.zeros_(module.bias)
     return model
 
-# %% ../nbs/36_transformer.ipynb #71a70d35
-@contextmanager
-def _room_for_weights() -> Iterator[None]:
-    "Sizes that do not fit into memory become a UserError."
-    try:
-        yield
-    except (RuntimeError, MemoryError) as e:
-        why = str(e).splitlines()[0]
-        raise UserError(f"a model of these sizes cannot be built: {why}") from None
-
 # %% ../nbs/36_transformer.ipynb #96bc097c
-@_room_for_weights()
 def build_transformer(
     config: ModelConfig,
     n_vocab: int,

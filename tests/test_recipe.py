@@ -334,3 +334,22 @@ def test_device_precision_schedule():
         0.25,
         0.0,
     ]
+
+
+@pytest.mark.parametrize("where", ["recipe", "run_folder"])
+def test_a_model_that_does_not_fit_into_memory(corpus, tmp_path, monkeypatch, where):
+    "One line for the user, in training and in loading."
+    run, recipe = tmp_path / "run", override(get_recipe("tiny"), SMALL)
+    if where == "run_folder":
+        train_run(corpus, recipe, run, RunOptions("cpu", quiet=True))
+
+    def build(*args, **settings):
+        raise RuntimeError("not enough memory: 9 bytes\nand what C++ says")
+
+    monkeypatch.setattr(f"annotated_transformer.{where}.build_transformer", build)
+    with pytest.raises(UserError, match="cannot be built: not enough memory: 9 bytes$"):
+        if where == "recipe":
+            train_run(corpus, recipe, run, RunOptions("cpu", quiet=True))
+        else:
+            load(run)
+    assert run.exists() == (where == "run_folder")
