@@ -8,6 +8,8 @@ __all__ = ['RECIPES', 'ModelConfig', 'TrainConfig', 'Recipe', 'get_recipe', 'ove
 # %% ../nbs/00_config.ipynb #015dcf74
 import difflib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from types import UnionType
 from typing import Any
@@ -110,6 +112,16 @@ class ModelConfig:
             )
         check_choice("position", self.position, ("sinusoidal", "learned"))
         check_choice("norm", self.norm, ("post", "pre"))
+
+    @staticmethod
+    @contextmanager
+    def must_fit() -> Iterator[None]:
+        "Building a model that does not fit into memory becomes a UserError."
+        try:
+            yield
+        except (RuntimeError, MemoryError) as e:
+            why = str(e).splitlines()[0]
+            raise UserError(f"a model of these sizes cannot be built: {why}") from None
 
 # %% ../nbs/00_config.ipynb #45e31167
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
-from .config import check_choice, check_range, check_types
+from .config import ModelConfig, check_choice, check_range, check_types
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .fused_attention import FusedMultiHeadAttention
@@ -34,7 +34,6 @@ from .transformer import Transformer
 from annotated_transformer.weights import (
     check_finite,
     check_shapes,
-    sizes_must_fit,
     tensor_shapes,
 )
 
@@ -285,7 +284,7 @@ def _drop_copies(
 # %% ../nbs/91_marian.ipynb #18b575a5
 def marian_shapes(config: MarianConfig) -> dict[str, tuple[int, ...]]:
     "The shapes of a model's weights under our names, without memory for them."
-    with sizes_must_fit(), torch.device("meta"):
+    with ModelConfig.must_fit(), torch.device("meta"):
         return tensor_shapes(build_marian(config).state_dict())
 
 # %% ../nbs/91_marian.ipynb #91000007

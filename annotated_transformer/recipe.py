@@ -48,7 +48,6 @@ from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 from annotated_transformer.weights import (
     save_weights,
-    sizes_must_fit,
     weights_metadata,
 )
 
@@ -337,7 +336,7 @@ def run_data(
 def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     "The model of a recipe, with the weights that its seed gives."
     torch.manual_seed(recipe.train.seed)
-    with sizes_must_fit():
+    with recipe.model.must_fit():
         return build_transformer(
             recipe.model,
             len(vocab),

@@ -44,7 +44,6 @@ from annotated_transformer.weights import (
     read_metadata,
     read_weights,
     set_weights,
-    sizes_must_fit,
     tensor_shapes,
 )
 
@@ -239,11 +238,11 @@ def load_run(path: Path) -> Run:
         )
     sizes = recipe.model, len(vocab), vocab.pad_id
     build = partial(build_transformer, *sizes, attention=FAST.attention)
-    with sizes_must_fit(), torch.device("meta"):  # takes no memory
+    with recipe.model.must_fit(), torch.device("meta"):  # takes no memory
         expected = build().state_dict()
     check_sizes(file, recipe.model)
     weights = read_weights(file, tensor_shapes(expected))
-    with sizes_must_fit():
+    with recipe.model.must_fit():
         model = build()
     set_weights(model, weights)
     # after a crash between the two writes, config.json is the older one

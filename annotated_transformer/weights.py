@@ -7,8 +7,6 @@ __all__ = ['save_weights', 'read_weights', 'load_weights', 'read_metadata']
 
 # %% ../nbs/52b_weights.ipynb #52b00004
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -221,13 +219,3 @@ def check_sizes(path: Path, config: ModelConfig) -> None:
                 f"{path} was trained with {name}={saved.get(name)!r}, but "
                 f"config.json says {name}={value!r}"
             )
-
-# %% ../nbs/52b_weights.ipynb #52b00041
-@contextmanager
-def sizes_must_fit() -> Iterator[None]:
-    "Building a model that does not fit into memory becomes a UserError."
-    try:
-        yield
-    except (RuntimeError, MemoryError) as e:
-        why = str(e).splitlines()[0]
-        raise UserError(f"a model of these sizes cannot be built: {why}") from None
