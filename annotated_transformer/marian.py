@@ -17,7 +17,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
-from .config import ModelConfig, check_choice, check_range, check_types
+from annotated_transformer.config import (
+    ModelConfig,
+    check_choice,
+    check_range,
+    check_types,
+)
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .fused_attention import FusedMultiHeadAttention

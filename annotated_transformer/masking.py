@@ -12,7 +12,7 @@ from torch import Tensor
 
 # %% ../nbs/323_masking.ipynb #af9cdb9a
 def padding_mask(ids: Int[Tensor, "b n"], pad_id: int) -> Bool[Tensor, "b 1 1 n"]:
-    "True = attend: all queries to all real tokens, none to padding (§3.2.3)."
+    "True = attend: all queries to all real tokens, none to padding."
     if ids.dim() != 2:
         raise ValueError(
             f"ids has shape {tuple(ids.shape)}: give a batch (b, n),"
@@ -29,5 +29,5 @@ def causal_mask(
 
 # %% ../nbs/323_masking.ipynb #b2521e5a
 def target_mask(ids: Int[Tensor, "b t"], pad_id: int) -> Bool[Tensor, "b 1 t t"]:
-    "The decoder's self-attention: no padding and no later position (§3.2.3)."
+    "The decoder's self-attention: no later position (§3.2.3) and no padding."
     return padding_mask(ids, pad_id) & causal_mask(ids.size(1), ids.device)

@@ -730,7 +730,7 @@ REFUSED = [
     (
         "config.json",
         put(vocab_size=10**15, decoder_vocab_size=10**15),
-        "pieces; this model needs the ids from 0 to",
+        "tokens; this model needs the ids from 0 to",
     ),
     ("config.json", put(d_model="wide"), "d_model='wide' must be a whole number"),
     ("config.json", put(scale_embedding=1), "scale_embedding=1 must be true or false"),
