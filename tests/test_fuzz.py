@@ -1047,7 +1047,7 @@ def test_long_lines_are_scored(kind, work, good, capfd):
 @each_case(
     "verb, unit",
     [
-        (["attention", "run", LONG["no blank"], "--out", "a.html"], "pieces"),
+        (["attention", "run", LONG["no blank"], "--out", "a.html"], "tokens"),
         (["score", "run", "--src", "one", "--ref", "long", "--perplexity"], "tokens"),
     ],
     ids=["attention", "perplexity"],
