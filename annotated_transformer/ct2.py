@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from . import UserError
 from .atomic import check_new_folder, new_folder
 from .attention import attention
+from .attention_dropout import AttentionDropout
 from .config import ModelConfig
 from .embedding import Embedding
 from .fast_dropout import FastDropout
@@ -23,7 +24,7 @@ from annotated_transformer.fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
 )
-from .multi_head import AttentionDropout, MultiHeadAttention
+from .multi_head import MultiHeadAttention
 from .position import LearnedPosition, SinusoidalPosition
 from .run_folder import Run, load_run, run_kind
 from annotated_transformer.stack import (

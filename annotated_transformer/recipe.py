@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from . import UserError
 from .atomic import FolderLock, write_file
+from .attention_dropout import AttentionDropout
 from .batch import Batch
 from annotated_transformer.checkpoint import (
     Progress,
@@ -335,6 +336,9 @@ def run_data(
 # %% ../nbs/55_recipe.ipynb #1ada67dd
 def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     "The model of a recipe, with the weights that its seed gives."
+    attention, p = engines.attention, recipe.train.attention_dropout
+    if p:
+        attention = partial(attention, attend=AttentionDropout(p))
     torch.manual_seed(recipe.train.seed)
     with recipe.model.must_fit():
         return build_transformer(
@@ -342,8 +346,7 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
             len(vocab),
             vocab.pad_id,
             recipe.train.dropout,
-            recipe.train.attention_dropout,
-            attention=engines.attention,
+            attention=attention,
             make_dropout=engines.make_dropout,
         )
 

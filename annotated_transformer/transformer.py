@@ -16,7 +16,7 @@ from .config import ModelConfig
 from .embedding import Embedding
 from .feed_forward import FeedForward
 from .masking import padding_mask, target_mask
-from .multi_head import AttentionDropout, MultiHeadAttention
+from .multi_head import MultiHeadAttention
 from .position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.stack import (
     Decoder,
@@ -97,7 +97,6 @@ def build_transformer(
     n_vocab: int,
     pad_id: int,
     dropout: float = 0.0,
-    attention_dropout: float = 0.0,
     *,
     attention: Callable[..., MultiHeadAttention] = MultiHeadAttention,
     make_dropout: Callable[[float], nn.Module] = nn.Dropout,
@@ -109,8 +108,6 @@ def build_transformer(
         )
     d = config.d_model
     attn = partial(attention, d, config.n_heads, config.d_k, config.d_v)
-    if attention_dropout:
-        attn = partial(attn, attend=AttentionDropout(attention_dropout))
     ff = partial(FeedForward, d, config.d_ff)
     connection = {"post": PostNorm, "pre": PreNorm}[config.norm]
     residual = lambda: connection(d, make_dropout(dropout))

@@ -38,6 +38,7 @@ ALLOWED = {
     "stack": "",
     "attention": "",
     "multi_head": "attention",
+    "attention_dropout": "attention",
     "masking": "",
     "feed_forward": "",
     "embedding": "",
@@ -81,12 +82,12 @@ ALLOWED = {
     "evaluate": "batch batched_search text transformer translate vocab",
     "heads": "batch evaluate grammar translate visualize vocab",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
-    "recipe": "atomic batch checkpoint config corpus distributed engines files inference optimizer prepared run_folder "
-    "text train transformer vocab weights",
+    "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files inference optimizer "
+    "prepared run_folder text train transformer vocab weights",
     "runs": "atomic batch checkpoint config corpus distributed engines prepared recipe run_folder train transformer "
     "visualize vocab weights",
-    "ct2": "atomic attention config embedding fast_dropout feed_forward fused_attention multi_head position "
-    "run_folder stack transformer vocab",
+    "ct2": "atomic attention attention_dropout config embedding fast_dropout feed_forward fused_attention multi_head "
+    "position run_folder stack transformer vocab",
     "variations": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
     # layer 4: whole jobs put together
     "demo": "atomic config corpus evaluate explorer files grammar heads run_folder runs train translate",

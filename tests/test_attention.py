@@ -11,6 +11,7 @@ from annotated_transformer.attention import (
     attention,
     attention_weights,
 )
+from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.background import AdditiveAttention
 from annotated_transformer.fused_attention import (
     FusedMultiHeadAttention,
@@ -18,7 +19,7 @@ from annotated_transformer.fused_attention import (
     fused_attention,
 )
 from annotated_transformer.masking import causal_mask, padding_mask, target_mask
-from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
+from annotated_transformer.multi_head import MultiHeadAttention
 
 # Both sides round each score, weight and sum once or so: a few units in the last place of numbers near 1, summed over at most 9 keys.
 # Half precision has 11 bits and bfloat16 8, so their last place near 1 is about 1e-3 and 8e-3; gradients add up over queries as well.

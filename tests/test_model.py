@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from annotated_transformer.attention import attention
+from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.decode import DecodingState
 from annotated_transformer.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
+from annotated_transformer.multi_head import MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, positional_encoding
 from annotated_transformer.stack import (
     Decoder,
@@ -261,16 +263,24 @@ def test_readable_attention_can_be_passed_in():
     close(logits(by_hand, src, tgt_in), logits(model, src, tgt_in))
 
 
-@pytest.mark.parametrize("kind", ["dropout", "attention_dropout"])
+DROPOUTS = {
+    "dropout": dict(dropout=0.3),
+    "of attention weights": dict(
+        attention=partial(MultiHeadAttention, attend=AttentionDropout(0.3))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DROPOUTS)
 def test_dropout_only_while_training(kind):
     src, tgt_in, _ = batch()
-    model, plain = make(**{kind: 0.3}), make()
+    model, plain = make(**DROPOUTS[kind]), make()
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model(src, tgt_in), plain(src, tgt_in))
     assert not torch.equal(model.train()(src, tgt_in), model(src, tgt_in))
     assert torch.equal(plain.train()(src, tgt_in), plain(src, tgt_in))
     assert any(isinstance(m, AttentionDropout) for m in model.modules()) == (
-        kind == "attention_dropout"
+        kind == "of attention weights"
     )
 
 
@@ -573,8 +583,9 @@ def test_no_two_layers_share_weights(name):
 def test_the_same_under_a_seed():
     def run(seed):
         torch.manual_seed(seed)
+        attention = partial(MultiHeadAttention, attend=AttentionDropout(0.2))
         model = build_transformer(
-            ModelConfig(**SMALL), N_VOCAB, PAD, dropout=0.2, attention_dropout=0.2
+            ModelConfig(**SMALL), N_VOCAB, PAD, dropout=0.2, attention=attention
         )
         return [*model.parameters(), model(words(2, 5), words(2, 4))]
 
@@ -733,10 +744,6 @@ def test_errors_name_the_value_and_what_would_be_right(unchecked):
         (
             lambda: build_transformer(config, 10, pad_id=-1),
             "pad_id=-1 must be from 0 to n_vocab - 1 = 9",
-        ),
-        (
-            lambda: build_transformer(config, 10, 0, attention_dropout=1.0),
-            "dropout=1.0 must be at least 0 and less than 1",
         ),
         (
             lambda: build_transformer(config, 10, 0, dropout=1.5),

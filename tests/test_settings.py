@@ -21,12 +21,13 @@ from torch.nn import LayerNorm
 from annotated_transformer import atomic
 from annotated_transformer import recipe as recipe_module
 from annotated_transformer import runs as runs_module
+from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.batch import encode_pairs, epoch_batches
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.fast_dropout import FastDropout
 from annotated_transformer.fused_attention import fused_attention
-from annotated_transformer.multi_head import AttentionDropout, MultiHeadAttention
+from annotated_transformer.multi_head import MultiHeadAttention
 from annotated_transformer.position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.recipe import build_training, validation_loss
 from annotated_transformer.run_folder import read_config, read_metrics

@@ -4,12 +4,15 @@ import io
 import re
 import subprocess
 import sys
+from functools import partial
 from itertools import combinations
 
 import pytest
 import torch
 
+from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.config import ModelConfig
+from annotated_transformer.multi_head import MultiHeadAttention
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.visualize import (
     COLOURS,
@@ -83,8 +86,9 @@ def test_maps_explain_every_output(norm, position, n_heads, d_k, d_v):
         norm=norm,
         position=position,
     )
+    attention = partial(MultiHeadAttention, attend=AttentionDropout(0.3))
     model = build_transformer(
-        config, n_vocab=30, pad_id=0, dropout=0.3, attention_dropout=0.3
+        config, n_vocab=30, pad_id=0, dropout=0.3, attention=attention
     ).train()
     src, tgt_in = torch.randint(1, 30, (3, 7)), torch.randint(1, 30, (3, 5))
     src[1, 4:], tgt_in[2, 3:] = 0, 0
