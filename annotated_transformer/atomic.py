@@ -43,10 +43,7 @@ def _fsync(path: Path) -> None:
 
 # %% ../nbs/50a_atomic.ipynb #9b038630
 def _try_lock(handle: int) -> bool:
-    """Lock an open file without waiting: False if another holder has it.
-
-    OSError where there are no locks.
-    """
+    "Lock an open file without waiting: False if it is held, OSError without locks."
     import fcntl  # here, so that other systems than POSIX can at least read a run
 
     try:
@@ -72,10 +69,7 @@ def _holder(handle: int) -> str:
 
 # %% ../nbs/50a_atomic.ipynb #08c6f095
 class FolderLock:
-    """A lock on a folder for one process at a time; a context manager.
-
-    UserError names the process that holds it. On a disk without file locks it warns.
-    """
+    "A lock on a folder for one process; UserError names the process that holds it."
 
     NAME = ".lock"
 
@@ -195,14 +189,21 @@ def _staging(parent: Path) -> Iterator[Path]:
             os.close(handle)
 
 # %% ../nbs/50a_atomic.ipynb #5c18328b
-def remove_stale_staging(folder: Path) -> None:
+def remove_stale_staging(folder: Path, is_locked: bool = False) -> None:
     """Remove the staging folders that killed processes left in `folder`, nothing else.
 
     One with an `old` in it stays: a process was killed while it exchanged two folders.
+    One without its marker may be in the making, unless a lock keeps others out.
     """
     for part in folder.glob(f"{_STAGING}*.part"):
         marker = part / _MARKER
-        if path_type(part) != "folder" or path_type(marker) != "file":
+        if path_type(part) != "folder":
+            continue
+        if is_locked and all(
+            p == marker and not p.stat().st_size for p in part.iterdir()
+        ):
+            _clear(part)
+        if path_type(marker) != "file":
             continue
         with suppress(OSError, UserError):
             handle = os.open(marker, os.O_RDWR)

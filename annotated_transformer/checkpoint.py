@@ -163,7 +163,7 @@ def save_checkpoint(
     state = gather_tensors(_optimizer_state(model, optimizer))
     if rank() != 0:
         return None
-    remove_stale_staging(folder)
+    remove_stale_staging(folder, is_locked=True)
     n_before = max(
         (again + 1 for step, again, _ in _numbered(folder) if step == progress.step),
         default=0,
@@ -351,7 +351,7 @@ def _prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
         raise UserError(
             f"keep_last={keep_last} must be at least 1: the newest checkpoint stays"
         )
-    remove_stale_staging(folder)
+    remove_stale_staging(folder, is_locked=True)
     step_of = {path: step for step, _, path in _numbered(folder)}
     found = checkpoints(folder)
     older = [path for path in found[:-1] if step_of[path] % save_every == 0]

@@ -194,7 +194,7 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
         yield []
         return
     run, start, minutes = training.run, training.start, options.minutes
-    remove_stale_staging(run)
+    remove_stale_staging(run, is_locked=True)
     _trim_metrics(run, start.step)
     lock = training.lock
     shown = []
@@ -216,15 +216,11 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
             hook.close()
 
 # %% ../nbs/55a_runs.ipynb #3a0e2295
-def _sync_interval(
-    settings: TrainConfig, device: torch.device, is_fused: bool = True
-) -> int:
-    """Steps that the loop reports together.
-
-    On CUDA with a fused optimizer the largest number up to 10 that divides the
-    intervals of validation and checkpoints, otherwise 1.
+def _sync_interval(settings: TrainConfig, device: torch.device, groups: list) -> int:
+    """Steps that the loop reports together: 1, but on CUDA with a fused optimizer
+    the largest number up to 10 that divides the intervals of validation and checkpoints.
     """
-    if device.type != "cuda" or not is_fused:
+    if device.type != "cuda" or not all(group.get("fused") for group in groups):
         return 1
     both = math.gcd(settings.valid_every, settings.save_every)
     return max(n for n in range(1, 11) if both % n == 0)
@@ -252,7 +248,6 @@ def _train_to_the_end(
     "Run the loop; a run that has stopped early before has ended, and makes no step."
     recipe, run = training.recipe, training.run
     groups = training.optimizer.param_groups
-    is_fused = all(group.get("fused") for group in groups)
     with _reporting_hooks(training, options) as hooks:
         if stop := checkpointer.stop_early():
             return stop
@@ -265,7 +260,7 @@ def _train_to_the_end(
                 recipe.train.max_steps,
                 [*hooks, checkpointer, signal],
                 recipe.train.clip_norm,
-                _sync_interval(recipe.train, training.device, is_fused),
+                _sync_interval(recipe.train, training.device, groups),
             )
         except NotFinite as e:
             last = latest(run / "checkpoints") or "not there yet"

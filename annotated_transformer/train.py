@@ -73,10 +73,7 @@ Hook = Callable[[StepRecord], Stop | None]
 
 # %% ../nbs/52c_train.ipynb #41cbce00
 class NotFinite(UserError):
-    """Training has diverged.
-
-    The weights are those before the step whose loss or gradient was not finite.
-    """
+    "Training has diverged; the weights are those before the step that was not finite."
 
 # %% ../nbs/52c_train.ipynb #a97436bd
 def _check_finite(name: str, value: float, step: int, lr: float) -> None:
@@ -144,10 +141,7 @@ def _prefetch(
     device: torch.device,  # where they will be used
     depth: int = 2,  # steps drawn ahead of those that were handed over, at least 1
 ) -> Generator[Step, None, None]:  # close it to end its thread
-    """The same steps, drawn by a thread, and pinned where the device is CUDA.
-
-    An error of `steps` is raised where its step would have been.
-    """
+    "The same steps and errors, drawn by a thread, and pinned if the device is CUDA."
     if depth < 1:
         raise ValueError(f"depth={depth} must be at least 1")
     # of (step, error); None for the step at the end
@@ -355,10 +349,7 @@ def progress_bar(
     minutes: float | None = None,  # of the run; None = count steps, not seconds
     first_step: int = 0,  # steps done before this run of the loop
 ) -> _ClosingHook:
-    """A hook that shows loss, perplexity, learning rate, speed and the time left.
-
-    It writes to standard error; `close()` leaves its line.
-    """
+    "A hook that shows loss, perplexity, learning rate, speed and time on stderr."
     if minutes is None:
         bar = tqdm(total=max_steps, initial=first_step, unit="step", dynamic_ncols=True)
     else:
@@ -397,10 +388,7 @@ def summary_writer() -> type:
 
 # %% ../nbs/52c_train.ipynb #7608ccf2
 def tensorboard(folder: Path) -> _ClosingHook:
-    """A hook that writes each record for TensorBoard into a folder; `close()` ends it.
-
-    `UserError` where TensorBoard is not installed.
-    """
+    "A hook that writes each record for TensorBoard; UserError if it is not installed."
     writer = summary_writer()(folder)
 
     def write(record: StepRecord) -> None:

@@ -602,3 +602,18 @@ def test_json_that_is_none(tmp_path):
         == {"a": "ü\u2028"}
         == json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
     )
+
+
+@pytest.mark.parametrize("marker", [None, b""], ids=["no marker", "empty marker"])
+def test_staging_killed_before_its_marker_was_written(tmp_path, marker):
+    "It may be another process's, unless a lock keeps others out; files stay."
+    part, full = (tmp_path / f".annotated_transformer-{x}.part" for x in ("a", "b"))
+    for folder in (part, full):
+        folder.mkdir()
+        if marker is not None:
+            (folder / "staging.json").write_bytes(marker)
+    (full / "precious").write_text("text", encoding="utf-8")
+    remove_stale_staging(tmp_path)
+    assert part.exists() and full.exists()
+    remove_stale_staging(tmp_path, is_locked=True)
+    assert not part.exists() and (full / "precious").exists()

@@ -308,14 +308,15 @@ def test_resume_checks_the_minutes(wrong, tmp_path):
 
 def test_steps_are_read_in_groups_on_cuda_alone():
     "Groups of at most ten, which end where a validation pass or a checkpoint is due."
-    cuda = torch.device("cuda", 0)
+    cuda, fused = torch.device("cuda", 0), [{"fused": True}]
     for valid_every in (*range(1, 40), 500, 2**31 - 1):
         for save_every in (1, 6, 7, 10, 22, 600, 1500):
             fits = [n for n in range(1, 11) if valid_every % n == save_every % n == 0]
             settings = TrainConfig(valid_every=valid_every, save_every=save_every)
-            assert _sync_interval(settings, cuda) == max(fits)
+            assert _sync_interval(settings, cuda, fused) == max(fits)
+            assert _sync_interval(settings, cuda, [{"fused": False}]) == 1
             assert {
-                _sync_interval(settings, torch.device(kind))
+                _sync_interval(settings, torch.device(kind), fused)
                 for kind in ("cpu", "mps", "xpu")
             } == {1}
 
