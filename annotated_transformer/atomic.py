@@ -175,7 +175,7 @@ def _staging(parent: Path) -> Iterator[Path]:
     handle = None
     try:
         # the marker is optional, because removing must work on a full disk too;
-        # `remove_stale_staging` leaves a folder without marker alone
+        # `remove_stale_staging` then leaves the folder, unless a lock keeps others out
         with suppress(OSError):
             handle = os.open(part / _MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             _try_lock(handle)  # before it can be known as a marker
@@ -197,15 +197,14 @@ def remove_stale_staging(folder: Path, is_locked: bool = False) -> None:
     """
     for part in folder.glob(f"{_STAGING}*.part"):
         marker = part / _MARKER
-        if path_type(part) != "folder":
-            continue
-        if is_locked and all(
-            p == marker and not p.stat().st_size for p in part.iterdir()
-        ):
-            _clear(part)
-        if path_type(marker) != "file":
+        if path_type(part) != "folder" or path_type(marker) not in ("file", "nothing"):
             continue
         with suppress(OSError, UserError):
+            found = [*part.iterdir()]
+            unmarked = not found or found == [marker] and not marker.stat().st_size
+            if is_locked and unmarked:
+                _clear(part)
+                continue
             handle = os.open(marker, os.O_RDWR)
             try:
                 ours = read_json(marker) == {"format": _FORMAT, "kind": "staging"}
@@ -298,11 +297,8 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, new)
 
 # %% ../nbs/50a_atomic.ipynb #6d1d86f6
-_LAST = (
-    "config.json",
-    "about.json",
-    "settings.json",
-)  # a reader recognises a folder by these
+# a reader recognises a folder by these
+_LAST = ("config.json", "about.json", "settings.json")
 
 # %% ../nbs/50a_atomic.ipynb #14cf711a
 def check_new_folder(path: Path) -> None:

@@ -351,7 +351,6 @@ def _prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
         raise UserError(
             f"keep_last={keep_last} must be at least 1: the newest checkpoint stays"
         )
-    remove_stale_staging(folder, is_locked=True)
     step_of = {path: step for step, _, path in _numbered(folder)}
     found = checkpoints(folder)
     older = [path for path in found[:-1] if step_of[path] % save_every == 0]

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .label_smoothing import _check_smoothing
+from .label_smoothing import check_smoothing
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00015
 def _chunk_size(n_vocab: int, device: torch.device) -> int:
@@ -109,7 +109,7 @@ def chunked_loss(
     label_smoothing: float,
 ) -> Float[Tensor, ""]:
     "`smoothed_loss` without all logits in memory at once (§5.4)."
-    _check_smoothing(label_smoothing)
+    check_smoothing(label_smoothing)
     real = tgt_out != pad_id
     device = hidden.device.type
     dtype = hidden.dtype

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 # %% ../nbs/54_label_smoothing.ipynb #54c0a001
-def _check_smoothing(label_smoothing: float) -> None:
+def check_smoothing(label_smoothing: float) -> None:
     "ValueError for what is no probability below 1."
     if not 0 <= label_smoothing < 1:
         raise ValueError(
@@ -29,7 +29,7 @@ def smoothed_loss(
     label_smoothing: float,
 ) -> Float[Tensor, ""]:
     "Smoothed cross-entropy in nats, summed over real target tokens (§5.4)."
-    _check_smoothing(label_smoothing)
+    check_smoothing(label_smoothing)
     real = tgt_out != pad_id
     logits = F.linear(hidden[real], weight)  # (n_real, n_vocab)
     # float32 at least: under autocast the logits are bfloat16

@@ -176,11 +176,8 @@ def _read_any_config(path: Path) -> tuple[str, Recipe | None, dict]:
     check_no_links(path, {"config.json"})
     values = read_json(file, FORMAT)
     kind = values.get("kind", _TRAINED)
-    if kind not in [
-        _TRAINED,
-        *_IMPORTED,
-        *_LOADERS,
-    ]:  # a list: `kind` may be unhashable
+    # a list, because `kind` may be unhashable
+    if kind not in [_TRAINED, *_IMPORTED, *_LOADERS]:
         raise UserError(f"{file}: kind={kind!r} is no kind of run that can be loaded")
     if kind != _TRAINED:
         return kind, None, values

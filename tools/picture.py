@@ -34,7 +34,7 @@ def middles(tokens: list[str]) -> list[float]:
     ends = [GAP]
     for token in tokens:
         ends.append(ends[-1] + LETTER * len(token) + GAP)
-    return [(a + b - GAP) / 2 + GAP / 2 for a, b in zip(ends, ends[1:])]
+    return [(a + b) / 2 for a, b in zip(ends, ends[1:])]
 
 
 def drawn(animal: dict, weights: list[float], top: float) -> str:
