@@ -16,8 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from . import UserError
 from annotated_transformer.atomic import (
     FolderLock,
@@ -40,11 +38,9 @@ from annotated_transformer.files import (
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 from annotated_transformer.weights import (
+    build_with_weights,
     check_sizes,
     read_metadata,
-    read_weights,
-    set_weights,
-    tensor_shapes,
 )
 
 # %% ../nbs/52d_run_folder.ipynb #ec2d420c
@@ -233,15 +229,11 @@ def load_run(path: Path) -> Run:
             f"{path / 'vocab.model'} is not the vocabulary that "
             "this run was trained with"
         )
+    check_sizes(file, recipe.model)
     sizes = recipe.model, len(vocab), vocab.pad_id
     build = partial(build_transformer, *sizes, attention=FAST.attention)
-    with recipe.model.must_fit(), torch.device("meta"):  # takes no memory
-        expected = build().state_dict()
-    check_sizes(file, recipe.model)
-    weights = read_weights(file, tensor_shapes(expected))
     with recipe.model.must_fit():
-        model = build()
-    set_weights(model, weights)
+        model = build_with_weights(build, file, (len(vocab), recipe.model.d_model))
     # after a crash between the two writes, config.json is the older one
     which = read_metadata(file).get("weights", about.get("weights"))
     about |= {"weights": which} if which else {}

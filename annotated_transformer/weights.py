@@ -7,6 +7,7 @@ __all__ = ['save_weights', 'read_weights', 'load_weights', 'read_metadata']
 
 # %% ../nbs/52b_weights.ipynb #52b00004
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,12 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from . import UserError
 from .atomic import replace_file
 from .config import ModelConfig
 from .distributed import distribute_like, full_tensor, rank
 from .files import path_type, resolve
+from .transformer import Transformer
 
 # %% ../nbs/52b_weights.ipynb #604cfc9c
 def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,6 +176,50 @@ def load_weights(
     Missing, unknown and misshapen weights are refused before any is changed.
     """
     set_weights(model, read_weights(path, tensor_shapes(model.state_dict())))
+
+# %% ../nbs/52b_weights.ipynb #0ab07e12
+class Uninitialised(TorchFunctionMode):
+    """Inside, weights have no values and take no memory; other tensors are computed.
+
+    `torch.device("meta")` would not do, because PyTorch imports its compiler for the
+    table of positions and for `normal_` on that device, which takes about a second.
+    """
+
+    def __init__(self, device: str = "meta"):
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            kwargs["device"] = self.device
+        if func is nn.init.normal_:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
+
+# %% ../nbs/52b_weights.ipynb #0ab07e14
+def build_with_weights(
+    build: Callable[[], Transformer],
+    path: Path,  # a safetensors file
+    embedding: tuple[int, int],  # the shape of the model's embedding
+) -> Transformer:
+    """The model that `build` makes, with the weights of a file, in float32.
+
+    The embedding and the numbers are checked before the model is built, because its
+    table of positions takes memory; the other shapes are checked after that.
+    """
+    weights, name = read_tensors(path), "embedding.weight"
+    shapes = tensor_shapes(weights)
+    found = {name: shapes[name]} if name in shapes else {}
+    check_shapes(path, found, {name: embedding})
+    check_finite(path, weights)
+    with Uninitialised():
+        model = build()
+    check_shapes(path, shapes, tensor_shapes(model.state_dict()))
+    # copies, since the file may be overwritten while it is mapped into memory
+    copies = {name: w.to(torch.float32, copy=True) for name, w in weights.items()}
+    model.load_state_dict(copies, assign=True)
+    return model
 
 # %% ../nbs/52b_weights.ipynb #0ab07e02
 def weights_metadata(config: ModelConfig, which: str) -> dict:

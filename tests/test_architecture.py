@@ -72,7 +72,7 @@ ALLOWED = {
     "visualize": "attention",
     "explorer": "atomic batch visualize",
     # layer 2: the model and its run on disk
-    "weights": "atomic config distributed files",
+    "weights": "atomic config distributed files transformer",
     "run_folder": "atomic config distributed engines files transformer vocab weights",
     "checkpoint": "atomic batch distributed files run_folder weights",
     "parsing": "",

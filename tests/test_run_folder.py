@@ -151,3 +151,25 @@ def test_the_walk_from_the_command_to_the_logits_is_short(run, tmp_path):
     assert len(stays) <= 18 and len(stays) - len(set(stays)) <= 3, stays
     assert stays.count("run_folder") == stays.count("files") == 1, stays
     assert not {"checkpoint", "marian", "marian_import", "evaluate"} & set(stays), stays
+
+
+def test_loading_imports_no_compiler(run):
+    "A process that translates does not import what `torch.compile` needs: a second."
+    code = (
+        "import sys; from annotated_transformer import load; load(sys.argv[1])"
+        ".translate(['the dog']); print({'sympy', 'torch._dynamo'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", code, str(run)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert shown.stdout == "set()\n"
+
+
+def test_the_embedding_is_checked_before_the_model_is_built(run, monkeypatch):
+    "A wrong d_model would make a table of positions of any size."
+    monkeypatch.setattr(run_folder, "build_transformer", pytest.fail)
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["d_model"] = 2**20
+    (run / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(run_folder, "check_sizes", lambda path, config: None)
+    with pytest.raises(UserError, match=r"embedding.weight has shape \(\d+, 16\)"):
+        load_run(run)
