@@ -10,27 +10,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .attention import attention
 from .multi_head import MultiHeadAttention
-
-# %% ../nbs/90b_fused_attention.ipynb #90b00007
-def _project(
-    x: Float[Tensor, "*batch d_model"], *maps: nn.Module
-) -> list[Float[Tensor, "*batch _"]]:
-    "Several linear maps of the same vectors, in one product if all are plain."
-    if any(type(w) is not nn.Linear for w in maps):
-        return [w(x) for w in maps]
-    widths = [w.out_features for w in maps]
-    weight = torch.cat([w.weight for w in maps])
-    bias = None
-    if any(w.bias is not None for w in maps):
-        zeros = [weight.new_zeros(width) for width in widths]
-        biases = [zero if w.bias is None else w.bias for w, zero in zip(maps, zeros)]
-        bias = torch.cat(biases)
-    return list(F.linear(x, weight, bias).split(widths, dim=-1))
 
 # %% ../nbs/90b_fused_attention.ipynb #90b0000b
 def fused_attention(
@@ -65,6 +49,8 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         attend: Callable = fused_attention,
     ):
         super().__init__(d_model, n_heads, d_k, d_v, attend)
+        # the three projections in one layer, for inference (90f)
+        self.register_module("w_qkv", None)
 
     def forward(
         self,
@@ -73,13 +59,47 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         value: Float[Tensor, "b n_k d_model"],
         mask: Bool[Tensor, "*#b_h #n_q #n_k"] | None = None,
     ) -> Float[Tensor, "b n_q d_model"]:
-        if query is key and key is value and self._has_plain_projections():
-            projected = _project(query, self.w_q, self.w_k, self.w_v)
-            q, k, v = map(self.split_heads, projected)
-            return self.output(q, k, v, mask)
+        if query is key and key is value:
+            return self.output(*self.self_projections(query), mask)
         return super().forward(query, key, value, mask)
 
-    def _has_plain_projections(self) -> bool:
-        "Is this no subclass with queries, keys or values of its own, such as rotary ones?"
+    def self_projections(
+        self,
+        x: Float[Tensor, "b n d_model"],
+        positions: Int[Tensor, " n"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "b h n d_k"],
+        Float[Tensor, "b h n d_k"],
+        Float[Tensor, "b h n d_v"],
+    ]:
+        "Queries, keys and values of the same vectors, in one product if possible."
+        if self.w_qkv is not None:
+            product = self.w_qkv(x)
+        elif self.has_plain_projections():
+            product = F.linear(x, *self.joined_projections())
+        else:
+            return self.queries(x, positions), *self.keys_values(x, x, positions)
+        widths = [w.out_features for w in (self.w_q, self.w_k, self.w_v)]
+        q, k, v = map(self.split_heads, product.split(widths, dim=-1))
+        return q, k, v
+
+    def has_plain_projections(self) -> bool:
+        "Are the maps plain, and is this no subclass with queries or keys of its own?"
         own, plain = type(self), MultiHeadAttention
-        return own.queries is plain.queries and own.keys_values is plain.keys_values
+        if own.queries is not plain.queries or own.keys_values is not plain.keys_values:
+            return False
+        return all(type(w) is nn.Linear for w in (self.w_q, self.w_k, self.w_v))
+
+    def joined_projections(
+        self,
+    ) -> tuple[Float[Tensor, "n_out d_model"], Float[Tensor, " n_out"] | None]:
+        "Weight and bias of one linear map whose output is q, k and v, concatenated."
+        maps = self.w_q, self.w_k, self.w_v
+        weight = torch.cat([w.weight for w in maps])
+        if all(w.bias is None for w in maps):
+            return weight, None
+        biases: list[Tensor] = []
+        for w in maps:
+            no_bias = weight.new_zeros(w.out_features)
+            biases.append(no_bias if w.bias is None else w.bias)
+        return weight, torch.cat(biases)

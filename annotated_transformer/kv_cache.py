@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .decode import DecodingState
+from .fused_attention import FusedMultiHeadAttention
 from .transformer import Transformer
 
 # %% ../nbs/90d_kv_cache.ipynb #90d00007
@@ -54,7 +55,16 @@ class _Step(NamedTuple):
     n_past: int
     positions: Int[Tensor, " beam"]
     slot_mask: Bool[Tensor, "b 1 beam n_slots"] | None
-    src_mask: Bool[Tensor, "b 1 1 s"]
+    src_mask: Bool[Tensor, "b 1 1 s"] | None
+
+# %% ../nbs/90d_kv_cache.ipynb #90d0000f1
+def _project(
+    attn: nn.Module, y: Float[Tensor, "b n d_model"], positions: Int[Tensor, " n"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    "Queries, keys and values of self-attention, in one product if the module can."
+    if isinstance(attn, FusedMultiHeadAttention):
+        return attn.self_projections(y, positions)
+    return attn.queries(y, positions), *attn.keys_values(y, y, positions)
 
 # %% ../nbs/90d_kv_cache.ipynb #90d00010
 def _decoder_layer_step(
@@ -69,10 +79,10 @@ def _decoder_layer_step(
 
     def self_attention(y: Tensor) -> Tensor:
         nonlocal past
-        new = attn.keys_values(y, y, step.positions)
+        q, *new = _project(attn, y, step.positions)
         past = _KeyValue(*(_append_kv(*two, step.n_past) for two in zip(past, new)))
         k, v = (kept[:, :, : step.n_past + y.size(1)] for kept in past)
-        return attn.output(attn.queries(y, step.positions), k, v, step.slot_mask)
+        return attn.output(q, k, v, step.slot_mask)
 
     def cross_attention(y: Tensor) -> Tensor:
         q = cross_attn.queries(y, step.positions)
@@ -97,6 +107,8 @@ class KVCache:
         past = [t[:, :, :0] for kv in projected for t in kv]  # no slots yet
         slots = torch.empty(len(src), 1, 0, dtype=torch.int64, device=src.device)
         kept = [t for kv in projected for t in kv]
+        if src_mask.all():
+            src_mask = src_mask[..., :0]  # says that nothing is masked
         return DecodingState([slots], [*past, *kept, src_mask])
 
     def step(
@@ -118,7 +130,7 @@ class KVCache:
         slots = torch.cat([slots, new_slots.expand(b, beam)[..., None]], dim=-1)
         positions = torch.full_like(new_slots, t)
         mask = _slot_mask(slots, n_past + beam)
-        step = _Step(n_past, positions, mask, src_mask)
+        step = _Step(n_past, positions, mask, src_mask if src_mask.numel() else None)
         n_kept = len(kept) // 2
         hidden, past = self._decode(last_ids, t, kept[:n_kept], kept[n_kept:], step)
         log_probs = self.model.embedding.logits(hidden).float().log_softmax(dim=-1)

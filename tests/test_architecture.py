@@ -58,10 +58,10 @@ ALLOWED = {
     "fused_attention": "attention multi_head",
     "chunked_loss": "label_smoothing",
     "batched_search": "decode",
-    "inference": "",
+    "inference": "fused_attention",
     # layer 1: what holds parts together
     "transformer": "config stack multi_head masking feed_forward embedding position",
-    "kv_cache": "decode transformer",
+    "kv_cache": "decode fused_attention transformer",
     "engines": "chunked_loss decode fast_dropout fused_attention kv_cache label_smoothing multi_head",
     "background": "",
     "convolutions": "",

@@ -15,7 +15,6 @@ from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.background import AdditiveAttention
 from annotated_transformer.fused_attention import (
     FusedMultiHeadAttention,
-    _project,
     fused_attention,
 )
 from annotated_transformer.masking import causal_mask, padding_mask, target_mask
@@ -393,16 +392,22 @@ def test_any_padding_on_either_side_changes_nothing(before, after):
 @sweep
 @given(
     sizes,
-    st.lists(st.tuples(sizes, st.booleans()), min_size=1, max_size=4),
+    sizes,
+    sizes,
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.integers(0, 99),
 )
-def test_fused_projections_are_the_separate_ones(d_model, maps, seed):
+def test_fused_projections_are_the_separate_ones(d_model, d_k, d_v, biases, seed):
     "Outputs and gradients, of the input and of every weight and bias, whichever of the maps have a bias."
     torch.manual_seed(seed)
-    linears = [nn.Linear(d_model, width, bias) for width, bias in maps]
+    module = FusedMultiHeadAttention(d_model, 2, d_k, d_v)
+    for name, width, bias in zip(("w_q", "w_k", "w_v"), (d_k, d_k, d_v), biases):
+        setattr(module, name, nn.Linear(d_model, 2 * width, bias))
+    maps = module.w_q, module.w_k, module.w_v
     x = torch.randn(2, 3, d_model, requires_grad=True)
-    weights = [x, *(p for linear in linears for p in linear.parameters())]
-    together, apart = _project(x, *linears), [linear(x) for linear in linears]
+    weights = [x, *(p for linear in maps for p in linear.parameters())]
+    together = module.self_projections(x)
+    apart = module.queries(x), *module.keys_values(x, x)
     ones = [torch.randn_like(y) for y in apart]
     for a, b in zip(together, apart, strict=True):
         close(a, b)

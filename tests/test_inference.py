@@ -10,7 +10,7 @@ from annotated_transformer import UserError, inference
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.inference import (
     Int8Linear,
-    PackedLinear,
+    PreparedLinear,
     _can_pack,
     can_int8,
     limit_kernels,
@@ -44,17 +44,17 @@ def test_a_processor_without_bf16_takes_plain_products(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", Older)
     ready = ready_to_translate(small_model(), "bf16")
     assert next(ready.parameters()).dtype == torch.bfloat16 and not ready.training
-    assert not any(isinstance(module, PackedLinear) for module in ready.modules())
-    assert any(
-        isinstance(module, PackedLinear)
-        for module in ready_to_translate(small_model()).modules()
-    )
+    src, tgt_in = torch.randint(1, 50, (32, 7)), torch.randint(1, 50, (32, 5))
+    hidden = ready(src, tgt_in)  # 224 source tokens
+    assert hidden.dtype == torch.bfloat16 and hidden.isfinite().all()
+    prepared = [m for m in ready.modules() if isinstance(m, PreparedLinear)]
+    assert prepared and all(m._packed is None for m in prepared)
 
 
 @packs
 def test_a_model_cast_afterwards_is_followed():
     linear, x = nn.Linear(5, 7).requires_grad_(False), torch.randn(3, 5)
-    packed = PackedLinear(linear.weight, linear.bias)
+    packed = PreparedLinear(linear.weight, linear.bias)
     torch.testing.assert_close(packed.double()(x.double()), linear.double()(x.double()))
 
 
@@ -149,12 +149,15 @@ def small_model(**sizes):
     [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs_bf16), "int8"],
 )
 def test_no_product_reads_the_plain_weights(precision):
-    "Encoder, decoder and logits use the packed weights alone: with NaN in the plain ones, nothing changes."
+    "Encoder, decoder and logits use packed weights alone if plain ones are for no vectors."
     ready, src, tgt_in = (
         ready_to_translate(small_model(), precision),
         torch.randint(1, 50, (3, 7)),
         torch.randint(1, 50, (3, 5)),
     )
+    for module in ready.modules():
+        if isinstance(module, PreparedLinear):
+            module.plain_rows = 0
 
     def outputs():
         with torch.no_grad():
@@ -167,7 +170,7 @@ def test_no_product_reads_the_plain_weights(precision):
     before, n_maps = outputs(), 0
     for module in ready.modules():
         if (
-            isinstance(module, (PackedLinear, Int8Linear))
+            isinstance(module, (PreparedLinear, Int8Linear))
             and module is not ready.embedding.output
         ):  # whose matrix looks words up
             module.weight = nn.Parameter(

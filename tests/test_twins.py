@@ -40,7 +40,7 @@ from annotated_transformer.fused_attention import (
 )
 from annotated_transformer.inference import (
     Int8Linear,
-    PackedLinear,
+    PreparedLinear,
     _can_pack,
     can_int8,
 )
@@ -530,7 +530,7 @@ TWINS = [
     Twin(
         "packed linear layer",
         partial(apply_linear, plain_linear),
-        partial(apply_linear, PackedLinear),
+        partial(apply_linear, PreparedLinear),
         linear_inputs,
         linear_cases(40, n_in=(1, 70), n_out=(1, 70), n=(0, 70))
         | {
