@@ -366,7 +366,7 @@ def _fill_table(
     "`fill_table`, where each row is a run; CommandError for an interrupted one."
     from annotated_transformer.runs import RunOptions, train_or_resume
     from annotated_transformer.train import Interrupted
-    from annotated_transformer.variations import fill_table, row_trainer
+    from annotated_transformer.variation_runs import fill_table, row_trainer
 
     def train(recipe, run: Path, minutes: float | None) -> dict:
         options = RunOptions(device, minutes, folder / "data", quiet=quiet)
@@ -407,7 +407,7 @@ def _variations_verb(
     """
     from annotated_transformer.config import check_minutes
     from annotated_transformer.corpus import load_corpus
-    from annotated_transformer.variations import format_table, make_plan, read_table
+    from annotated_transformer.variation_runs import format_table, make_plan, read_table
 
     check_minutes(minutes)
     more = [] if steps is None else [f"max_steps={steps}"]

@@ -53,6 +53,7 @@ ALLOWED = {
     "optimizer": "",
     "label_smoothing": "",
     "decode": "",
+    "variations": "",
     # engines of parts
     "fast_dropout": "",
     "fused_attention": "attention multi_head",
@@ -88,11 +89,11 @@ ALLOWED = {
     "visualize vocab weights",
     "ct2": "atomic attention attention_dropout config embedding fast_dropout feed_forward fused_attention multi_head "
     "position run_folder stack transformer vocab",
-    "variations": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
+    "variation_runs": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
     # layer 4: whole jobs put together
     "demo": "atomic config corpus evaluate explorer files grammar heads run_folder runs train translate",
     # layer 5
-    "cli_train": "config corpus demo distributed evaluate run_folder runs train variations",
+    "cli_train": "config corpus demo distributed evaluate run_folder runs train variation_runs",
     "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder text translate",
     "cli": "cli_train cli_use",
 }
@@ -190,7 +191,7 @@ FORWARD = {
     ("translate", "engines"),
     ("translate", "inference"),
     ("evaluate", "batched_search"),
-    ("variations", "batched_search"),
+    ("variation_runs", "batched_search"),
 }
 
 
