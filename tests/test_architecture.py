@@ -67,6 +67,7 @@ ALLOWED = {
     "background": "",
     "convolutions": "",
     "complexity": "attention",
+    "layer_costs": "",
     "batch": "vocab",
     "prepared": "atomic batch files vocab",
     "train": "batch distributed",
