@@ -82,6 +82,7 @@ ALLOWED = {
     # layer 3: a whole job
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
     "evaluate": "batch batched_search text transformer translate vocab",
+    "significance": "evaluate",
     "heads": "batch evaluate grammar translate visualize vocab",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files inference optimizer "
@@ -95,7 +96,8 @@ ALLOWED = {
     "demo": "atomic config corpus evaluate explorer files grammar heads run_folder runs train translate",
     # layer 5
     "cli_train": "config corpus demo distributed evaluate run_folder runs train variation_runs",
-    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder text translate",
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder significance text "
+    "translate",
     "cli": "cli_train cli_use",
 }
 ENGINES = {
