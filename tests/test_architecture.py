@@ -78,6 +78,7 @@ ALLOWED = {
     "run_folder": "atomic config distributed engines files transformer vocab weights",
     "checkpoint": "atomic batch distributed files run_folder weights",
     "parsing": "",
+    "parsing_results": "parsing",
     "marian": "config embedding feed_forward fused_attention masking position stack transformer weights",
     # layer 3: a whole job
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
