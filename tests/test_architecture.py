@@ -16,6 +16,7 @@ PROSE = {
     "index",
     "one_page",
     "introduction",
+    "systems_compared",
     "answers",
     "command_line",
     "comparison",
