@@ -29,6 +29,7 @@ from .corpus import Corpus
 from .distributed import pick_device
 from .evaluate import bleu
 from .files import check_no_links, path_type, read_json
+from .hooks import STOP_SIGNALS, Interrupted
 from annotated_transformer.run_folder import (
     FORMAT,
     read_config,
@@ -36,7 +37,6 @@ from annotated_transformer.run_folder import (
     remove_run_files,
 )
 from .text import fingerprint
-from .train import STOP_SIGNALS, Interrupted
 from .translate import load
 
 # %% ../nbs/62a_variation_runs.ipynb #d3e7f379
