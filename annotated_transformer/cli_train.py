@@ -86,8 +86,8 @@ def _report_end(run: Path) -> None:
 
     An interrupted run exits with the status of its signal.
     """
+    from annotated_transformer.hooks import STOP_SIGNALS, Interrupted
     from annotated_transformer.run_folder import read_config
-    from annotated_transformer.train import STOP_SIGNALS, Interrupted
 
     if not _is_first_process():
         return
@@ -364,9 +364,9 @@ def _fill_table(
     folder: Path, plan, corpus, minutes: float | None, device: str | None, quiet: bool
 ) -> bool:  # are all rows done?
     "`fill_table`, where each row is a run; CommandError for an interrupted one."
+    from annotated_transformer.hooks import Interrupted
     from annotated_transformer.runs import RunOptions, train_or_resume
-    from annotated_transformer.train import Interrupted
-    from annotated_transformer.variations import fill_table, row_trainer
+    from annotated_transformer.variation_runs import fill_table, row_trainer
 
     def train(recipe, run: Path, minutes: float | None) -> dict:
         options = RunOptions(device, minutes, folder / "data", quiet=quiet)
@@ -407,7 +407,7 @@ def _variations_verb(
     """
     from annotated_transformer.config import check_minutes
     from annotated_transformer.corpus import load_corpus
-    from annotated_transformer.variations import format_table, make_plan, read_table
+    from annotated_transformer.variation_runs import format_table, make_plan, read_table
 
     check_minutes(minutes)
     more = [] if steps is None else [f"max_steps={steps}"]
@@ -430,7 +430,7 @@ def _demo_verb(
 ) -> None:
     "Train for two minutes, translate, and draw the attention."
     from annotated_transformer.demo import run_demo
-    from annotated_transformer.train import Interrupted
+    from annotated_transformer.hooks import Interrupted
 
     try:
         run_demo(out, echo=typer.echo)

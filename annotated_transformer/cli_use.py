@@ -231,6 +231,7 @@ def _score_verb(
     from sacrebleu.metrics import BLEU, CHRF
 
     from annotated_transformer import evaluate
+    from annotated_transformer.significance import score_systems
     from annotated_transformer.translate import load
 
     search = _chosen_search(beam_size, alpha)
@@ -245,7 +246,7 @@ def _score_verb(
     }
     several, n_bootstrap = len(hypotheses) > 1, 1000 if confidence else 0
     for metric in [BLEU, CHRF] if chrf else [BLEU]:
-        found = evaluate.score_systems(hypotheses, texts[ref], metric(), n_bootstrap)
+        found = score_systems(hypotheses, texts[ref], metric(), n_bootstrap)
         for score in found:
             typer.echo(score)
     if flavours:

@@ -24,9 +24,9 @@ from .explorer import write_attention_page
 from .files import path_type, read_json, resolve, sha256
 from .grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
 from .heads import pronoun_sentences
+from .hooks import STOP_SIGNALS, Interrupted
 from .run_folder import FORMAT, foreign_entries, read_config
 from .runs import train_run
-from .train import STOP_SIGNALS, Interrupted
 from .translate import Translator, load
 
 # %% ../nbs/94_demo.ipynb #94de0007

@@ -39,12 +39,13 @@ from annotated_transformer.distributed import (
 )
 from .engines import FAST, Engines
 from .files import path_type, resolve
+from .hooks import append_json
 from .inference import limit_kernels
 from .optimizer import adam, inverse_sqrt_schedule, linear_schedule
 from .prepared import Prepared, open_prepared, prepare
 from .run_folder import read_config, write_config
 from .text import fingerprint
-from .train import StepRecord, Stop, append_json
+from .train import StepRecord, Stop
 from .transformer import Transformer, build_transformer
 from .vocab import Vocab
 from annotated_transformer.weights import (

@@ -50,6 +50,15 @@ from annotated_transformer.distributed import (
     world_size,
 )
 from .engines import FAST, Engines
+from annotated_transformer.hooks import (
+    STOP_SIGNALS,
+    metrics_file,
+    on_signal,
+    progress_bar,
+    stop_after,
+    summary_writer,
+    tensorboard,
+)
 from .prepared import Prepared
 from annotated_transformer.recipe import (
     BatchLoss,
@@ -63,19 +72,7 @@ from annotated_transformer.run_folder import (
     read_metrics,
     write_config,
 )
-from annotated_transformer.train import (
-    STOP_SIGNALS,
-    Hook,
-    NotFinite,
-    Stop,
-    metrics_file,
-    on_signal,
-    progress_bar,
-    stop_after,
-    summary_writer,
-    tensorboard,
-    train,
-)
+from .train import Hook, NotFinite, Stop, train
 from .transformer import Transformer
 from .vocab import Vocab
 from .weights import check_sizes, read_metadata

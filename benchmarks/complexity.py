@@ -8,7 +8,7 @@ The settings before the command make glibc keep freed memory. Without them it re
 the next one cleared page by page: times jump where the n × n scores reach that size, and a fit over such lengths measures the jump.
 
 Forward passes on one thread. The whole grid is gone through `--sweeps` times; in each sweep the layers take turns at each length, and the
-least time of all is kept. Bytes are counted and do not depend on the machine. Notebook 40 fits and draws.
+least time of all is kept. Bytes are counted and do not depend on the machine. Notebook 40a fits and draws.
 """
 
 import argparse
@@ -21,12 +21,11 @@ import torch
 from torch import nn
 
 from annotated_transformer.attention import attention
-from annotated_transformer.complexity import (
-    SelfAttention,
+from annotated_transformer.complexity import SelfAttention, table_1_layers
+from annotated_transformer.layer_costs import (
     activation_bytes,
     cpu_seconds,
     flash_attention,
-    table_1_layers,
 )
 from annotated_transformer.multi_head import MultiHeadAttention
 

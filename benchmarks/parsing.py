@@ -28,13 +28,15 @@ from annotated_transformer.inference import ready_to_translate
 from annotated_transformer.parsing import (
     BracketScore,
     LinearisationErrors,
-    ParsingResult,
     Tree,
     bracket_score,
+    read_trees,
+)
+from annotated_transformer.parsing_results import (
+    ParsingResult,
     load_treebank,
     parse,
     parsing_experiment,
-    read_trees,
 )
 from annotated_transformer.run_folder import load_run
 from annotated_transformer.runs import RunOptions, train_run

@@ -16,6 +16,7 @@ PROSE = {
     "index",
     "one_page",
     "introduction",
+    "systems_compared",
     "answers",
     "command_line",
     "comparison",
@@ -53,6 +54,7 @@ ALLOWED = {
     "optimizer": "",
     "label_smoothing": "",
     "decode": "",
+    "variations": "",
     # engines of parts
     "fast_dropout": "",
     "fused_attention": "attention multi_head",
@@ -66,9 +68,11 @@ ALLOWED = {
     "background": "",
     "convolutions": "",
     "complexity": "attention",
+    "layer_costs": "",
     "batch": "vocab",
     "prepared": "atomic batch files vocab",
     "train": "batch distributed",
+    "hooks": "train",
     "visualize": "attention",
     "explorer": "atomic batch visualize",
     # layer 2: the model and its run on disk
@@ -76,24 +80,27 @@ ALLOWED = {
     "run_folder": "atomic config distributed engines files transformer vocab weights",
     "checkpoint": "atomic batch distributed files run_folder weights",
     "parsing": "",
+    "parsing_results": "parsing",
     "marian": "config embedding feed_forward fused_attention masking position stack transformer weights",
     # layer 3: a whole job
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
     "evaluate": "batch batched_search text transformer translate vocab",
+    "significance": "evaluate",
     "heads": "batch evaluate grammar translate visualize vocab",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
-    "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files inference optimizer "
+    "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files hooks inference optimizer "
     "prepared run_folder text train transformer vocab weights",
-    "runs": "atomic batch checkpoint config corpus distributed engines prepared recipe run_folder train transformer "
+    "runs": "atomic batch checkpoint config corpus distributed engines hooks prepared recipe run_folder train transformer "
     "visualize vocab weights",
     "ct2": "atomic attention attention_dropout config embedding fast_dropout feed_forward fused_attention multi_head "
     "position run_folder stack transformer vocab",
-    "variations": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
+    "variation_runs": "atomic batched_search config corpus distributed evaluate files hooks run_folder text translate",
     # layer 4: whole jobs put together
-    "demo": "atomic config corpus evaluate explorer files grammar heads run_folder runs train translate",
+    "demo": "atomic config corpus evaluate explorer files grammar heads hooks run_folder runs translate",
     # layer 5
-    "cli_train": "config corpus demo distributed evaluate run_folder runs train variations",
-    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder text translate",
+    "cli_train": "config corpus demo distributed evaluate hooks run_folder runs variation_runs",
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder significance text "
+    "translate",
     "cli": "cli_train cli_use",
 }
 ENGINES = {
@@ -190,7 +197,7 @@ FORWARD = {
     ("translate", "engines"),
     ("translate", "inference"),
     ("evaluate", "batched_search"),
-    ("variations", "batched_search"),
+    ("variation_runs", "batched_search"),
 }
 
 

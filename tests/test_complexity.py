@@ -15,21 +15,23 @@ from annotated_transformer.complexity import (
     RestrictedAttention,
     SelfAttention,
     _Convolution,
-    _crossing,
     _dependencies,
     _longest_chain,
     _powers,
     _Recurrent,
     _SeparableConvolution,
-    activation_bytes,
-    cpu_seconds,
-    fit_exponent,
-    flash_attention,
     max_path_length,
     multiply_adds,
     table_1_layers,
 )
 from annotated_transformer.feed_forward import FeedForward
+from annotated_transformer.layer_costs import (
+    _crossing,
+    activation_bytes,
+    cpu_seconds,
+    fit_exponent,
+    flash_attention,
+)
 from annotated_transformer.multi_head import MultiHeadAttention
 
 

@@ -16,22 +16,24 @@ from annotated_transformer.parsing import (
     _NOT_COUNTED,
     _PUNCTUATION,
     _ROOT,
-    _TREEBANK,
     _UNKNOWN_TAG,
     BracketScore,
     LinearisationErrors,
     Tree,
-    _plain,
-    _plain_label,
-    _training_pair,
-    _tree_tokens,
     bracket_score,
     delinearise,
     linearise,
+    plain_label,
+    read_trees,
+)
+from annotated_transformer.parsing_results import (
+    _TREEBANK,
+    _plain,
+    _training_pair,
+    _tree_tokens,
     load_treebank,
     parse,
     parsing_experiment,
-    read_trees,
 )
 from annotated_transformer.vocab import learn_bpe
 
@@ -660,7 +662,7 @@ def test_nltk_reads_the_treebank_as_we_do(data_dir, sample):
                 None if node.label() == "-NONE-" else Tree(node.label(), word=node[0])
             )
         parts = tuple(filter(None, map(without, node)))
-        return Tree(_plain_label(node.label()) or _ROOT, parts) if parts else None
+        return Tree(plain_label(node.label()) or _ROOT, parts) if parts else None
 
     with zipfile.ZipFile(data_dir / "treebank" / "treebank.zip") as archive:
         texts = [

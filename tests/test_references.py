@@ -6,7 +6,16 @@ import re
 import pytest
 from conftest import ROOT
 from notebooks import joined
-from references import BIBLIOGRAPHY, cites, mentions, missing, named
+from references import (
+    BIBLIOGRAPHY,
+    anchor,
+    cites,
+    first_unlinked,
+    mentions,
+    missing,
+    named,
+    unlinked,
+)
 
 ENTRIES = json.loads(BIBLIOGRAPHY.read_text(encoding="utf-8"))
 
@@ -33,6 +42,31 @@ def test_every_mention_is_in_the_bibliography():
     assert missing() == {}, "add them to reference/bibliography.json"
 
 
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        (
+            "by [Müller et al. (2019)](reading.ipynb#muller-et-al-2019), then Müller et al. 2019",
+            [],
+        ),
+        ("[Vinyals et al. (2015, §2.2)](reading.ipynb#vinyals-et-al-2015)", []),
+        ('<a href="reading.ipynb#elman-1990">Elman 1990</a>', []),
+        ("Elman 1990, later [Elman 1990](reading.ipynb#elman-1990)", ["Elman 1990"]),
+        ("[Elman 1990](reading.ipynb#gage-1994)", ["Elman 1990"]),
+        ("[Elman 1990](https://example.org)", ["Elman 1990"]),
+        ("nobody in December 2017", []),
+    ],
+)
+def test_first_mentions_without_a_link_are_found(text, found):
+    assert first_unlinked(text) == found
+
+
+def test_every_first_mention_leads_to_the_bibliography():
+    assert unlinked() == {}, (
+        "write [Author et al. 2017](reading.ipynb#author-et-al-2017)"
+    )
+
+
 def test_entries_are_complete_and_in_order():
     firsts = [entry["cites"][0] for entry in ENTRIES]
     assert firsts == sorted(firsts, key=str.lower)
@@ -53,6 +87,7 @@ def test_page_has_an_anchor_for_every_entry():
         for cell in cells
         for out in cell.get("outputs", [])
     )
-    assert len(re.findall(r'<a id="[a-z0-9-]+"></a>', stored)) == len(ENTRIES)
+    ids = re.findall(r'<a id="([a-z0-9-]+)"></a>', stored)
+    assert ids == [anchor(entry["cites"][0]) for entry in ENTRIES]
     for entry in ENTRIES:
         assert f"</a>{entry['cites'][0]} |" in stored, "run the notebook reading"

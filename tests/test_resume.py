@@ -122,15 +122,15 @@ def command(
 HARM = """
 import os, signal
 def harm():
-    from annotated_transformer import train
-    plain = train.metrics_file
+    from annotated_transformer import hooks
+    plain = hooks.metrics_file
     def harmed(*args):
         write = plain(*args)
         def hook(record):
             write(record)
             if record.step == int(os.environ["AT_STEP"]): os.kill(os.getpid(), getattr(signal, os.environ["HARM"]))
         return hook
-    train.metrics_file = harmed
+    hooks.metrics_file = harmed
 if "HARM" in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0": harm()
 def watch():
     import json

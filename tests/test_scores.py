@@ -23,23 +23,21 @@ from annotated_transformer.corpus import load_corpus
 from annotated_transformer.evaluate import (
     _SUSTAINED_FLOPS,
     Score,
-    _Comparison,
     _Perplexity,
     _split_hyphens,
     bleu,
     bleu_variants,
     chrf,
-    compare,
     corpus_score,
     moses_lowercase,
     moses_tokenize,
     perplexity,
     pronoun_accuracy,
     read_aligned,
-    score_systems,
     training_cost,
 )
 from annotated_transformer.grammar import builtin
+from annotated_transformer.significance import _Comparison, compare, score_systems
 from annotated_transformer.transformer import build_transformer
 from annotated_transformer.translate import Translator
 from annotated_transformer.vocab import learn_bpe

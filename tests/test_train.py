@@ -19,18 +19,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import annotated_transformer.train as loop
 from annotated_transformer import UserError
 from annotated_transformer.batch import Batch, RunPosition, Step
-from annotated_transformer.train import (
+from annotated_transformer.hooks import (
     STOP_SIGNALS,
-    NotFinite,
-    StepRecord,
-    Stop,
     _every,
-    _prefetch,
     metrics_file,
     on_signal,
     progress_bar,
     stop_after,
     tensorboard,
+)
+from annotated_transformer.train import (
+    NotFinite,
+    StepRecord,
+    Stop,
+    _prefetch,
     train,
 )
 
@@ -761,7 +763,7 @@ def test_the_bar_is_plain_text_everywhere():
     "tqdm.auto would draw a widget in a notebook, and warn where there are none."
     import tqdm.std
 
-    import annotated_transformer.train as module
+    import annotated_transformer.hooks as module
 
     assert module.tqdm is tqdm.std.tqdm
 

@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from annotated_transformer.config import Recipe, override
 from annotated_transformer.run_folder import create_run
-from annotated_transformer.variations import (
+from annotated_transformer.variation_runs import (
     _BASES,
     _KEY_ROWS,
     _ROWS,
@@ -25,13 +25,11 @@ from annotated_transformer.variations import (
     _row_folder,
     _row_recipe,
     _start_table,
-    _verdict,
-    effects,
     fill_table,
     format_table,
-    pooled_std,
     read_table,
 )
+from annotated_transformer.variations import _verdict, effects, pooled_std
 
 TABLE3 = json.loads((ROOT / "reference/paper_tables.json").read_text(encoding="utf-8"))[
     "table3"
@@ -298,7 +296,7 @@ def test_time_is_up(tmp_path, monkeypatch):
     "A row that is not through when time is up has no result; none is begun without time; each gets what is left."
     now, given = [0.0], []
     monkeypatch.setattr(
-        "annotated_transformer.variations.time.monotonic", lambda: now[0]
+        "annotated_transformer.variation_runs.time.monotonic", lambda: now[0]
     )
 
     def slow(recipe, run, minutes):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from fold import each
 from notebooks import code_of, directives, joined
 
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe
@@ -127,13 +128,24 @@ def broken(links: list[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_links_lead_to_a_place(name):
-    links = re.findall(
-        r"\]\(([\w./-]+\.ipynb(?:#[^)\s]+)?)\)|href=\"([\w./-]+\.ipynb(?:#[^\"]+)?)\"",
+def links_of(name: str) -> list[str]:
+    "Links of a page to notebooks and to its own headings."
+    found = re.findall(
+        r"\]\(([\w./-]+\.ipynb(?:#[^)\s]+)?)\)|href=\"([\w./-]+\.ipynb(?:#[^\"]+)?)\""
+        r"|\]\((#[^)\s]+)\)",
         text_of(name),
     )
-    assert links and broken([a or b for a, b in links]) == []
+    return [a or b or f"{name}.ipynb{own}" for a, b, own in found]
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_pages_to_look_things_up_have_links(name):
+    assert links_of(name)
+
+
+@each("name", sorted(p.stem for p in NBS.glob("[!_.]*.ipynb")))
+def test_links_lead_to_a_place(name):
+    assert broken(links_of(name)) == []
 
 
 def test_references_of_links_are_defined():

@@ -61,13 +61,14 @@ def of_markdown(text: str) -> Found:
 
 
 def of_notebook(text: str) -> Found:
-    return of_markdown(
-        "\n\n".join(
-            joined(c["source"])
-            for c in json.loads(text)["cells"]
-            if c["cell_type"] == "markdown"
-        )
+    "Of its Markdown; its outputs that are Markdown have anchors too."
+    cells = json.loads(text)["cells"]
+    found = of_markdown(
+        "\n\n".join(joined(c["source"]) for c in cells if c["cell_type"] == "markdown")
     )
+    outputs = [o.get("data", {}) for c in cells for o in c.get("outputs", [])]
+    shown = "\n\n".join(joined(data.get("text/markdown", "")) for data in outputs)
+    return Found(found.anchors | of_html(shown).anchors, found.targets)
 
 
 def inside(url: str, folder: Path, root: Path, cfg: dict[str, str]) -> str | None:

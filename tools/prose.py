@@ -67,7 +67,7 @@ def plain(markdown: str) -> str:
     "What a reader reads as prose: no code, formula, tag or address."
     text = re.sub(r"```.*?```|\$\$.*?\$\$|<!--.*?-->", " ", markdown, flags=re.S)
     text = re.sub(r"`[^`]*`|\$[^$\n]*\$|<[^>]+>", " x ", text)
-    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", " ", text)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)|^\[[^\]]+\]: \S+$", " ", text, flags=re.M)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
