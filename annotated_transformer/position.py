@@ -51,7 +51,7 @@ class LearnedPosition(nn.Module):
         super().__init__()
         self.n_positions = n_positions
         self.table = nn.Parameter(torch.empty(n_positions, d_model))
-        nn.init.normal_(self.table, std=d_model**-0.5)  # as the embedding (§3.4)
+        nn.init.normal_(self.table, std=d_model**-0.5)  # norm 1
 
     def forward(
         self, x: Float[Tensor, "b n d_model"], start: int = 0
