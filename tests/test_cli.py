@@ -26,7 +26,7 @@ from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, _name_table, build_marian
+from annotated_transformer.marian import MarianConfig, build_marian, marian_names
 from annotated_transformer.marian_import import _FILES
 from annotated_transformer.train import Stop
 
@@ -1204,7 +1204,7 @@ def marian(tmp_path_factory) -> Path:
     save_file(
         {
             theirs: torch.randn_like(ours[mine])
-            for theirs, mine in _name_table(config).items()
+            for theirs, mine in marian_names(config).items()
         },
         folder / "model.safetensors",
     )

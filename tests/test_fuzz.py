@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save, save_file
 
 from annotated_transformer.cli import _app, main
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, _name_table, build_marian
+from annotated_transformer.marian import MarianConfig, build_marian, marian_names
 from annotated_transformer.marian_import import import_marian
 from annotated_transformer.vocab import learn_bpe
 
@@ -314,7 +314,7 @@ def marian_checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
     weights = build_marian(config).state_dict()
     save_file(
-        {theirs: weights[ours] for theirs, ours in _name_table(config).items()},
+        {theirs: weights[ours] for theirs, ours in marian_names(config).items()},
         folder / "model.safetensors",
     )
     (folder / "vocab.json").write_text(json.dumps(ids))
