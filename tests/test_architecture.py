@@ -20,6 +20,7 @@ PROSE = {
     "command_line",
     "comparison",
     "many_gpus",
+    "serving",
     "map",
     "misreadings",
     "reading",
@@ -88,12 +89,14 @@ ALLOWED = {
     "visualize vocab weights",
     "ct2": "atomic attention attention_dropout config embedding fast_dropout feed_forward fused_attention multi_head "
     "position run_folder stack transformer vocab",
+    "model_card": "config evaluate files run_folder",
+    "hugging_face": "atomic config ct2 marian model_card run_folder vocab",
     "variations": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
     # layer 4: whole jobs put together
     "demo": "atomic config corpus evaluate explorer files grammar heads run_folder runs train translate",
     # layer 5
     "cli_train": "config corpus demo distributed evaluate run_folder runs train variations",
-    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder text translate",
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer hugging_face marian_import run_folder text translate",
     "cli": "cli_train cli_use",
 }
 ENGINES = {
