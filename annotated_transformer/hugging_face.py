@@ -30,22 +30,13 @@ from .model_card import languages_of, model_card
 from .run_folder import Run, load_run, run_kind
 from .vocab import Vocab
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0000c
-_EXTRA_POSITIONS = 52  # 50 tokens of a translation (§6.1), EOS, a language code
-
 # %% ../nbs/93a_hugging_face.ipynb #93b0000d
+_EXTRA_POSITIONS = 52  # 50 tokens (§6.1), EOS, a language code
+
+# %% ../nbs/93a_hugging_face.ipynb #93b0000e
 def _marian_config(recipe: Recipe, vocab: Vocab) -> MarianConfig:
     "The sizes of a run, and the settings of the search, under Marian's names."
     config = recipe.model
-    sizes = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (
-            ("layers", config.n_layers),
-            ("attention_heads", config.n_heads),
-            ("ffn_dim", config.d_ff),
-        )
-    }
     return MarianConfig(
         vocab_size=len(vocab),
         d_model=config.d_model,
@@ -58,14 +49,19 @@ def _marian_config(recipe: Recipe, vocab: Vocab) -> MarianConfig:
         ban_pad=False,
         num_beams=4,
         length_penalty=0.0,
-        **sizes,
+        encoder_layers=config.n_layers,
+        encoder_attention_heads=config.n_heads,
+        encoder_ffn_dim=config.d_ff,
+        decoder_layers=config.n_layers,
+        decoder_attention_heads=config.n_heads,
+        decoder_ffn_dim=config.d_ff,
     )
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0000f
+# %% ../nbs/93a_hugging_face.ipynb #93b00010
 _READS = ("embedding.weight", "w_q.weight", "w_k.weight", "w_v.weight", "w_1.weight")
 _WRITES = ("w_o.weight", "w_2.weight", "w_2.bias", "norm.weight", "norm.bias")
 
-# %% ../nbs/93a_hugging_face.ipynb #93b00010
+# %% ../nbs/93a_hugging_face.ipynb #93b00011
 def _reordered(name: str, weight: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     "A weight of ours for features with all sines before all cosines."
     if name.endswith(_READS):
@@ -74,7 +70,7 @@ def _reordered(name: str, weight: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return in_halves(weight.t()).t()  # of a vector, `t` is the vector itself
     return weight
 
-# %% ../nbs/93a_hugging_face.ipynb #93b00013
+# %% ../nbs/93a_hugging_face.ipynb #93b00014
 def _marian_weights(
     weights: dict[str, Tensor], config: MarianConfig
 ) -> dict[str, Tensor]:
@@ -88,17 +84,17 @@ def _marian_weights(
         )
     found = {}
     for theirs, ours in names.items():
-        if ours in weights:
-            weight = _reordered(ours, weights[ours])
-        else:
+        if ours.endswith("bias") and ours not in weights:
             weight = torch.zeros(shapes[ours])
+        else:
+            weight = _reordered(ours, weights[ours])
         found[theirs] = weight.detach().float().cpu().contiguous()
     return found
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0001c
+# %% ../nbs/93a_hugging_face.ipynb #93b0001d
 _MAX_POSITIONS = 4096  # at d_model=512, a table of so many is computed in seconds
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0001d
+# %% ../nbs/93a_hugging_face.ipynb #93b0001e
 def _check_sizes(config: ModelConfig, max_len: int) -> None:
     "UserError for sizes that a Marian model of `transformers` cannot have."
     for name, value, needed in (
@@ -124,7 +120,7 @@ def _check_sizes(config: ModelConfig, max_len: int) -> None:
             "is the limit"
         )
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0001f
+# %% ../nbs/93a_hugging_face.ipynb #93b00020
 def _check_run(run: Run) -> Recipe:
     "The settings of a run; UserError if it does not fit into a Marian model."
     if run.recipe is None:
@@ -133,7 +129,7 @@ def _check_run(run: Run) -> Recipe:
     check_modules(run.model, PAPER_MODULES, "transformers")
     return run.recipe
 
-# %% ../nbs/93a_hugging_face.ipynb #93b00024
+# %% ../nbs/93a_hugging_face.ipynb #93b00025
 def _model_settings(config: MarianConfig, recipe: Recipe) -> dict[str, Any]:
     "config.json of the folder."
     values = asdict(config)
@@ -153,7 +149,7 @@ def _model_settings(config: MarianConfig, recipe: Recipe) -> dict[str, Any]:
         "dtype": "float32",
     }
 
-# %% ../nbs/93a_hugging_face.ipynb #93b00025
+# %% ../nbs/93a_hugging_face.ipynb #93b00026
 def _search_settings(config: MarianConfig) -> dict[str, Any]:
     "generation_config.json of the folder."
     return {
@@ -167,11 +163,11 @@ def _search_settings(config: MarianConfig) -> dict[str, Any]:
         "pad_token_id": config.pad_token_id,
     }
 
-# %% ../nbs/93a_hugging_face.ipynb #93b00027
+# %% ../nbs/93a_hugging_face.ipynb #93b00028
 # normalizer_spec (field 3, 2 bytes long) with add_dummy_prefix (field 3) = true
 _SPACE_BEFORE_TEXT = b"\x1a\x02\x18\x01"
 
-# %% ../nbs/93a_hugging_face.ipynb #93b00029
+# %% ../nbs/93a_hugging_face.ipynb #93b0002a
 def _tokenizer_settings(vocab: Vocab, languages: list[str], max_len: int) -> dict:
     "tokenizer_config.json of the folder."
     names = dict(zip(("source_lang", "target_lang"), languages))
@@ -190,7 +186,7 @@ def _tokenizer_settings(vocab: Vocab, languages: list[str], max_len: int) -> dic
         "model_max_length": max_len + 1,  # with EOS
     }
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0002a
+# %% ../nbs/93a_hugging_face.ipynb #93b0002b
 def _write_tokenizer(
     folder: Path, vocab: Vocab, languages: list[str], max_len: int
 ) -> None:
@@ -202,7 +198,7 @@ def _write_tokenizer(
     settings = _tokenizer_settings(vocab, languages, max_len)
     write_json(folder / "tokenizer_config.json", settings)
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0002c
+# %% ../nbs/93a_hugging_face.ipynb #93b0002d
 def _write_weights(weights: dict[str, Tensor], folder: Path) -> None:
     "model.safetensors of the folder, readable by whoever can read its other files."
     path = folder / "model.safetensors"
@@ -212,7 +208,7 @@ def _write_weights(weights: dict[str, Tensor], folder: Path) -> None:
         raise OSError(str(e)) from None
     path.chmod((folder / "vocab.json").stat().st_mode & 0o777)
 
-# %% ../nbs/93a_hugging_face.ipynb #93b0002d
+# %% ../nbs/93a_hugging_face.ipynb #93b0002e
 def export_hf(run: Path, out: Path) -> Path:
     """Export a run for Hugging Face's `transformers`: make the folder `out`, return it.
 

@@ -42,6 +42,15 @@ class _ReportedScore(NamedTuple):
     signature: str = ""
 
 # %% ../nbs/93_model_card.ipynb #93a0000e
+def _reported(
+    kind: str, name: str, value: object, of: str, signature: str = ""
+) -> list[_ReportedScore]:
+    "The score; none if its value, from a file that is not trusted, is no number."
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return []
+    return [_ReportedScore(kind, name, value, of, signature)]
+
+# %% ../nbs/93_model_card.ipynb #93a0000f
 def _report_scores(run: Path, signature: str) -> list[_ReportedScore]:
     "The scores in the report of a demo; none if its weights are not the run's."
     path, weights = run / "report.json", run / "model.safetensors"
@@ -51,29 +60,24 @@ def _report_scores(run: Path, signature: str) -> list[_ReportedScore]:
     if report.get("weights_sha256") != sha256(weights):
         return []
     of = f"{report.get('n_sentences')} held-out sentences, beam 4, α 0.6"
-    return [
-        _ReportedScore("bleu", "BLEU", report.get("bleu"), of, signature),
-        _ReportedScore("exact_match", "exact match", report.get("exact_match"), of),
-    ]
+    score, share = report.get("bleu"), report.get("exact_match")
+    found = _reported("bleu", "BLEU", score, of, signature)
+    return found + _reported("exact_match", "exact match", share, of)
 
-# %% ../nbs/93_model_card.ipynb #93a0000f
+# %% ../nbs/93_model_card.ipynb #93a00010
 def _scores(run: Path) -> list[_ReportedScore]:
-    "The scores of the last validation pass, and those of a demo's report."
+    "The scores of a demo's report, and those of the last validation pass."
     signature = bleu(["a"], ["a"]).signature
     found = _report_scores(run, signature)
     passes = [record for record in read_metrics(run) if "valid_loss" in record]
-    if passes:
-        last = passes[-1]
+    for last in passes[-1:]:
         of = f"validation text, step {last['step']}"
         ppl, score = last.get("valid_ppl"), last.get("valid_bleu")
-        found += [
-            _ReportedScore("perplexity", "perplexity per token", ppl, of),
-            _ReportedScore("bleu", "BLEU", score, f"{of}, greedy", signature),
-        ]
-    is_number = lambda x: isinstance(x, int | float) and math.isfinite(x)
-    return [score for score in found if is_number(score.value)]
+        found += _reported("perplexity", "perplexity per token", ppl, of)
+        found += _reported("bleu", "BLEU", score, f"{of}, greedy", signature)
+    return found
 
-# %% ../nbs/93_model_card.ipynb #93a00012
+# %% ../nbs/93_model_card.ipynb #93a00013
 def _as_settings(recipe: Recipe) -> dict[str, str]:
     "The settings of a recipe as the command line takes them."
     parts = recipe_to_dict(recipe)
@@ -83,7 +87,7 @@ def _as_settings(recipe: Recipe) -> dict[str, str]:
         for name, value in parts[part].items()
     }
 
-# %% ../nbs/93_model_card.ipynb #93a00013
+# %% ../nbs/93_model_card.ipynb #93a00014
 def _training_command(recipe: Recipe, data: str | None) -> str:
     "The command that trains such a run."
     wanted, changes = _as_settings(recipe), {}
@@ -95,7 +99,7 @@ def _training_command(recipe: Recipe, data: str | None) -> str:
     words = ["annotated-transformer train", text, f"--config {name} --out RUN"]
     return " ".join([*words, *changes[name]])
 
-# %% ../nbs/93_model_card.ipynb #93a00016
+# %% ../nbs/93_model_card.ipynb #93a00017
 def _git(*words: str) -> str:
     "What git prints about this package's folder; nothing after an error."
     command = ["git", "-C", str(files("annotated_transformer")), *words]
@@ -105,7 +109,7 @@ def _git(*words: str) -> str:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
-# %% ../nbs/93_model_card.ipynb #93a00017
+# %% ../nbs/93_model_card.ipynb #93a00018
 def _version() -> str:
     "The version of this package, and its commit if it runs from a checkout."
     if not _git("ls-files", "__init__.py"):
@@ -113,7 +117,7 @@ def _version() -> str:
     changed = " with changes" if _git("status", "--porcelain", "--", ".") else ""
     return f"{__version__}, commit {_git('rev-parse', 'HEAD')}{changed}"
 
-# %% ../nbs/93_model_card.ipynb #93a00019
+# %% ../nbs/93_model_card.ipynb #93a0001a
 def _model_index(
     name: str, data: str | None, languages: list[str], scores: list[_ReportedScore]
 ) -> list[dict[str, Any]]:
@@ -131,7 +135,7 @@ def _model_index(
     result = {"task": task, "dataset": text, "metrics": metrics}
     return [{"name": name, "results": [result]}]
 
-# %% ../nbs/93_model_card.ipynb #93a0001a
+# %% ../nbs/93_model_card.ipynb #93a0001b
 def _front_matter(
     name: str, data: str | None, languages: list[str], scores: list[_ReportedScore]
 ) -> str:
@@ -149,7 +153,7 @@ def _front_matter(
     lines.append("# license: choose one, and remove the number sign")
     return "\n".join(["---", *lines, "---"])
 
-# %% ../nbs/93_model_card.ipynb #93a0001b
+# %% ../nbs/93_model_card.ipynb #93a0001c
 _CARD = """{front}
 
 # {name}
@@ -187,7 +191,7 @@ This folder was written by `annotated-transformer export-hf RUN {name}`,
 annotated_transformer {version}.
 """
 
-# %% ../nbs/93_model_card.ipynb #93a0001c
+# %% ../nbs/93_model_card.ipynb #93a0001d
 def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     """README.md for the model of a run.
 

@@ -47,13 +47,13 @@ SEARCHES = (
     ("greedy", batched_greedy_search, {"num_beams": 1, "early_stopping": False}),
     *(
         (
-            f"beam 4, score / |Y|^{alpha:g}",
+            f"beam 4, their penalty with α = {alpha:g}",
             partial(batched_beam_search, penalty=partial(their_penalty, alpha=alpha)),
             {"length_penalty": alpha},
         )
         for alpha in (0.6, 1.0)
     ),
-    ("beam 4, α = 0 (`--alpha 0`)", search_with(4, 0.0), {}),
+    ("beam 4, α = 0", search_with(4, 0.0), {}),
     ("beam 4, the paper's α = 0.6", search_with(4, 0.6), {"length_penalty": 0.0}),
     ("beam 4, the paper's α = 0.6", search_with(4, 0.6), {"length_penalty": 0.45}),
     ("beam 4, the paper's α = 0.6", search_with(4, 0.6), {"length_penalty": 0.6}),

@@ -390,6 +390,7 @@ READERS = [
     ["score", "run", "--src", "one", "--ref", "one"],
     ["attention", "run", "a dog", "--out", "a.html"],
     ["export-ct2", "run", "new"],
+    ["export-hf", "run", "new"],
 ]
 
 
@@ -1093,6 +1094,7 @@ def test_a_long_line_to_learn_from(work, capfd):
     [
         [*TRAIN, "--out", "locked/new"],
         ["export-ct2", "run", "locked/new"],
+        ["export-hf", "run", "locked/new"],
         ["import-marian", "marian", "locked/new"],
         ["attention", "run", "a dog", "--out", "locked/a.html"],
         ["translate", "run", "secret"],
@@ -1118,6 +1120,7 @@ def test_permissions(verb, work, good, capfd):
         ["score", "de", "--ref", "loop"],
         [*TRAIN, "--out", "loop"],
         ["export-ct2", "run", "loop"],
+        ["export-hf", "run", "loop"],
         ["import-marian", "marian", "loop"],
         ["attention", "run", "a dog", "--out", "loop/a.html"],
         ["average", "loop", "--last", "1"],
@@ -1143,6 +1146,7 @@ def test_links_that_lead_nowhere(verb, work, good, capfd):
         [*TRAIN, "--out", "NAME"],
         ["import-marian", "marian", "NAME"],
         ["export-ct2", "run", "NAME"],
+        ["export-hf", "run", "NAME"],
         ["attention", "run", "a dog", "--out", "NAME"],
         ["score", "NAME", "--ref", "de"],
         ["average", "NAME", "--last", "1"],

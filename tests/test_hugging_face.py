@@ -378,6 +378,15 @@ def test_the_papers_penalty_has_no_equal(trained):
     assert max(equal, key=equal.get) == 0.45
 
 
+def test_a_line_beyond_the_last_position(trained):
+    "Theirs fails, as the page on serving says; ours translates in parts."
+    run, folder, _ = trained
+    line = "the dog sleeps " * run.recipe.train.max_len
+    with pytest.raises(IndexError):
+        theirs(folder / "out", [line], 5)
+    assert load(folder / "run").translate([line])[0]
+
+
 def test_pipeline(trained):
     "transformers 5 has none for translation, and says so; version 4 had one."
     _, folder, sentences = trained
