@@ -38,7 +38,7 @@ def _verbs() -> None:
 # in the order in which --help lists them
 _NAMES = (
     "train prepare average translate score attention import-marian export-ct2 "
-    "variations demo"
+    "export-hf variations demo"
 )
 for _name in _NAMES.split():
     _app.command(_name)((TRAINING_VERBS | USING_VERBS)[_name])

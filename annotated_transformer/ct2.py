@@ -131,25 +131,25 @@ def _add_vocabulary(spec, vocab: Vocab) -> None:
     spec.config.add_source_eos = True
 
 # %% ../nbs/92_ct2.ipynb #92c0a002
-_KNOWN = (
-    *(Transformer, Encoder, Decoder, EncoderLayer, DecoderLayer, PostNorm, PreNorm),
+PAPER_MODULES = (
+    *(Transformer, Encoder, Decoder, EncoderLayer, DecoderLayer, PostNorm),
     *(MultiHeadAttention, FusedMultiHeadAttention, AttentionDropout, FeedForward),
-    *(Embedding, SinusoidalPosition, LearnedPosition, FastDropout),
+    *(Embedding, SinusoidalPosition, FastDropout),
     *(nn.Linear, nn.LayerNorm, nn.ReLU, nn.Dropout, nn.Identity, nn.ModuleList),
 )
 
 # %% ../nbs/92_ct2.ipynb #92c0a003
-def _check_modules(model: nn.Module) -> None:
-    "UserError for a model with a module that is not one of the paper's."
+def check_modules(model: nn.Module, known: tuple[type, ...], program: str) -> None:
+    "UserError for a model with a module that is not one of those that `program` has."
     for name, module in model.named_modules():
         attend = getattr(module, "attend", attention)
         attend_is_known = (
             attend in (attention, fused_attention) or type(attend) is AttentionDropout
         )
-        if type(module) not in _KNOWN or not attend_is_known:
+        if type(module) not in known or not attend_is_known:
             raise UserError(
                 f"{name or 'the model'} is a {type(module).__name__}: only the paper's"
-                " modules have a place in CTranslate2"
+                f" modules have a place in {program}"
             )
 
 # %% ../nbs/92_ct2.ipynb #d352097f
@@ -203,7 +203,7 @@ def _engine_spec(run: Run):
     config, weights = run.recipe.model, run.model.state_dict()
     table = _weight_table(config)
     spec = _empty_spec(config)
-    _check_modules(run.model)
+    check_modules(run.model, (*PAPER_MODULES, PreNorm, LearnedPosition), "CTranslate2")
     _check_weights(run.model, config, table)
     for path, ours in table.items():
         _set_weight(spec, path, torch.cat([weights[one] for one in ours]))

@@ -44,7 +44,7 @@ from annotated_transformer.weights import (
 )
 
 # %% ../nbs/91_marian.ipynb #4ffb7dac
-def _in_halves(
+def in_halves(
     table: Float[Tensor, "*batch d_model"],
 ) -> Float[Tensor, "*batch d_model"]:
     "Interleaved sines and cosines in the order of Marian: all sines, then all cosines."
@@ -57,7 +57,7 @@ class _SinusoidalHalves(SinusoidalPosition):
     def forward(
         self, x: Float[Tensor, "b n d_model"], start: int = 0
     ) -> Float[Tensor, "b n d_model"]:
-        return x + _in_halves(super().forward(x.new_zeros(1, *x.shape[1:]), start))
+        return x + in_halves(super().forward(x.new_zeros(1, *x.shape[1:]), start))
 
 # %% ../nbs/91_marian.ipynb #6eede217
 class _MarianAttention(FusedMultiHeadAttention):
@@ -230,7 +230,7 @@ _DECODER_LAYER = _ENCODER_LAYER | {
 }
 
 # %% ../nbs/91_marian.ipynb #739c09b5
-def _name_table(config: MarianConfig) -> dict[str, str]:
+def marian_names(config: MarianConfig) -> dict[str, str]:
     "Our name of every weight, by its name in their files."
     table = dict(_OUTSIDE)
     for side, n_layers, layer in (
@@ -262,7 +262,7 @@ def _check_positions(path: Path, table: Tensor, d_model: int) -> None:
     "UserError unless the table holds sines and cosines in halves."
     fits = table.dim() == 2 and len(table) and table.shape[1] == d_model
     if fits:
-        wanted = _in_halves(positional_encoding(len(table), d_model))
+        wanted = in_halves(positional_encoding(len(table), d_model))
         # half precision has three digits
         fits = torch.allclose(table.float(), wanted, atol=1e-3)
     if not fits:
@@ -304,7 +304,7 @@ def convert_marian_weights(
     """
     check_finite(path, weights)
     weights = _drop_copies(path, weights, config.d_model)
-    table, wanted = _name_table(config), marian_shapes(config)
+    table, wanted = marian_names(config), marian_shapes(config)
     check_shapes(
         path,
         tensor_shapes(weights),

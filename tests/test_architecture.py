@@ -21,6 +21,7 @@ PROSE = {
     "command_line",
     "comparison",
     "many_gpus",
+    "serving",
     "map",
     "misreadings",
     "reading",
@@ -95,11 +96,13 @@ ALLOWED = {
     "ct2": "atomic attention attention_dropout config embedding fast_dropout feed_forward fused_attention multi_head "
     "position run_folder stack transformer vocab",
     "variation_runs": "atomic batched_search config corpus distributed evaluate files hooks run_folder text translate",
+    "model_card": "config evaluate files run_folder",
+    "hugging_face": "atomic config ct2 marian model_card run_folder vocab",
     # layer 4: whole jobs put together
     "demo": "atomic config corpus evaluate explorer files grammar heads hooks run_folder runs translate",
     # layer 5
     "cli_train": "config corpus demo distributed evaluate hooks run_folder runs variation_runs",
-    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder significance text "
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer hugging_face marian_import run_folder significance text "
     "translate",
     "cli": "cli_train cli_use",
 }

@@ -26,7 +26,7 @@ from annotated_transformer.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, _name_table, build_marian
+from annotated_transformer.marian import MarianConfig, build_marian, marian_names
 from annotated_transformer.marian_import import _FILES
 from annotated_transformer.train import Stop
 
@@ -1204,7 +1204,7 @@ def marian(tmp_path_factory) -> Path:
     save_file(
         {
             theirs: torch.randn_like(ours[mine])
-            for theirs, mine in _name_table(config).items()
+            for theirs, mine in marian_names(config).items()
         },
         folder / "model.safetensors",
     )
@@ -1257,12 +1257,13 @@ def test_import_marian(marian, text, trained, tmp_path, capsys):
     for verb in (
         ["import-marian", marian, out],
         ["export-ct2", out, tmp_path / "ct2"],
+        ["export-hf", out, tmp_path / "hf"],
         ["train", "--resume", out],
         ["average", out, "--last", 2],
     ):
         status, _, err = run(capsys, *verb)
         assert status == 2 and str(out) in err and err.count("\n") == 1, err
-    assert not (tmp_path / "ct2").exists()
+    assert not (tmp_path / "ct2").exists() and not (tmp_path / "hf").exists()
     for mine in (
         trained,
         out,
@@ -1301,6 +1302,21 @@ def test_export_ct2(trained, tmp_path, capsys):
         before == {p.name: p.read_bytes() for p in out.iterdir()}
         and not (tmp_path / "new").exists()
     )
+
+
+def test_export_hf(trained, tmp_path, capsys):
+    "A folder that transformers opens, and none over another."
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "out"
+    status, printed, err = run(capsys, "export-hf", trained, out)
+    call = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({str(out)!r})"
+    assert (status, printed, err) == (0, "", f"{out} is ready: {call}\n")
+    transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
+    capsys.readouterr()
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    status, _, err = run(capsys, "export-hf", trained, out)
+    assert status == 2 and "is not empty" in err and err.count("\n") == 1
+    assert before == {p.name: p.read_bytes() for p in out.iterdir()}
 
 
 # Table 3
@@ -1463,6 +1479,7 @@ FROZEN = {  # what scripts rely on: a new name gets a place here, an old one sta
     "attention": "RUN SENTENCE --out --device",
     "import-marian": "DIR RUN",
     "export-ct2": "RUN DIR --quantization",
+    "export-hf": "RUN DIR",
     "variations": "[KEY=VALUE] --data --data-dir --rows --seeds --minutes --steps --out --device --quiet",
     "demo": "--out",
 }

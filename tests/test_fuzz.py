@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save, save_file
 
 from annotated_transformer.cli import _app, main
 from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, _name_table, build_marian
+from annotated_transformer.marian import MarianConfig, build_marian, marian_names
 from annotated_transformer.marian_import import import_marian
 from annotated_transformer.vocab import learn_bpe
 
@@ -314,7 +314,7 @@ def marian_checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
     weights = build_marian(config).state_dict()
     save_file(
-        {theirs: weights[ours] for theirs, ours in _name_table(config).items()},
+        {theirs: weights[ours] for theirs, ours in marian_names(config).items()},
         folder / "model.safetensors",
     )
     (folder / "vocab.json").write_text(json.dumps(ids))
@@ -390,6 +390,7 @@ READERS = [
     ["score", "run", "--src", "one", "--ref", "one"],
     ["attention", "run", "a dog", "--out", "a.html"],
     ["export-ct2", "run", "new"],
+    ["export-hf", "run", "new"],
 ]
 
 
@@ -1093,6 +1094,7 @@ def test_a_long_line_to_learn_from(work, capfd):
     [
         [*TRAIN, "--out", "locked/new"],
         ["export-ct2", "run", "locked/new"],
+        ["export-hf", "run", "locked/new"],
         ["import-marian", "marian", "locked/new"],
         ["attention", "run", "a dog", "--out", "locked/a.html"],
         ["translate", "run", "secret"],
@@ -1118,6 +1120,7 @@ def test_permissions(verb, work, good, capfd):
         ["score", "de", "--ref", "loop"],
         [*TRAIN, "--out", "loop"],
         ["export-ct2", "run", "loop"],
+        ["export-hf", "run", "loop"],
         ["import-marian", "marian", "loop"],
         ["attention", "run", "a dog", "--out", "loop/a.html"],
         ["average", "loop", "--last", "1"],
@@ -1143,6 +1146,7 @@ def test_links_that_lead_nowhere(verb, work, good, capfd):
         [*TRAIN, "--out", "NAME"],
         ["import-marian", "marian", "NAME"],
         ["export-ct2", "run", "NAME"],
+        ["export-hf", "run", "NAME"],
         ["attention", "run", "a dog", "--out", "NAME"],
         ["score", "NAME", "--ref", "de"],
         ["average", "NAME", "--last", "1"],

@@ -267,6 +267,8 @@ VERBS = {
     "attention of": ["attention", "PLACE", "a dog.", "--out", "new.html"],
     "export-ct2": ["export-ct2", "runs/mine", "PLACE"],
     "export-ct2 of": ["export-ct2", "PLACE", "new"],
+    "export-hf": ["export-hf", "runs/mine", "PLACE"],
+    "export-hf of": ["export-hf", "PLACE", "new"],
     "import-marian": ["import-marian", "PLACE", "new"],
     "variations": [
         "variations",
@@ -334,6 +336,8 @@ def targets(box: Path, verb: str, place: str) -> set[str]:
     named += {
         "export-ct2": words[2:],
         "export-ct2 of": words[2:],
+        "export-hf": words[2:],
+        "export-hf of": words[2:],
         "import-marian": words[2:],
         "average": words[1:2],
     }.get(verb, [])
@@ -383,6 +387,7 @@ cases = st.tuples(
 @example(case=("train wrongly", "to_empty", ""))
 @example(case=("train wrongly", "home/empty", ""))
 @example(case=("export-ct2", "to_empty", ""))
+@example(case=("export-hf", "to_empty", ""))
 def test_nothing_of_others_changes(case, pristine, small, sandbox, capfd):
     verb, place, ending = case
     box, before = sandbox.box, sandbox.before

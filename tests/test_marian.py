@@ -28,9 +28,9 @@ from annotated_transformer.marian import (
     _COPIES,
     _TABLES,
     MarianConfig,
-    _in_halves,
-    _name_table,
     build_marian,
+    in_halves,
+    marian_names,
 )
 from annotated_transformer.marian_import import (
     _FILES,
@@ -628,7 +628,7 @@ def test_a_run_is_whole_and_ours(folder, run):
         **values["marian"]
     ) == _read_marian(folder)
     assert load_file(run / "model.safetensors").keys() == set(
-        _name_table(_read_marian(folder)).values()
+        marian_names(_read_marian(folder)).values()
     )
 
 
@@ -648,7 +648,7 @@ def test_older_folders(folder, run, tmp_path):
     (old / "generation_config.json").unlink()
     weights = load_file(old / "model.safetensors")
     weights |= {name: weights[_COPIES[0]].clone() for name in _COPIES} | {
-        name: _in_halves(positional_encoding(128, 32)) for name in _TABLES
+        name: in_halves(positional_encoding(128, 32)) for name in _TABLES
     }
     del weights[_COPIES[0]]  # what is left says it as well
     save_file(weights, old / "model.safetensors")
