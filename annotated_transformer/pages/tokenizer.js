@@ -3,8 +3,9 @@
 const SPACE = "\u2581";  // a space inside a token
 
 class Vocab {
-  // `pieces` are the tokens in the order of their ids: the special tokens, the 256 bytes
-  // (from `first_byte_id`), then merged pieces and characters (from `first_piece_id`).
+  // `pieces` are the tokens in the order of their ids: the special tokens, the 256
+  // bytes (from `first_byte_id`), then merged pieces and characters (from
+  // `first_piece_id`).
   constructor({pieces, first_byte_id, first_piece_id, pad_id, bos_id, eos_id}) {
     Object.assign(this, {pieces, padId: pad_id, bosId: bos_id, eosId: eos_id});
     this.firstByteId = first_byte_id;
@@ -21,8 +22,8 @@ class Vocab {
     return [...this.merge(first), ...others];
   }
 
-  // The characters of a text, merged pair by pair. The pair whose union was learned first
-  // has the smallest id, and is merged first; of equal pairs the leftmost one.
+  // The characters of a text, merged pair by pair. The pair whose union was learned
+  // first has the smallest id, and is merged first; of equal pairs the leftmost one.
   merge(text) {
     const symbols = [...text.replaceAll(" ", SPACE)];
     const union = i => i + 1 < symbols.length
@@ -41,7 +42,8 @@ class Vocab {
 
   // The ids of the bytes of a character that is no piece.
   byteIds(character) {
-    return Array.from(new TextEncoder().encode(character), byte => this.firstByteId + byte);
+    const bytes = new TextEncoder().encode(character);
+    return Array.from(bytes, byte => this.firstByteId + byte);
   }
 
   // The text of these tokens; special tokens are left out.

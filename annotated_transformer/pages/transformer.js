@@ -1,7 +1,7 @@
-// "Attention Is All You Need" in plain JavaScript: §3 and §6.1 told a second time, in the
-// order of the notebooks 321 to 36 and 61a. The model translates one sentence at a time, so
-// no tensor has a batch axis and nothing is padded. Axes: n positions (n_q of queries, n_k
-// of keys), h heads, d features.
+// "Attention Is All You Need" in plain JavaScript: §3 and §6.1 a second time, in the
+// order of the notebooks 321 to 36 and 61a. The model translates one sentence at a
+// time, so no tensor has a batch axis and nothing is padded. Axes: n positions (n_q of
+// queries, n_k of keys), h heads, d features.
 
 // --- Tensors: {shape, data}, the numbers row after row
 
@@ -17,17 +17,18 @@ function map(x, f) {
   return y;
 }
 
+const add = (x, y) => map(x, (value, i) => value + y.data[i]);
+
 // xWᵀ + b for each row of x (n, d_in), where W is (d_out, d_in).
 function linear(x, weight, bias = null) {
   const [n, dIn] = x.shape;
   const [dOut] = weight.shape;
+  const [xs, ws] = [x.data, weight.data];
   const y = tensor([n, dOut]);
   for (let i = 0; i < n; i++) {
     for (let j = 0; j < dOut; j++) {
       let sum = bias ? bias.data[j] : 0;
-      for (let k = 0; k < dIn; k++) {
-        sum += x.data[i * dIn + k] * weight.data[j * dIn + k];
-      }
+      for (let k = 0; k < dIn; k++) sum += xs[i * dIn + k] * ws[j * dIn + k];
       y.data[i * dOut + j] = sum;
     }
   }
@@ -48,7 +49,8 @@ function mapRows(x, f) {
 const logSoftmax = x => mapRows(x, (row, result) => {
   const max = row.reduce((a, b) => Math.max(a, b));  // keeps exp from overflowing
   const sum = row.reduce((total, value) => total + Math.exp(value - max), 0);
-  row.forEach((value, j) => result[j] = value - max - Math.log(sum));
+  const logSum = max + Math.log(sum);
+  row.forEach((value, j) => result[j] = value - logSum);
 });
 
 const softmax = x => map(logSoftmax(x), Math.exp);
@@ -64,8 +66,8 @@ const SWITCHES = {
   headsOff: [],
 };
 
-// Sub-layers are named by stack, layer and kind: "encoder.0.self". These are the names that
-// PyTorch gives the kinds, and their order in a layer.
+// A sub-layer is named by stack, layer and kind: "encoder.0.self". These are the names
+// of the kinds in PyTorch, and their order in a layer.
 const MODULES = {self: "self_attn", cross: "cross_attn", feedForward: "feed_forward"};
 const SUBLAYERS = {
   encoder: ["self", "feedForward"],
@@ -121,8 +123,8 @@ function weightedSums(weights, v) {
   });
 }
 
-// Scores of later positions become -∞, so that softmax gives them the weight 0 (§3.2.3). The
-// last query is at the position of the last key.
+// Scores of later positions become -∞, so that softmax gives them the weight 0
+// (§3.2.3). The last query is at the position of the last key.
 function maskLater(scores) {
   const [, nQ, nK] = scores.shape;
   return map(scores, (score, i) => {
@@ -216,7 +218,7 @@ function embed(run, stack, ids, start = 0) {
     ? positionalEncoding(ids.length, d, start) : tensor(embedding.shape);
   record(run, `${stack}.embedding`, embedding);
   record(run, `${stack}.position`, position);
-  return record(run, `${stack}.input`, map(embedding, (x, i) => x + position.data[i]));
+  return record(run, `${stack}.input`, add(embedding, position));
 }
 
 // --- Residual connections, layer normalisation and layers (§3.1)
@@ -225,17 +227,17 @@ function embed(run, stack, ids, start = 0) {
 function layerNorm(x, gain, bias, eps) {
   return mapRows(x, (row, result) => {
     const mean = row.reduce((sum, value) => sum + value, 0) / row.length;
-    const variance = row.reduce((sum, value) => sum + (value - mean) ** 2, 0) / row.length;
+    const squares = row.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+    const deviation = Math.sqrt(squares / row.length + eps);
     row.forEach((value, j) => {
-      const normal = (value - mean) / Math.sqrt(variance + eps);
-      result[j] = normal * gain.data[j] + bias.data[j];
+      result[j] = (value - mean) / deviation * gain.data[j] + bias.data[j];
     });
   });
 }
 
 // LayerNorm(x + Sublayer(x)), given both terms of the sum.
 function addAndNorm(run, path, x, output) {
-  const sum = run.switches.residual ? map(x, (value, i) => value + output.data[i]) : output;
+  const sum = run.switches.residual ? add(x, output) : output;
   const [gain, bias] = ["weight", "bias"].map(name => normOf(run, path, name));
   const normalised = layerNorm(
     record(run, `${path}.residual`, sum), gain, bias, run.model.config.eps);
@@ -250,8 +252,8 @@ function encoderLayer(run, i, x) {
   return addAndNorm(run, forward, x, feedForward(run, forward, x));
 }
 
-// Masked self-attention, cross-attention, feed-forward. The keys and values are given: those
-// of the prefix, and those of the memory.
+// Masked self-attention, cross-attention, feed-forward. Keys and values are given:
+// those of the prefix, and those of the memory.
 function decoderLayer(run, i, x, prefix, memory) {
   const [self, cross, forward] = SUBLAYERS.decoder.map(kind => `decoder.${i}.${kind}`);
   const {causal} = run.switches;
@@ -270,8 +272,8 @@ function encode(model, srcIds, switches = SWITCHES, trace = null) {
   return x;
 }
 
-// The logits (t, n_vocab) of the token after each position of a prefix; its ids begin with
-// BOS. The output matrix is that of the embedding (§3.4).
+// The logits (t, n_vocab) for the token after each position of a prefix; its ids begin
+// with BOS. The output matrix is the embedding's (§3.4).
 function decode(model, tgtIds, memory, switches = SWITCHES, trace = null) {
   const run = {model, switches, trace};
   let x = embed(run, "decoder", tgtIds);
@@ -280,7 +282,7 @@ function decode(model, tgtIds, memory, switches = SWITCHES, trace = null) {
     x = decoderLayer(run, i, x, prefix, keysValues(run, `decoder.${i}.cross`, memory));
   }
   const logits = linear(x, model.weights["embedding.weight"]);
-  if (trace) trace.set("decoder.logProbs", logSoftmax(logits));
+  if (trace) record(run, "decoder.logProbs", logSoftmax(logits));
   return record(run, "decoder.logits", logits);
 }
 
@@ -351,64 +353,74 @@ const lengthLimit = srcIds => srcIds.length - 1 + 50;
 // ((5 + |Y|) / 6)^α, where |Y| counts EOS (Wu et al. 2016, equation 14).
 const lengthPenalty = (n, alpha) => ((5 + n) / 6) ** alpha;
 
-// A hypothesis with each of its n most probable next tokens.
-function continuations(model, hypothesis, n, {switches, temperature}) {
-  const {ids, logProb, index, cache} = hypothesis;
-  const last = ids.at(-1) ?? model.vocab.bosId;
-  const row = nextLogProbs(model, last, cache, switches, temperature);
-  return largest(row, n).map(id => ({
-    id, hypothesis, parent: index, tokenLogProb: row[id], logProb: logProb + row[id],
-  }));
+// A candidate is a hypothesis with one more token: {id, before, cache, …}, where
+// `before` is the candidate that it continues. These are the n most probable
+// continuations of one.
+function continuations(model, before, n, {switches, temperature}) {
+  const cache = copyCache(before.cache);
+  const row = nextLogProbs(model, before.id, cache, switches, temperature);
+  return largest(row, n).map(id => (
+    {id, before, cache, tokenLogProb: row[id], logProb: before.logProb + row[id]}));
 }
 
-// The hypothesis that a candidate makes; EOS is not among its ids.
-function extend({id, hypothesis, tokenLogProb, logProb}, eosId) {
-  const ids = id === eosId ? hypothesis.ids : [...hypothesis.ids, id];
-  const tokenLogProbs = [...hypothesis.tokenLogProbs, tokenLogProb];
-  return {ids, tokenLogProbs, logProb};
+// What becomes of the candidates, most probable first: an EOS among the `beamSize` best
+// is finished, as many of the others are kept.
+function decide(candidates, beamSize, eosId) {
+  const kept = candidates.filter(({id}) => id !== eosId).slice(0, beamSize);
+  candidates.forEach((candidate, i) => {
+    const isFinished = candidate.id === eosId && i < beamSize;
+    const isKept = kept.includes(candidate);
+    candidate.why = isFinished ? "finished" : isKept ? "kept" : "pruned";
+  });
 }
 
-// At each step the `beamSize` most probable hypotheses are kept; those that end in EOS are
-// ranked by their score, log-probability over length penalty. The result is {hypotheses,
-// tree}: the finished hypotheses, best first, and a list of candidates per step, most
-// probable first. A candidate's `parent` is its index in the step before, at first -1.
+// The candidates from the first token to this one.
+const pathTo = candidate =>
+  candidate.before ? [...pathTo(candidate.before), candidate] : [];
+
+function hypothesisOf(candidate, eosId) {
+  const {logProb, penalty, score, step, index} = candidate;
+  const path = pathTo(candidate);
+  const ids = path.map(({id}) => id).filter(id => id !== eosId);
+  const tokenLogProbs = path.map(({tokenLogProb}) => tokenLogProb);
+  return {ids, tokenLogProbs, logProb, penalty, score, end: {step, index}};
+}
+
+// At each step the `beamSize` most probable hypotheses are kept; finished ones are
+// ranked by their score, log-probability over length penalty. The result is
+// {hypotheses, tree}: the finished hypotheses, best first, and for each step a list of
+// candidates, most probable first. A candidate's `parent` is its index in the list
+// before, or -1.
 function beamSearch(model, srcIds, options = {}) {
-  const {beamSize = 4, alpha = 0.6, switches = SWITCHES, temperature = 1} = options;
+  const {beamSize = 4, alpha = 0.6, temperature = 1, switches = SWITCHES} = options;
   const {maxLen = lengthLimit(srcIds)} = options;
-  const {eosId} = model.vocab;
+  const {bosId, eosId} = model.vocab;
   const cache = startCache(model, encode(model, srcIds, switches), switches);
-  let live = [{ids: [], tokenLogProbs: [], logProb: 0, index: -1, cache}];
-  const hypotheses = [];
+  let live = [{id: bosId, before: null, cache, logProb: 0, index: -1}];
+  const finished = [];
   const tree = [];
-  for (let n = 1; n <= maxLen; n++) {
-    const candidates = live.flatMap(hypothesis =>
-      continuations(model, hypothesis, beamSize + 1, {switches, temperature}));
-    candidates.sort((a, b) => b.logProb - a.logProb);
-    candidates.length = Math.min(candidates.length, 2 * beamSize);  // none below is kept
-    const finished = candidates.slice(0, beamSize).filter(({id}) => id === eosId);
-    const kept = candidates.filter(({id}) => id !== eosId).slice(0, beamSize);
-    const penalty = lengthPenalty(n, alpha);
-    tree.push(candidates.map(candidate => {
-      const {id, parent, tokenLogProb, logProb} = candidate;
-      const isFinished = finished.includes(candidate);
-      const why = isFinished ? "finished" : kept.includes(candidate) ? "kept" : "pruned";
-      return {id, parent, tokenLogProb, logProb, score: logProb / penalty, why};
-    }));
-    for (const candidate of n < maxLen ? finished : [...finished, ...kept]) {
-      const end = {step: n - 1, index: candidates.indexOf(candidate)};  // in the tree
+  for (let step = 0; step < maxLen; step++) {
+    const penalty = lengthPenalty(step + 1, alpha);
+    const candidates = live
+      .flatMap(one => continuations(model, one, beamSize + 1, {switches, temperature}))
+      .sort((a, b) => b.logProb - a.logProb)
+      .slice(0, 2 * beamSize);  // at most half of them are EOS
+    candidates.forEach((candidate, index) => {
       const score = candidate.logProb / penalty;
-      hypotheses.push({...extend(candidate, eosId), penalty, score, end});
-    }
-    hypotheses.sort((a, b) => b.score - a.score);
-    // what the most probable live hypothesis can still reach
-    const bound = kept[0].logProb / lengthPenalty(maxLen, alpha);
-    if (hypotheses.length && (beamSize === 1 || hypotheses[0].score >= bound)) break;
-    live = kept.map(candidate => ({
-      ...extend(candidate, eosId),
-      index: candidates.indexOf(candidate),
-      cache: copyCache(candidate.hypothesis.cache),
-    }));
+      Object.assign(candidate, {step, index, penalty, score});
+    });
+    decide(candidates, beamSize, eosId);
+    tree.push(candidates.map(({id, before, tokenLogProb, logProb, score, why}) => (
+      {id, parent: before.index, tokenLogProb, logProb, score, why})));
+    live = candidates.filter(({why}) => why === "kept");
+    finished.push(...candidates.filter(({why}) => why === "finished"));
+    if (step === maxLen - 1) finished.push(...live);  // cut off
+    finished.sort((a, b) => b.score - a.score);
+    // the best score that a live hypothesis can still reach
+    const bound = live[0].logProb / lengthPenalty(maxLen, alpha);
+    if (finished.length && (beamSize === 1 || finished[0].score >= bound)) break;
   }
+  const hypotheses = finished.map(candidate => hypothesisOf(candidate, eosId));
   return {hypotheses, tree};
 }
 

@@ -8,8 +8,9 @@ function bytesOf(base64) {
   return bytes.buffer;
 }
 
-// A tensor is {shape, data}: its numbers row after row, as in PyTorch. Packed in 8 bits, a
-// row has integers from -127 to 127 and one scale, which they are multiplied by (52b).
+// A tensor is {shape, data}: its numbers row after row, as in PyTorch. Packed in 8
+// bits, a row has integers from -127 to 127 and one scale, which they are multiplied by
+// (52b).
 function readTensor({shape, data, scale}) {
   if (!scale) return {shape, data: new Float32Array(bytesOf(data))};
   const integers = new Int8Array(bytesOf(data));
@@ -22,8 +23,8 @@ function readTensor({shape, data, scale}) {
   return {shape, data: numbers};
 }
 
-// `packed` is what `pack_model` of 81_live wrote: {config, vocab, tensors}. The weights keep
-// the names that they have in PyTorch.
+// `packed` is what `pack_model` of 81_live wrote: {config, vocab, tensors}. The weights
+// keep the names that they have in PyTorch.
 function readModel({config, vocab, tensors}) {
   const weights = {};
   for (const [name, packed] of Object.entries(tensors)) {
