@@ -81,6 +81,7 @@ ALLOWED = {
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
     "evaluate": "batch batched_search text transformer translate vocab",
     "heads": "batch evaluate grammar translate visualize vocab",
+    "live": "atomic corpus explorer run_folder vocab weights",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files inference optimizer "
     "prepared run_folder text train transformer vocab weights",
@@ -90,10 +91,10 @@ ALLOWED = {
     "position run_folder stack transformer vocab",
     "variations": "atomic batched_search config corpus distributed evaluate files run_folder text train translate",
     # layer 4: whole jobs put together
-    "demo": "atomic config corpus evaluate explorer files grammar heads run_folder runs train translate",
+    "demo": "atomic config corpus evaluate explorer files grammar heads live run_folder runs train translate",
     # layer 5
     "cli_train": "config corpus demo distributed evaluate run_folder runs train variations",
-    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer marian_import run_folder text translate",
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer live marian_import run_folder text translate",
     "cli": "cli_train cli_use",
 }
 ENGINES = {
