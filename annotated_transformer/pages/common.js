@@ -9,6 +9,14 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// Text with W^O as a superscript and d_k as a subscript; ^(…) raises all of it.
+function typeset(text) {
+  return text.split(/([_^](?:\w+|\([^)]*\)))/).filter(Boolean).map(part => {
+    const tag = {_: "sub", "^": "sup"}[part[0]];
+    return tag ? element(tag, {textContent: part.slice(1).replace(/[()]/g, "")}) : part;
+  });
+}
+
 function drawn(tag, attributes = {}, ...children) {  // an element of a drawing
   const {namespaceURI} = document.querySelector("svg");
   const made = document.createElementNS(namespaceURI, tag);
@@ -62,6 +70,18 @@ const MIN_WEIGHT = .005;  // smaller weights are 0.00 when rounded, and are not 
 function setColour(target, i) {
   target.style.setProperty("--colour", `var(--head${i})`);
   return target;
+}
+
+// The values of these colours of common.css, as a canvas needs them.
+function coloursOf(...names) {
+  const probe = element("span");
+  document.body.append(probe);
+  const found = names.map(name => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  });
+  probe.remove();
+  return found;
 }
 
 // One pixel per number: the larger, the more opaque. Negative numbers have the second

@@ -20,7 +20,7 @@ function drawHeads(nLayers, nHeads, paint, select) {
 function headButton(at, paint, select) {
   const properties = {type: "button", ariaLabel: headName(at), title: headName(at)};
   const button = element("button", properties, paint(at));
-  Object.assign(button.dataset, at);
+  Object.assign(button.dataset, at, {key: `head:${at.layer}:${at.head}`});
   button.addEventListener("click", event => select(at, event));
   return button;
 }
