@@ -1,15 +1,22 @@
-"The engine of the live page in a browser: its files on a blank page, with what Python asks of it."
+"The engine of the live page in a browser, on a blank page; and what it is compared with."
 
 import base64
 import json
+import random
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from browser import Browser
-from conftest import ROOT
 from torch import Tensor
 
-PAGES = ROOT / "annotated_transformer/pages"
+from annotated_transformer.grammar import builtin
+from annotated_transformer.run_folder import Run
+from annotated_transformer.transformer import Transformer, build_transformer
+from annotated_transformer.vocab import Vocab
+
+PAGES = Path(__file__).resolve().parent.parent / "annotated_transformer/pages"
 FILES = ("weights.js", "tokenizer.js", "transformer.js")
 
 # Tensors leave the page in base64: as JSON they would be four times as long.
@@ -44,6 +51,7 @@ function traceOf(model, [src, tgt], switches) {
 }
 """
 
+NOTHING: Mapping = MappingProxyType({})
 Pair = tuple[list[int], list[int]]  # source ids with EOS, target ids with BOS
 
 
@@ -55,7 +63,9 @@ def tensor_of(plain: dict) -> Tensor:
 class Engine:
     "A blank page with the engine; its models are known by name."
 
-    def __init__(self, browser: Browser, folder: Path, sources: dict[str, str] = {}):
+    def __init__(
+        self, browser: Browser, folder: Path, sources: Mapping[str, str] = NOTHING
+    ):
         "`sources` replaces files by other texts."
         self.browser = browser
         read = lambda name: sources.get(name) or (PAGES / name).read_text("utf-8")
@@ -91,18 +101,24 @@ class Engine:
         return self.ask(each, f"@{model}", rows)
 
     def logits(
-        self, model: str, pairs: list[Pair], switches: dict = {}, by: str = "logitsOf"
+        self,
+        model: str,
+        pairs: list[Pair],
+        switches: Mapping = NOTHING,
+        by: str = "logitsOf",
     ) -> list[Tensor]:
         "The logits (t, n_vocab) of each pair; `switches` that are not given are on."
         each = f"""(model, pairs, switches) => pairs.map(
             pair => {by}(model, pair, {{...SWITCHES, ...switches}}))"""
-        found = self.ask(each, f"@{model}", pairs, switches)
+        found = self.ask(each, f"@{model}", pairs, dict(switches))
         return [tensor_of(plain) for plain in found]
 
-    def trace(self, model: str, pair: Pair, switches: dict = {}) -> dict[str, Tensor]:
+    def trace(
+        self, model: str, pair: Pair, switches: Mapping = NOTHING
+    ) -> dict[str, Tensor]:
         each = """(model, pair, switches) =>
             traceOf(model, pair, {...SWITCHES, ...switches})"""
-        found = self.ask(each, f"@{model}", pair, switches)
+        found = self.ask(each, f"@{model}", pair, dict(switches))
         return {path: tensor_of(plain) for path, plain in found.items()}
 
     def search(self, model: str, rows: list[list[int]], options: dict) -> list[dict]:
@@ -110,3 +126,54 @@ class Engine:
         each = """(model, rows, options) => rows.map(
             ids => beamSearch(model, ids, options))"""
         return self.ask(each, f"@{model}", rows, options)
+
+
+# --- what it is compared with
+
+HELD_OUT = builtin(500, seed=1, split="test")
+
+
+def plain_model(run: Run, weights: dict[str, Tensor] | None = None) -> Transformer:
+    "The model with the plain parts of the lessons, in which each part can be exchanged."
+    model = build_transformer(run.recipe.model, len(run.vocab), run.vocab.pad_id)
+    model.load_state_dict(weights or run.model.state_dict())
+    return model.eval().requires_grad_(False)
+
+
+def pairs_of(vocab: Vocab, n: int) -> list[Pair]:
+    return [
+        ([*vocab.encode(s.en), vocab.eos_id], [vocab.bos_id, *vocab.encode(s.de)])
+        for s in HELD_OUT[:n]
+    ]
+
+
+def logits_of(model: Transformer, pair: Pair) -> Tensor:
+    src, tgt_in = (torch.tensor([ids]) for ids in pair)
+    return model.embedding.logits(model(src, tgt_in))[0]
+
+
+RANGES = (
+    (0x20, 0x7E), (0xC0, 0x24F), (0x2581, 0x2581), (0x20, 0x20), (0x0, 0x1F),
+    (0x300, 0x36F), (0x4E00, 0x4FFF), (0x1F600, 0x1F64F), (0xFB00, 0xFB06),
+    (0x2000, 0x206F), (0xE000, 0xE0FF), (0xFFF0, 0xFFFF), (0x10FFF0, 0x10FFFF),
+)  # fmt: skip
+
+
+def rude_lines(n: int, seed: int = 0) -> list[str]:
+    "Lines of all kinds of characters, some of them between words of the grammar."
+    rng, lines = random.Random(seed), []
+    words = [word for s in HELD_OUT[:50] for word in (s.en + " " + s.de).split()]
+    for _ in range(n):
+        parts = []
+        for _ in range(rng.randint(0, 12)):
+            first, last = rng.choice(RANGES)
+            sign = chr(rng.randint(first, last))
+            parts.append(rng.choice([sign, sign * 2, rng.choice(words), " "]))
+        lines.append("".join(parts))
+    return lines
+
+
+def lines_of(n: int) -> list[str]:
+    "n lines: a half of the grammar, in both languages, a half of rude ones."
+    pairs = builtin(n // 4, seed=2, split="test")
+    return [*(s.en for s in pairs), *(s.de for s in pairs), *rude_lines(n - n // 4 * 2)]

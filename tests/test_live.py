@@ -1,31 +1,57 @@
 "The live page: its engine gives the numbers, ids and translations of the package, and the page is what the package wrote."
 
+import dataclasses
 import gzip
+import io
+import json
 import random
+import re
+import shutil
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import sentencepiece as spm
 import torch
 from browser import Browser
-from conftest import ROOT
-from engine import Engine, Pair
+from engine import (
+    HELD_OUT,
+    Engine,
+    Pair,
+    lines_of,
+    logits_of,
+    pairs_of,
+    plain_model,
+    rude_lines,
+)
 from torch import Tensor, nn
 
 from annotated_transformer import UserError, load
 from annotated_transformer.batched_search import search_with
+from annotated_transformer.cli import main
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.grammar import builtin
 from annotated_transformer.heads import ablate_head
-from annotated_transformer.live import pack_model, write_live_page
-from annotated_transformer.run_folder import PRETRAINED, Run, load_run, pretrained_run
+from annotated_transformer.live import is_live_page, pack_model, write_live_page
+from annotated_transformer.run_folder import (
+    Run,
+    load_run,
+    pretrained_run,
+    read_config,
+    run_kind,
+)
 from annotated_transformer.stack import PostNorm
 from annotated_transformer.transformer import Transformer, build_transformer
+from annotated_transformer.translate import Translator
 from annotated_transformer.visualize import attention_maps
 from annotated_transformer.vocab import Vocab, learn_bpe
-from annotated_transformer.weights import pack_weights, unpack_weights
+from annotated_transformer.weights import (
+    pack_weights,
+    read_tensors,
+    save_tensors,
+    unpack_weights,
+    weights_metadata,
+)
 
-HELD_OUT = builtin(500, seed=1, split="test")
 # Sums of a few hundred products in fp32 here and in doubles there differ by about 1e-5.
 TOLERANCE = 1e-4
 
@@ -48,13 +74,6 @@ def demo() -> Run:
     return load_run(pretrained_run(Path("demo")))
 
 
-def plain_model(run: Run, weights: dict[str, Tensor] | None = None) -> Transformer:
-    "The model with the plain parts of the lessons, in which each part can be exchanged."
-    model = build_transformer(run.recipe.model, len(run.vocab), run.vocab.pad_id)
-    model.load_state_dict(weights or run.model.state_dict())
-    return model.eval().requires_grad_(False)
-
-
 @pytest.fixture(scope="module")
 def odd(demo) -> Run:
     "A model whose sizes are all different, with random weights of every size."
@@ -75,18 +94,6 @@ def engine(browser, demo, odd, tmp_path_factory) -> Engine:
     engine.add("full", pack_model(demo, "fp32"))
     engine.add("odd", pack_model(odd, "fp32"))
     return engine
-
-
-def pairs_of(vocab: Vocab, n: int) -> list[Pair]:
-    return [
-        ([*vocab.encode(s.en), vocab.eos_id], [vocab.bos_id, *vocab.encode(s.de)])
-        for s in HELD_OUT[:n]
-    ]
-
-
-def logits_of(model: Transformer, pair: Pair) -> Tensor:
-    src, tgt_in = (torch.tensor([ids]) for ids in pair)
-    return model.embedding.logits(model(src, tgt_in))[0]
 
 
 def assert_close(found: list[Tensor], model: Transformer, pairs: list[Pair]) -> None:
@@ -287,15 +294,19 @@ def test_trace_is_what_pytorch_computes(engine, name, request):
         ("cross", "decoder.{}.cross"),
     ):
         for i in range(run.recipe.model.n_layers):
-            of = lambda what, at=path.format(i): f"{at}.{what}"
-            wanted[of("weights")] = maps[kind][i, 0]
-            q, k, v = (wanted[of(w)] for w in "qkv")
-            wanted[of("scores")] = q @ k.transpose(-2, -1)
-            wanted[of("scaled")] = wanted[of("scores")] / q.size(-1) ** 0.5
+            at = path.format(i)
+            q, k, v = (wanted[f"{at}.{w}"] for w in "qkv")
+            scores = q @ k.transpose(-2, -1)
+            scaled = scores / q.size(-1) ** 0.5
             later = torch.ones(q.size(1), k.size(1)).triu(1).bool()
-            masked = wanted[of("scaled")].masked_fill(later, float("-inf"))
-            wanted[of("masked")] = masked if kind == "decoder" else wanted[of("scaled")]
-            wanted[of("mixed")] = maps[kind][i, 0] @ v
+            masked = scaled.masked_fill(later, float("-inf"))
+            wanted |= {
+                f"{at}.scores": scores,
+                f"{at}.scaled": scaled,
+                f"{at}.masked": masked if kind == "decoder" else scaled,
+                f"{at}.weights": maps[kind][i, 0],
+                f"{at}.mixed": maps[kind][i, 0] @ v,
+            }
     assert trace.keys() == wanted.keys()
     for path, found in trace.items():
         # scores of the random model are in the hundreds
@@ -339,8 +350,6 @@ def test_scores_are_the_packages(engine, demo):
 
 def test_random_model_reaches_the_length_limit(engine, odd):
     "A hypothesis that never ends is cut off where the package cuts it off."
-    from annotated_transformer.translate import Translator
-
     rows = [pair[0] for pair in pairs_of(odd.vocab, 2)]
     translator = Translator(odd.model, odd.vocab)
     for row, found in zip(rows, engine.search("odd", rows, {}), strict=True):
@@ -391,33 +400,6 @@ def test_temperature_sharpens_the_probabilities(engine, demo):
 # --- token ids
 
 
-RANGES = (
-    (0x20, 0x7E), (0xC0, 0x24F), (0x2581, 0x2581), (0x20, 0x20), (0x0, 0x1F),
-    (0x300, 0x36F), (0x4E00, 0x4FFF), (0x1F600, 0x1F64F), (0xFB00, 0xFB06),
-    (0x2000, 0x206F), (0xE000, 0xE0FF), (0xFFF0, 0xFFFF), (0x10FFF0, 0x10FFFF),
-)  # fmt: skip
-
-
-def rude_lines(n: int, seed: int = 0) -> list[str]:
-    "Lines of all kinds of characters, some of them between words of the grammar."
-    rng, lines = random.Random(seed), []
-    words = [word for s in HELD_OUT[:50] for word in (s.en + " " + s.de).split()]
-    for _ in range(n):
-        parts = []
-        for _ in range(rng.randint(0, 12)):
-            first, last = rng.choice(RANGES)
-            sign = chr(rng.randint(first, last))
-            parts.append(rng.choice([sign, sign * 2, rng.choice(words), " "]))
-        lines.append("".join(parts))
-    return lines
-
-
-def lines_of(n: int) -> list[str]:
-    "n lines: a half of the grammar, in both languages, a half of rude ones."
-    pairs = builtin(n // 4, seed=2, split="test")
-    return [*(s.en for s in pairs), *(s.de for s in pairs), *rude_lines(n - n // 4 * 2)]
-
-
 @pytest.mark.parametrize("n", [4000])
 def test_ids_are_sentencepieces(engine, demo, odd, n):
     lines = lines_of(n)
@@ -432,9 +414,7 @@ def test_ids_of_a_larger_vocabulary(engine, demo, data_dir):
         raw = gzip.open(data_dir / f"multi30k/train.{side}.gz").read()
         lines += raw.decode().split("\n")[:5000]
     vocab = learn_bpe(lines, n_pieces=8000)
-    from annotated_transformer.live import _pack_vocab
-
-    engine.add("large", pack_model(demo) | {"vocab": _pack_vocab(vocab)})
+    engine.add("large", pack_model(demo._replace(vocab=vocab)))
     lines += rude_lines(1000, seed=1)
     assert engine.ids("large", lines) == [vocab.encode(line) for line in lines]
 
@@ -449,3 +429,213 @@ def test_text_of_ids_is_sentencepieces(engine, demo):
     rows += [demo.vocab.encode(line) for line in rude_lines(500)]
     rows += [[4 + byte for byte in "a\ufeffé🙂".encode()]]
     assert engine.texts("demo", rows) == [demo.vocab.decode(ids) for ids in rows]
+
+
+# --- packed weights
+
+
+def test_packing_keeps_what_it_cannot_pack():
+    "Rows of zeros, tiny and huge rows, vectors, and integers that are no packed weights."
+    rows = torch.tensor([[0.0, 0.0], [1e-38, -1e-38], [3e38, 1.0], [-0.5, 0.25]])
+    packed = pack_weights({"matrix": rows, "bias": rows[:, 0]})
+    assert packed["matrix"].dtype == torch.int8 and packed["matrix"].shape == (4, 2)
+    assert packed["matrix.scale"].shape == (4,)
+    unpacked = unpack_weights(packed)
+    assert torch.equal(unpacked["bias"], rows[:, 0])
+    step = rows.abs().amax(dim=1, keepdim=True) / 127
+    assert ((unpacked["matrix"] - rows).abs() <= 0.51 * step.clamp(min=1e-30)).all()
+    twice = pack_weights(unpacked)
+    assert all(torch.equal(twice[name], packed[name]) for name in packed)
+    wrong = {
+        "no scales": packed["matrix"],
+        "columns": packed["matrix"],
+        "columns.scale": torch.ones(2),
+        "halves": packed["matrix"],
+        "halves.scale": torch.ones(4).half(),
+        "flat": packed["matrix"][0],
+        "flat.scale": torch.ones(2),
+    }
+    assert unpack_weights(wrong) == wrong
+
+
+@pytest.mark.parametrize("change", ["columns", "missing", "infinite", "another"])
+def test_damaged_packed_weights_are_refused(demo, tmp_path, change):
+    run = shutil.copytree(pretrained_run(Path("demo")), tmp_path / "run")
+    tensors = read_tensors(run / "model.safetensors")
+    name = "encoder.layers.0.feed_forward.w_1.weight"
+    if change == "columns":
+        tensors[f"{name}.scale"] = torch.ones(128)
+    elif change == "missing":
+        del tensors[f"{name}.scale"]
+    elif change == "infinite":
+        tensors[f"{name}.scale"][3] = float("inf")
+    else:
+        tensors["another.scale"] = torch.ones(3)
+    about = weights_metadata(demo.recipe.model, "changed")
+    save_tensors(tensors, run / "model.safetensors", about)
+    with pytest.raises(UserError, match="model.safetensors"):
+        load_run(run)
+
+
+# --- the pretrained run
+
+
+def test_pretrained_run_is_small_and_exact(demo):
+    folder = pretrained_run(Path("demo"))
+    assert {file.name for file in folder.iterdir()} == {
+        "config.json",
+        "vocab.model",
+        "model.safetensors",
+    }
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 1_300_000
+    found = load(folder, search=search_with(1)).translate(
+        [s.en for s in HELD_OUT[:200]]
+    )
+    n_exact = sum(map(str.__eq__, found, (s.de for s in HELD_OUT)))
+    assert n_exact >= 196
+
+
+def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sentence = [HELD_OUT[0].en]
+    assert load("demo").translate(sentence) == [HELD_OUT[0].de]
+    assert capsys.readouterr().err == "demo: the pretrained model of this package\n"
+    assert run_kind("demo") is None
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(UserError, match="demo is not a run folder"):
+        load("demo")
+    said = "demo: the folder in the current directory, not the pretrained model\n"
+    assert capsys.readouterr().err == said
+    (tmp_path / "demo").rmdir()
+    shutil.copytree(pretrained_run(Path("demo")), tmp_path / "demo")
+    assert load("demo").translate(sentence) == [HELD_OUT[0].de]
+    assert capsys.readouterr().err == said
+    for name in ("other", "..", ".", "demo/x", "runs/demo"):
+        assert pretrained_run(Path(name)) is None
+        with pytest.raises(UserError, match="is not a run folder"):
+            load(name)
+    assert capsys.readouterr().err == ""
+
+
+def test_pretrained_run_is_not_trained_further(tmp_path, monkeypatch):
+    "Commands that would write into the run do not find it."
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="demo is not a run folder"):
+        read_config(Path("demo"))
+
+
+def run_verb(*args: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(args))
+    return stopped.value.code
+
+
+def test_commands_take_the_pretrained_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source, reference = HELD_OUT[0].en, HELD_OUT[0].de
+    Path("a.en").write_text(source + "\n", encoding="utf-8")
+    Path("a.de").write_text(reference + "\n", encoding="utf-8")
+    assert run_verb("translate", "demo", "a.en") == 0
+    assert capsys.readouterr().out == reference + "\n"
+    assert run_verb("score", "demo", "--src", "a.en", "--ref", "a.de") == 0
+    assert "BLEU 100.0" in capsys.readouterr().out.replace("= ", "")
+    assert run_verb("attention", "demo", source, "--out", "attention.html") == 0
+    assert run_verb("live", "demo", "--out", "live.html") == 0
+    assert "live.html is ready" in capsys.readouterr().err
+    assert run_verb("live", "demo", "--out", "attention.html") == 2
+    assert run_verb("attention", "demo", source, "--out", "live.html") == 2
+    assert run_verb("average", "demo", "--last", "2") == 2
+    assert run_verb("train", "--resume", "demo") == 2
+    assert "demo is not a run folder" in capsys.readouterr().err
+
+
+# --- what the page refuses
+
+
+def changed(run: Run, **sizes) -> Run:
+    model = dataclasses.replace(run.recipe.model, **sizes)
+    return run._replace(recipe=Recipe(model, run.recipe.train))
+
+
+def test_unfit_models_are_refused_in_one_line(demo, odd):
+    large = nn.Module()
+    large.weight = nn.Parameter(torch.empty(5_000_001))
+    for run, message in (
+        (demo._replace(recipe=None), "models that were trained here"),
+        (changed(odd, norm="pre"), "norm='pre': a live page has norm='post'"),
+        (changed(odd, position="learned"), "position='learned': a live page has"),
+        (
+            demo._replace(model=large),
+            "5,000,001 parameters, a live page at most 5,000,",
+        ),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)) as refused:
+            pack_model(run)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="weights='int4' is none of int8, fp32"):
+        pack_model(demo, "int4")
+
+
+def test_imported_runs_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"format": 1, "kind": "marian"}')
+    with pytest.raises(UserError, match="was imported"):
+        write_live_page(tmp_path, tmp_path / "live.html")
+    assert not (tmp_path / "live.html").exists()
+
+
+def test_other_vocabularies_are_refused(demo):
+    "A SentencePiece model whose ids are not in the order of its merges."
+    out = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter([" " + s.en for s in HELD_OUT]),
+        model_writer=out,
+        vocab_size=400,
+        model_type="unigram",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        hard_vocab_limit=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        minloglevel=2,
+    )
+    with pytest.raises(UserError, match="not one of learn_bpe"):
+        pack_model(demo._replace(vocab=Vocab(out.getvalue())))
+
+
+# --- the page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "live.html"
+    write_live_page(pretrained_run(Path("demo")), path)
+    return path
+
+
+def test_page_is_one_small_file(page, cfg):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 2_000_000
+    assert "default-src 'none'" in text and is_live_page(page)
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data["page"]["site"] == f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    assert {data["page"][side] for side in ("src_lang", "tgt_lang")} == {"en", "de"}
+    words = data["page"]["words"]
+    assert {"animal", "street", "didn't"} < set(words) and words == sorted(words)
+
+
+def test_page_translates_without_network(browser, page, engine):
+    "After the engine's tests: the same browser, another page."
+    browser.open(page.as_uri())
+    found = browser.ask("""(() => {
+        const text = document.getElementById("data").textContent;
+        const model = readModel(JSON.parse(text));
+        const ids = [...model.vocab.encode("The animal didn't cross the street because "
+          + "it was too wide."), model.vocab.eosId];
+        return model.vocab.decode(beamSearch(model, ids).hypotheses[0].ids); })()""")
+    assert found == "Das Tier überquerte die Straße nicht, weil sie zu breit war."
+    assert browser.said == []
+    assert browser.ask("performance.getEntriesByType('resource').length") == 0
