@@ -109,8 +109,8 @@ MISTAKES = {
     ),
     "an end of the element": (
         "common.js",
-        "// One pixel per weight",
-        "// </SCRIPT> Pixels per weight",
+        "// One pixel per number",
+        "// </SCRIPT> Per number",
         ["common.js: holds what ends the element around it"],
     ),
 }
@@ -172,7 +172,7 @@ def test_mistake_in_a_script_is_noticed(pages, mistake):
 @needs_node
 def test_second_page_shares_the_common_files(pages):
     "What one page alone uses of common.js is used; what no page uses is not."
-    (pages / "live.html").write_text("$common_css $common_js")
+    (pages / "other.html").write_text("$common_css $common_js")
     assert complaints(pages) == []
     (pages / "common.js").open("a").write("const unused = 1;\n")
     (line,) = complaints(pages)

@@ -5,7 +5,8 @@ A page NAME is NAME.html with the files that it names: $STEM_css and $STEM_js in
 for STEM.css and STEM.js. Its scripts are one script, in this order. Scripts are checked
 where node is on PATH: syntax errors, names that are not defined, are defined twice or are
 never used. Styles and templates are always checked: syntax, and ids, classes and custom
-properties that do not exist. A file of several pages may use what some of them define.
+properties that do not exist. A file of several pages may use classes and properties that
+only some of them define.
 """
 
 import re
@@ -177,7 +178,7 @@ def used_names(css: str, js: str) -> Names:
 
 
 def name_complaints(folder: Path, names: list[str]) -> list[str]:
-    "What a page uses, it defines; what shared files use, some page defines."
+    "What a page uses, it defines; classes that shared files use, some page defines."
     files = {
         name: [page_files(folder, name, kind) for kind in ("css", "js")]
         for name in names
@@ -195,7 +196,8 @@ def name_complaints(folder: Path, names: list[str]) -> list[str]:
         anywhere |= defined
         twice = [f"two elements have the id {i}" for i in page.ids_twice()]
         own = [[path for path in paths if path not in shared] for paths in both]
-        used = used_names(*map(text, own)) | Names(ids=page.used_ids)
+        ids = used_names(*map(text, both)).ids | page.used_ids
+        used = used_names(*map(text, own)) | Names(ids=ids)
         lines += [f"{name}.html: {s}" for s in page.lines + twice + (used - defined)]
     in_shared = [
         sorted(p for p in shared if p.suffix == end) for end in (".css", ".js")

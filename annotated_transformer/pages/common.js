@@ -112,20 +112,28 @@ const ARROWS = {
 };
 const targetsIn = group => [...group.querySelectorAll("button, [role=button]")];
 
-// The next button in a direction; from the last one on, the first one of its line.
+// The next button in a direction, in the same line if there is one; after the last one
+// of a line comes its first one.
 function neighbour(buttons, button, [down, right]) {
   const from = button.getBoundingClientRect();
-  const others = buttons.filter(other => other !== button).map(target => {
+  const found = buttons.filter(other => other !== button).map(target => {
     const to = target.getBoundingClientRect();
-    const [dx, dy] = [to.x - from.x + (to.width - from.width) / 2,
-      to.y - from.y + (to.height - from.height) / 2];
-    const gap = right > 0 ? to.left - from.right : right < 0 ? from.left - to.right
-      : down > 0 ? to.top - from.bottom : from.top - to.bottom;
-    return {target, gap, distance: gap + 3 * Math.abs(right ? dy : dx)};
+    const [x, y] = [gapBetween(from.left, from.right, to.left, to.right),
+      gapBetween(from.top, from.bottom, to.top, to.bottom)];
+    const ahead = right ? x * right : y * down;
+    const across = Math.abs(right ? y : x);
+    return {target, ahead, across, distance: ahead + 3 * across};
   });
-  const ahead = others.filter(({gap}) => gap > -2);
-  const found = ahead.length ? ahead : others;
-  return found.sort((a, b) => a.distance - b.distance)[0]?.target;
+  const inLine = found.filter(({across}) => across === 0);
+  const nearest = list => list.toSorted((a, b) => a.distance - b.distance)[0]?.target;
+  return nearest(inLine.filter(({ahead}) => ahead > 0)) ?? nearest(inLine)
+    ?? nearest(found.filter(({ahead}) => ahead > 0));
+}
+
+// How far the second interval is after the first, or before it (negative), or 0.
+function gapBetween(start, end, otherStart, otherEnd) {
+  if (otherStart >= end - 2) return otherStart - end + 3;
+  return otherEnd <= start + 2 ? otherEnd - start - 3 : 0;
 }
 
 document.addEventListener("keydown", event => {

@@ -1,7 +1,7 @@
 // The start: what is filled in once, and what the controls do.
 
 for (const link of document.querySelectorAll("[data-link]")) {
-  link.href = page.site + link.dataset.link;
+  link.href = about.site + link.dataset.link;
   link.target = "_top";
 }
 const nParameters = sum(Object.values(model.weights).map(({data}) => data.length));
@@ -12,8 +12,8 @@ byId("presets").append(...EXAMPLES.map(presetButton));
 byId("temperature-text").replaceChildren(...expectation(
   TEMPERATURE_TEXT, ["Sampling", "decode.html#sampling"]).childNodes);
 
-if (page.src_lang) {
-  const language = new Intl.DisplayNames("en", {type: "language"}).of(page.src_lang);
+if (about.src_lang) {
+  const language = new Intl.DisplayNames("en", {type: "language"}).of(about.src_lang);
   byId("sentence-label").textContent = `${language} sentence`;
 }
 

@@ -204,5 +204,5 @@ byId("map").addEventListener("keydown", event => {
 
 // A link to a notebook: on the site next to this page, otherwise the published one.
 function notebookLink(text, href) {
-  return element("a", {href: page.site + href, target: "_top"}, ...typeset(text));
+  return element("a", {href: about.site + href, target: "_top"}, ...typeset(text));
 }

@@ -34,7 +34,8 @@ const KINDS = {
 const HEADS_TEXT = "A head that is off adds nothing to its sub-layer. Most heads can "
   + "be missed one at a time; “Try each head” finds those that change this "
   + "translation.";
-const HEADS_LINK = ["Ablating a head", "heads.html#ablating-each-head-of-the-trained-model"];
+const HEADS_LINK =
+  ["Ablating each head", "heads.html#ablating-each-head-of-the-trained-model"];
 const TEMPERATURE_TEXT = "The logits are divided by it. Above 1 the probabilities "
   + "become more equal, below 1 less. The most probable token stays the same, but "
   + "samples differ.";

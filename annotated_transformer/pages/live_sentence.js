@@ -28,13 +28,13 @@ const GERMAN = new Set(`aber auf das dem den der die ein eine einen er es hat ic
   mit nicht sie sind und war weil wir zu`.split(/\s+/));
 const wordsOf = text => text.split(/\s+/)
   .map(word => word.replace(/^\P{L}+|\P{L}+$/gu, "")).filter(Boolean);
-const knownWords = new Set(page.words?.map(word => word.toLowerCase()));
+const knownWords = new Set(about.words?.map(word => word.toLowerCase()));
 const quoted = words => `${words.slice(0, 5).map(word => `“${word}”`).join(", ")}${
   words.length > 5 ? " …" : ""}`;
 
 function isGerman(words) {
   const found = words.filter(word => GERMAN.has(word) || /[äöüß]/i.test(word));
-  const isFromEnglish = page.src_lang === "en" && page.tgt_lang === "de";
+  const isFromEnglish = about.src_lang === "en" && about.tgt_lang === "de";
   return isFromEnglish && found.length > words.length / 4;
 }
 
@@ -45,7 +45,7 @@ function remarkOn(text) {
   const letters = [...new Set(text)].filter(
     letter => vocab.encode(letter).some(isByte));
   const isNew = word => !knownWords.has(word.toLowerCase().replace(/'s$/, ""));
-  const unknown = [...new Set(page.words ? words.filter(isNew) : [])];
+  const unknown = [...new Set(about.words ? words.filter(isNew) : [])];
   if (!text.trim()) {
     return "The line is empty. Type a sentence to translate it.";
   }

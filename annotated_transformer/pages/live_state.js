@@ -1,7 +1,7 @@
 // What is selected, the address that reproduces it, and what the model computes.
 
 const packed = JSON.parse(byId("data").textContent);
-const {page} = packed;
+const about = packed.page;
 const model = readModel(packed);
 const {config, vocab} = model;
 
@@ -15,7 +15,7 @@ const MAX_TOKENS = Math.min(config.max_len, 64);  // of a sentence, for a quick 
 // `step` is the number of generated tokens, 0 for all of them; `row` and `column` are
 // those of the chosen number, -1 for a good first choice; `off` names switches and
 // `headsOff` heads; `seed` 0 means no sampling.
-const EXAMPLES = page.examples ?? [
+const EXAMPLES = about.examples ?? [
   "The animal didn't cross the street because it was too tired.",
   "The animal didn't cross the street because it was too wide.",
   "If the happy brother brings back this picture, the friendly girl will sleep under "

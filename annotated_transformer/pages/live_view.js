@@ -68,7 +68,7 @@ function makeView(stage) {
 // --- Drawing
 
 function drawView() {
-  if (!BOXES[state.box]) state.box = START.box;
+  if (!Object.hasOwn(BOXES, state.box)) state.box = START.box;
   const box = BOXES[state.box];
   const {stages} = box;
   const stage = stages.find(({key}) => key === state.stage) ?? stages[0];
