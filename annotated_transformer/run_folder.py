@@ -124,6 +124,29 @@ def create_run(path: Path, recipe: Recipe, about: dict) -> None:
         (new / "checkpoints").mkdir()
         write_config(new, recipe, about)
 
+# %% ../nbs/52d_run_folder.ipynb #52dd0002
+PRETRAINED = ("demo",)
+
+
+def pretrained_run(path: Path) -> Path | None:
+    "The folder of the pretrained run of this name; None if it is the user's own path."
+    if str(path) not in PRETRAINED or path_type(resolve(path)) != "nothing":
+        return None
+    return Path(str(files("annotated_transformer"))) / "pretrained" / path
+
+# %% ../nbs/52d_run_folder.ipynb #52dd0004
+def find_run(path: Path) -> Path:
+    "The folder of a run: this path, or the pretrained run of this name."
+    found = pretrained_run(path)
+    if found is not None:
+        print(f"{path}: the pretrained model of this package", file=sys.stderr)
+    elif str(path) in PRETRAINED:
+        print(
+            f"{path}: the folder in the current directory, not the pretrained model",
+            file=sys.stderr,
+        )
+    return found or path
+
 # %% ../nbs/52d_run_folder.ipynb #52d0000a
 class Run(NamedTuple):
     "A trained model with its vocabulary, settings and description."
@@ -217,29 +240,6 @@ def read_config(path: Path) -> tuple[Recipe, dict]:
             "translates, but cannot be trained further"
         )
     return recipe, about
-
-# %% ../nbs/52d_run_folder.ipynb #52dd0002
-PRETRAINED = ("demo",)
-
-
-def pretrained_run(path: Path) -> Path | None:
-    "The folder of the pretrained run of this name; None if it is the user's own path."
-    if str(path) not in PRETRAINED or path_type(resolve(path)) != "nothing":
-        return None
-    return Path(str(files("annotated_transformer"))) / "pretrained" / path
-
-# %% ../nbs/52d_run_folder.ipynb #52dd0004
-def find_run(path: Path) -> Path:
-    "The folder of a run: this path, or the pretrained run of this name."
-    found = pretrained_run(path)
-    if found is not None:
-        print(f"{path}: the pretrained model of this package", file=sys.stderr)
-    elif str(path) in PRETRAINED:
-        print(
-            f"{path}: the folder in the current directory, not the pretrained model",
-            file=sys.stderr,
-        )
-    return found or path
 
 # %% ../nbs/52d_run_folder.ipynb #753ea8dc
 def load_run(path: Path) -> Run:

@@ -108,7 +108,7 @@ def assert_close(found: list[Tensor], model: Transformer, pairs: list[Pair]) -> 
 # --- the numbers
 
 
-@pytest.mark.parametrize("n", [40])
+@pytest.mark.parametrize("n", [30])
 def test_logits_are_pytorchs(engine, demo, n):
     "With weights in 8 bits, and with the same weights in fp32."
     pairs, model = pairs_of(demo.vocab, n), plain_model(demo)
@@ -322,7 +322,7 @@ def translations(engine: Engine, name: str, run: Run, n: int, **options) -> list
     return [run.vocab.decode(one["hypotheses"][0]["ids"]) for one in found]
 
 
-@pytest.mark.parametrize("n", [40])
+@pytest.mark.parametrize("n", [30])
 def test_translations_are_the_packages(engine, demo, n):
     sentences = [s.en for s in HELD_OUT[:n]]
     for options, search in (

@@ -5,9 +5,8 @@
 
 // --- Tensors: {shape, data}, the numbers row after row
 
-function tensor(shape, data = null) {
-  const size = shape.reduce((product, n) => product * n, 1);
-  return {shape, data: data ?? new Float32Array(size)};
+function tensor(shape) {
+  return {shape, data: new Float32Array(shape.reduce((a, b) => a * b))};
 }
 
 // The tensor of f(number, its index).
@@ -163,26 +162,29 @@ function mergeHeads(x) {
   });
 }
 
-// The heads that are switched off give 0, which is the same as no columns in W^O.
+// A head that is switched off gives 0, which is the same as zeros in its columns of
+// W^O.
 function withoutHeads({switches}, path, mixed) {
-  const size = mixed.shape[1] * mixed.shape[2];
-  const isOff = i => switches.headsOff.includes(`${path}:${Math.floor(i / size)}`);
-  return switches.headsOff.length ? map(mixed, (x, i) => isOff(i) ? 0 : x) : mixed;
+  const [h, n, d] = mixed.shape;
+  const isOff = Array.from(
+    {length: h}, (_, head) => switches.headsOff.includes(`${path}:${head}`));
+  return map(mixed, (x, i) => isOff[Math.floor(i / (n * d))] ? 0 : x);
 }
 
-// Keys and values of all heads, side by side: what a cache keeps.
+// Keys and values of all heads, side by side, which is what a cache keeps.
 function keysValues(run, path, x) {
-  const [k, v] = ["w_k", "w_v"].map(w => linear(x, weightOf(run, path, `${w}.weight`)));
-  return {k, v};
+  const project = w => linear(x, weightOf(run, path, `${w}.weight`));
+  return {k: project("w_k"), v: project("w_v")};
 }
 
 // Concat(head_1, …, head_h)W^O for the queries of x.
 function multiHeadAttention(run, path, x, {k, v}, isCausal) {
   const project = (y, w) => linear(y, weightOf(run, path, `${w}.weight`));
-  const heads = [project(x, "w_q"), k, v].map((y, i) =>
-    record(run, `${path}.${"qkv"[i]}`, splitHeads(y, run.model.config.n_heads)));
-  const values = withoutHeads(run, path, attention(run, path, ...heads, isCausal));
-  const mixed = record(run, `${path}.mixed`, values);
+  const split = (y, name) =>
+    record(run, `${path}.${name}`, splitHeads(y, run.model.config.n_heads));
+  const qkv = [split(project(x, "w_q"), "q"), split(k, "k"), split(v, "v")];
+  const heads = withoutHeads(run, path, attention(run, path, ...qkv, isCausal));
+  const mixed = record(run, `${path}.mixed`, heads);
   const merged = record(run, `${path}.merged`, mergeHeads(mixed));
   return record(run, `${path}.output`, project(merged, "w_o"));
 }
@@ -194,7 +196,8 @@ function feedForward(run, path, x) {
   const layer = (y, i) => linear(
     y, weightOf(run, path, `w_${i}.weight`), weightOf(run, path, `w_${i}.bias`));
   const hidden = map(layer(x, 1), value => Math.max(0, value));
-  return record(run, `${path}.output`, layer(record(run, `${path}.hidden`, hidden), 2));
+  record(run, `${path}.hidden`, hidden);
+  return record(run, `${path}.output`, layer(hidden, 2));
 }
 
 // --- Embedding and positions (§3.4, §3.5)
@@ -238,10 +241,9 @@ function layerNorm(x, gain, bias, eps) {
 // LayerNorm(x + Sublayer(x)), given both terms of the sum.
 function addAndNorm(run, path, x, output) {
   const sum = run.switches.residual ? add(x, output) : output;
-  const [gain, bias] = ["weight", "bias"].map(name => normOf(run, path, name));
-  const normalised = layerNorm(
-    record(run, `${path}.residual`, sum), gain, bias, run.model.config.eps);
-  return record(run, `${path}.norm`, normalised);
+  record(run, `${path}.residual`, sum);
+  const [gain, bias] = [normOf(run, path, "weight"), normOf(run, path, "bias")];
+  return record(run, `${path}.norm`, layerNorm(sum, gain, bias, run.model.config.eps));
 }
 
 // Self-attention, then feed-forward.
@@ -314,8 +316,8 @@ function decodeStep(model, id, cache, switches = SWITCHES) {
   const start = cache.ids.length;
   cache.ids.push(id);
   if (!switches.causal) {
-    const logits = decode(model, cache.ids, cache.memory, switches);
-    return tensor([1, logits.shape[1]], logits.data.slice(-logits.shape[1]));
+    const {shape: [, nVocab], data} = decode(model, cache.ids, cache.memory, switches);
+    return {shape: [1, nVocab], data: data.slice(-nVocab)};
   }
   let x = embed(run, "decoder", [id], start);
   for (let i = 0; i < model.config.n_decoder_layers; i++) {
