@@ -407,7 +407,7 @@ def test_by_keyboard_alone(browser, url):
         "Residual connections",
         "Ablating each head",
         "off:encoder.0.self:0",
-        "action:Try each head",
+        "try",
         "temperature",
         "Sampling",
         "draw",
@@ -598,6 +598,19 @@ def test_division_switched_off(browser, url):
     )
     assert changed.max(-1).values.mean() > intact.max(-1).values.mean() + 0.1
     assert "Your changes" in shown(browser, "effect")
+    largest = [
+        weights(browser, f"{stack}.{layer}.{kind}.weights").amax(-1).flatten()
+        for stack, kind in (
+            ("encoder", "self"),
+            ("decoder", "self"),
+            ("decoder", "cross"),
+        )
+        for layer in range(2)
+    ]
+    measured = browser.ask("document.querySelector('.measured').textContent")
+    assert f"is now {torch.cat(largest).mean():.2f} on average" in measured
+    before = float(measured.split()[-1][:-1])
+    assert before < torch.cat(largest).mean() - 0.05
     click(browser, "[data-key='action:Switch all on']")
     torch.testing.assert_close(weights(browser, "encoder.0.self.weights"), intact)
     assert browser.ask("state.off") == [] and browser.said == []
@@ -611,6 +624,10 @@ def test_mask_switched_off(browser, url):
     browser.ask("change({step: 6})")
     later = weights(browser, "decoder.0.self.weights").triu(1)
     assert later.shape[-1] == 6 and (later.sum((1, 2)) > 0).all()
+    both = [later, weights(browser, "decoder.1.self.weights").triu(1)]
+    mean = torch.stack(both).sum(-1).mean()
+    measured = browser.ask("document.querySelectorAll('.measured')[1].textContent")
+    assert f"is now {mean:.2f} on average" in measured
     assert browser.said == []
 
 
@@ -659,15 +676,27 @@ def test_head_switched_off(browser, url):
     off = "[...byId('heads').querySelectorAll('.off')].map(x => x.ariaLabel)"
     assert browser.ask(off) == ["layer 2, head 3, switched off"]
     click(browser, "[data-key='action:Switch all on']")
-    click(browser, "[data-key='action:Try each head']")
+    click(browser, "#try")
     browser.ask("""new Promise(done => { const wait = () =>
         trials.left ? setTimeout(wait, 20) : done(); wait(); })""")
     found = browser.ask("[...trials.changed].map(([name, ids]) => [name, textOf(ids)])")
-    assert 0 < len(found) < 24 and f"{len(found)} of 24 heads" in browser.ask(
-        "document.querySelector('.findings').textContent"
-    )
+    assert 0 < len(found) < 24
+    assert shown(browser, "findings").startswith(f"{len(found)} of 24 heads")
     matters = "[...document.querySelectorAll('.matters')].map(x => x.dataset.key)"
     assert browser.ask(matters) == [f"off:{name}" for name, _ in found]
+    click(browser, "#findings button", len(found) - 1)  # leads to the head
+    stack, layer, rest = found[-1][0].split(".")
+    kind, head = rest.split(":")
+    assert browser.ask("[state.box, state.layer, state.head, state.stage]") == [
+        f"{stack}.{kind}",
+        int(layer),
+        int(head),
+        "weights",
+    ]
+    changed = browser.ask(f"shownToken(run.ids[{browser.ask('run.step')} - 1])")
+    assert (
+        changed in ES.replace(".", "").split() and changed not in found[-1][1].split()
+    )
     for name, translation in found:
         browser.ask(f"change({{headsOff: [{name!r}]}})")
         assert browser.ask("textOf(run.ids)") == translation != ES

@@ -9,8 +9,15 @@ byId("size").textContent = nParameters.toLocaleString("en");
 byId("n-encoder").textContent = `× ${N_LAYERS.encoder}`;
 byId("n-decoder").textContent = `× ${N_LAYERS.decoder}`;
 byId("presets").append(...EXAMPLES.map(presetButton));
-byId("temperature-text").replaceChildren(...expectation(
-  TEMPERATURE_TEXT, ["Sampling", "decode.html#sampling"]).childNodes);
+if (about.label_smoothing) {
+  fillText("smoothing", `The model was trained with label smoothing of ${
+    about.label_smoothing}, so even a certain token has a probability of about ${
+    1 - about.label_smoothing}.`, ["Label smoothing", "label_smoothing.html"]);
+}
+fillText("temperature-text", TEMPERATURE_TEXT, ["Sampling", "decode.html#sampling"]);
+fillText("beam-text", BEAM_TEXT, ["Beam search", "decode.html#beam-search"]);
+fillText("heads-text", HEADS_TEXT,
+  ["Ablating each head", "heads.html#ablating-each-head-of-the-trained-model"]);
 
 if (about.src_lang) {
   const language = new Intl.DisplayNames("en", {type: "language"}).of(about.src_lang);
@@ -34,6 +41,7 @@ byId("step").addEventListener("input", () => chooseStep(+byId("step").value));
 byId("temperature").addEventListener("input", () => {
   change({temperature: +byId("temperature").value, step: 0});
 });
+byId("try").addEventListener("click", tryEachHead);
 byId("draw").addEventListener("click", () => change({seed: state.seed + 1, step: 0}));
 byId("search").addEventListener("click", () => change({seed: 0, step: 0}));
 byId("beam").addEventListener("input", () => {

@@ -2,7 +2,6 @@
 
 const BEAM_TEXT = "The number of hypotheses that are kept at each step. Dashed "
   + "candidates were pruned; the bold path is the translation.";
-const BEAM_LINK = ["Beam search", "decode.html#beam-search"];
 const WHY = {
   kept: "kept: it is among the most probable hypotheses",
   pruned: "pruned: other hypotheses were more probable",
@@ -12,8 +11,6 @@ const WHY = {
 function drawBeam() {
   byId("beam").value = state.beam;
   byId("beam-value").textContent = state.beam === 1 ? "1, greedy search" : state.beam;
-  byId("beam-text").replaceChildren(
-    ...expectation(BEAM_TEXT, BEAM_LINK).childNodes);
   const {tree, hypotheses} = run.search;
   byId("tree-box").hidden = !tree.length;
   byId("candidate").textContent = tree.length

@@ -6,12 +6,17 @@ const PARTS = {
     expect: "Without it the scores are √d_k times as large, and each head puts nearly "
       + "all of its weight on one key. Short sentences are often still right.",
     link: ["Why divide by √d_k", "attention.html#why-divide-by-d_k"],
+    measure: () => `Here the largest weight of a query is now ${
+      short(meanLargestWeight(run.trace))} on average; with all parts on it is ${
+      short(meanLargestWeight(intactTrace()))}.`,
   },
   causal: {
     name: "Causal mask",
     expect: "Without it each position of the prefix also attends to later ones, which "
-      + "never happened in training. See what it changes in the decoder’s tensors.",
+      + "never happened in training.",
     link: ["The causal mask", "masking.html#teacher-forcing-and-the-causal-mask"],
+    measure: () => "Here the weight of a query on later positions is now "
+      + `${short(meanLaterWeight())} on average; with all parts on it is 0.`,
   },
   positions: {
     name: "Positional encoding",
@@ -26,30 +31,51 @@ const PARTS = {
     link: ["Residual connections", "stack.html#residual-connections"],
   },
 };
-const KINDS = {
-  "encoder.self": "Encoder",
-  "decoder.self": "Decoder",
-  "decoder.cross": "Cross-attention",
-};
-const HEADS_TEXT = "A head that is off adds nothing to its sub-layer. Most heads can "
-  + "be missed one at a time; “Try each head” finds those that change this "
-  + "translation.";
-const HEADS_LINK =
-  ["Ablating each head", "heads.html#ablating-each-head-of-the-trained-model"];
 const TEMPERATURE_TEXT = "The logits are divided by it. Above 1 the probabilities "
   + "become more equal, below 1 less. The most probable token stays the same, but "
   + "samples differ.";
 
 const toggled = (list, name) =>
   list.includes(name) ? list.filter(other => other !== name) : [...list, name];
-const expectation = (text, link) =>
-  element("p", {className: "expect"}, ...typeset(`${text} `), notebookLink(...link));
+const withLink = (text, link) => [...typeset(`${text} `), notebookLink(...link)];
+const fillText = (id, text, link) => byId(id).replaceChildren(...withLink(text, link));
 
 function actionButton(text, action) {
   const button = element("button", {type: "button", className: "secondary"}, text);
   button.dataset.key = `action:${text}`;
   button.addEventListener("click", action);
   return button;
+}
+
+// --- What the switches change in this sentence
+
+function intactTrace() {
+  const trace = new Map();
+  const memory = encode(model, run.srcIds, SWITCHES, trace);
+  decode(model, run.tgtIds, memory, SWITCHES, trace);
+  return trace;
+}
+
+const mean = numbers => sum(numbers) / numbers.length;
+
+function meanLargestWeight(trace) {  // over all heads and queries
+  const rows = weightRows(trace, /\.weights$/);
+  return mean(rows.map(({row}) => Math.max(...row)));
+}
+
+function meanLaterWeight() {  // over the heads and queries of decoder self-attention
+  const rows = weightRows(run.trace, /^decoder.*self\.weights$/);
+  return mean(rows.map(({row, query}) => sum(row.subarray(query + 1))));
+}
+
+// Every row of the attention weights at these paths, with the index of its query.
+function weightRows(trace, paths) {
+  const tensors = [...trace].filter(([path]) => paths.test(path));
+  return tensors.flatMap(([_path, weights]) => {
+    const [h, n] = weights.shape;
+    return Array.from({length: h * n}, (_, i) => (
+      {row: rowAt(weights, Math.floor(i / n), i % n), query: i % n}));
+  });
 }
 
 // --- Switches
@@ -72,94 +98,12 @@ function switchOf(name, part) {
     "change", () => change({off: toggled(state.off, name), step: 0}));
   const title = element("span", {}, ...typeset(part.name));
   const label = element("label", {className: "checkbox"}, input, title);
-  const more = name === "positions" ? [shuffleButtons()] : [];
-  return [label, expectation(part.expect, part.link), ...more];
-}
-
-// --- Heads
-
-let trials = {key: "", changed: new Map()};  // what is known of single heads, by name
-const trialKey = () => [state.text, state.off, state.beam, state.temperature].join("|");
-
-const allHeads = kind => {
-  const [stack, name] = kind.split(".");
-  return Array.from({length: N_LAYERS[stack] * config.n_heads}, (_, i) => {
-    const [layer, head] = [Math.floor(i / config.n_heads), i % config.n_heads];
-    return {layer, head, name: `${stack}.${layer}.${name}:${head}`};
-  });
-};
-
-const allHeadNames = () => Object.keys(KINDS).flatMap(allHeads).map(({name}) => name);
-
-function drawHeadSwitches() {
-  const rows = Object.entries(KINDS).map(([kind, title]) => element("div",
-    {className: "head-row", role: "group", ariaLabel: title},
-    element("span", {textContent: title}),
-    ...allHeads(kind).map(headSwitch)));
-  const group = element("div", {}, ...rows);
-  Object.assign(group.dataset, {arrows: "", stop: ""});
-  setTabStop(group, group.querySelector("button"));
-  byId("heads-off").replaceChildren(byId("heads-off").querySelector("legend"),
-    expectation(HEADS_TEXT, HEADS_LINK), group,
-    element("div", {className: "buttons"}, actionButton("Try each head", tryEachHead)),
-    headFindings());
-}
-
-function headSwitch({layer, head, name}) {
-  const isOn = !state.headsOff.includes(name);
-  const text = `${layer + 1}.${head + 1}`;
-  const button = element("button", {type: "button", textContent: text});
-  button.dataset.key = `off:${name}`;
-  button.setAttribute("aria-pressed", !isOn);
-  const matters = trials.key === trialKey() && trials.changed.has(name);
-  button.classList.toggle("matters", matters);
-  button.title = `${headName({layer, head})}: ${isOn ? "on" : "off"}`;
-  button.ariaLabel = `Switch off ${headName({layer, head})}${
-    matters ? ", changes the translation" : ""}`;
-  button.addEventListener("click",
-    () => change({headsOff: toggled(state.headsOff, name), step: 0}));
-  return button;
-}
-
-// Translates without each head in turn, and keeps the page responsive meanwhile.
-function tryEachHead() {
-  const names = allHeadNames();
-  const base = {...switches(), headsOff: []};
-  const intact = generatedIds(searchTranslation(state.text, base));
-  trials = {key: trialKey(), changed: new Map(), left: names.length, intact};
-  const next = () => {
-    if (trials.key !== trialKey()) return;
-    const name = names[names.length - trials.left];
-    const ids = generatedIds(
-      searchTranslation(state.text, {...base, headsOff: [name]}));
-    if (String(ids) !== String(trials.intact)) trials.changed.set(name, ids);
-    trials.left -= 1;
-    if (trials.left) setTimeout(next);
-    draw();
-  };
-  next();
-}
-
-function headFindings() {
-  const box = element("div", {className: "findings", role: "status"});
-  if (trials.key !== trialKey()) return box;
-  if (trials.left) {
-    box.textContent = `${trials.left} heads are left to try.`;
-    return box;
-  }
-  const n = trials.changed.size;
-  const text = n
-    ? `${n} of ${allHeadNames().length} heads change this translation when off:`
-    : "No single head changes this translation.";
-  box.append(element("p", {textContent: text}));
-  for (const [name, ids] of trials.changed) {
-    const [path, head] = name.split(":");
-    const [stack, layer, kind] = path.split(".");
-    const title = `${KINDS[`${stack}.${kind}`]} ${+layer + 1}.${+head + 1}: `;
-    box.append(element("p", {}, element("b", {textContent: title}),
-      ...marked(ids, trials.intact)));
-  }
-  return box;
+  const measured = checked ? "" : part.measure?.() ?? "";
+  const more = name === "positions" ? [shuffleButtons()]
+    : [element("p", {className: "measured", textContent: measured})];
+  const text = withLink(part.expect, part.link);
+  const expect = element("p", {className: "expect"}, ...text);
+  return [label, expect, ...more];
 }
 
 // --- Shuffling the words
@@ -220,7 +164,7 @@ function memoryComparison() {
 
 function drawEffect() {
   const line = (name, ...content) => element("p", {},
-    element("span", {className: "muted", textContent: name}), ...content);
+    element("span", {className: "muted"}, name), element("span", {}, ...content));
   if (!isChanged()) {
     byId("effect").replaceChildren(line("All parts on", textOf(run.ids)));
     return;

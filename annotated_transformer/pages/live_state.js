@@ -141,9 +141,9 @@ function runDecoder() {
 
 // The probabilities of the next token, after the last token of the prefix.
 function nextProbabilities() {
-  const {shape: [n, width], data} = run.trace.get("decoder.logits");
-  const logits = tensor([1, width], data.slice((n - 1) * width));
-  return softmax(map(logits, logit => logit / state.temperature)).data;
+  const last = tracedRow("decoder.logits", run.tgtIds.length - 1);
+  const data = last.map(logit => logit / state.temperature);
+  return softmax({shape: [1, data.length], data}).data;
 }
 
 // --- Sampling: each token is drawn with its probability
@@ -194,13 +194,19 @@ function change(changes) {
   draw();
 }
 
-// Redraws everything; the element with the focus is found again by its data-key.
 function draw() {
-  const key = document.activeElement?.dataset.key;
-  drawSentence();
-  drawView();
-  drawBreak();
-  drawBeam();
-  if (key) document.querySelector(`[data-key="${key}"]`)?.focus({preventScroll: true});
+  keepFocus(() => {
+    drawSentence();
+    drawView();
+    drawBreak();
+    drawBeam();
+  });
   writeAddress();
+}
+
+// The element with the focus may be made anew; it is found again by its data-key.
+function keepFocus(redraw) {
+  const key = document.activeElement?.dataset.key;
+  redraw();
+  if (key) document.querySelector(`[data-key="${key}"]`)?.focus({preventScroll: true});
 }

@@ -132,7 +132,9 @@ function drawAllHeads(stage) {
   const colours = coloursOf("head0", "head1", "edge");
   const paint = ({layer, head}) => {
     const rows = rowsOf(run.trace.get(stage.path(layer)), head);
-    return heatmap(rows, colours, scaleOf(stage, rows));
+    const image = heatmap(rows, colours, scaleOf(stage, rows));
+    image.classList.toggle("dense", rows.length > MANY_ROWS);
+    return image;
   };
   const {stack} = BOXES[state.box];
   drawHeads(N_LAYERS[stack], config.n_heads, paint,
