@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import UserError
 from .atomic import replace_file
+from .config import Recipe
 from .corpus import corpus_from_source
 from .explorer import fill_page
 from .prepared import open_prepared
@@ -27,8 +28,8 @@ from .weights import pack_weights
 MAX_PARAMETERS = 5_000_000
 
 
-def check_live(run: Run) -> None:
-    "UserError unless the page can run this model."
+def check_live(run: Run) -> Recipe:
+    "The settings of a model that the page can run; UserError for any other."
     if run.recipe is None:
         raise UserError("a live page is for models that were trained here")
     sizes = run.recipe.model
@@ -45,6 +46,7 @@ def check_live(run: Run) -> None:
             f"the model has {n:,} parameters, a live page at most {MAX_PARAMETERS:,}: "
             "the attention page shows models of any size"
         )
+    return run.recipe
 
 # %% ../nbs/81_live.ipynb #81000012
 def _base64(tensor: Tensor) -> str:
@@ -86,9 +88,9 @@ def _pack_vocab(vocab: Vocab) -> dict:
     }
 
 # %% ../nbs/81_live.ipynb #81000015
-def _pack_config(run: Run) -> dict:
+def _pack_config(run: Run, recipe: Recipe) -> dict:
     "The sizes under the names of Table 3, and ε of the layer normalisation."
-    sizes = run.recipe.model
+    sizes = recipe.model
     d_head = sizes.d_model // sizes.n_heads
     return {
         "d_model": sizes.d_model,
@@ -99,7 +101,7 @@ def _pack_config(run: Run) -> dict:
         "n_encoder_layers": sizes.n_layers,
         "n_decoder_layers": sizes.n_layers,
         "n_vocab": len(run.vocab),
-        "max_len": run.recipe.train.max_len,
+        "max_len": recipe.train.max_len,
         "eps": run.model.encoder.layers[0].residuals[0].norm.eps,
     }
 
@@ -110,12 +112,12 @@ def pack_model(run: Run, weights: str = "int8") -> dict:
     `weights` is "int8" (8 bits, a scale per row) or "fp32". UserError if the page cannot
     run this model.
     """
-    check_live(run)
+    recipe = check_live(run)
     if weights not in ("int8", "fp32"):
         raise UserError(f"weights={weights!r} is none of int8, fp32")
     tensors = {name: weight.float() for name, weight in run.model.state_dict().items()}
     return {
-        "config": _pack_config(run),
+        "config": _pack_config(run, recipe),
         "vocab": _pack_vocab(run.vocab),
         "tensors": _pack_tensors(
             pack_weights(tensors) if weights == "int8" else tensors
@@ -179,6 +181,7 @@ def live_page(
         "src_lang": run.about.get("src_lang"),
         "tgt_lang": run.about.get("tgt_lang"),
         "n_parameters": sum(weight.numel() for weight in run.model.parameters()),
+        "label_smoothing": check_live(run).train.label_smoothing,
     }
     data = pack_model(run, weights) | {"page": page}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)

@@ -81,7 +81,7 @@ ALLOWED = {
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
     "evaluate": "batch batched_search text transformer translate vocab",
     "heads": "batch evaluate grammar translate visualize vocab",
-    "live": "atomic corpus explorer prepared run_folder vocab weights",
+    "live": "atomic config corpus explorer prepared run_folder vocab weights",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files inference optimizer "
     "prepared run_folder text train transformer vocab weights",

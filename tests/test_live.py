@@ -26,7 +26,7 @@ from engine import (
 )
 from torch import Tensor, nn
 
-from annotated_transformer import UserError, load
+from annotated_transformer import UserError, live, load
 from annotated_transformer.batched_search import search_with
 from annotated_transformer.cli import main
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
@@ -532,6 +532,7 @@ def run_verb(*args: str) -> int:
 
 def test_commands_take_the_pretrained_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "_training_words", lambda run: None)  # takes seconds
     source, reference = HELD_OUT[0].en, HELD_OUT[0].de
     Path("a.en").write_text(source + "\n", encoding="utf-8")
     Path("a.de").write_text(reference + "\n", encoding="utf-8")
@@ -623,6 +624,7 @@ def test_page_is_one_small_file(page, cfg):
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     assert data["page"]["site"] == f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
     assert {data["page"][side] for side in ("src_lang", "tgt_lang")} == {"en", "de"}
+    assert data["page"]["label_smoothing"] == 0.1
     words = data["page"]["words"]
     assert {"animal", "street", "didn't"} < set(words) and words == sorted(words)
 
