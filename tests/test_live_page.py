@@ -389,6 +389,7 @@ def test_by_keyboard_alone(browser, url):
         "play",
         "forward",
         "step",
+        "Label smoothing",
         "decoder.cross",
         "stages:weights",
         f"head:1:{head}",
@@ -842,6 +843,8 @@ def test_page_in_a_frame_follows_the_site(browser, tmp_path, text, site):
     light = browser.ask(ground), browser.ask(pixel)
     assert dark[0] == "rgb(18, 23, 29)" and light[0] == "rgb(255, 255, 255)"
     assert dark[1] != light[1]
+    link = browser.ask(f"{inner}.document.getElementById('link').href")
+    assert re.fullmatch(r"https://.*/live_page\.html#.*step=9.*", link)
     assert f"{ES}" in browser.ask(
         f"{inner}.document.getElementById('result').textContent"
     )

@@ -12,7 +12,7 @@ byId("presets").append(...EXAMPLES.map(presetButton));
 if (about.label_smoothing) {
   fillText("smoothing", `The model was trained with label smoothing of ${
     about.label_smoothing}, so even a certain token has a probability of about ${
-    1 - about.label_smoothing}.`, ["Label smoothing", "label_smoothing.html"]);
+    show(1 - about.label_smoothing)}.`, ["Label smoothing", "label_smoothing.html"]);
 }
 fillText("temperature-text", TEMPERATURE_TEXT, ["Sampling", "decode.html#sampling"]);
 fillText("beam-text", BEAM_TEXT, ["Beam search", "decode.html#beam-search"]);

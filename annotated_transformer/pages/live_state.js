@@ -50,13 +50,15 @@ function writeAddress() {
   const changed = Object.keys(START).filter(
     key => asText(state[key]) !== asText(START[key]));
   const query = new URLSearchParams(changed.map(key => [key, asText(state[key])]));
-  byId("link").href = `${location.href.split("#")[0]}#${query}`;
+  const isInNotebook = location.protocol === "about:";  // a frame without an address
+  const [here] = location.href.split("#");
+  byId("link").href = `${isInNotebook ? `${about.site}live_page.html` : here}#${query}`;
   clearTimeout(addressTimer);
   addressTimer = setTimeout(() => {
     try {
       history.replaceState(null, "", `#${query}`);
     } catch {
-      // a page inside a notebook's output has no address of its own
+      // such a frame refuses it
     }
   }, 200);
 }
