@@ -153,7 +153,7 @@ def logits_of(model: Transformer, pair: Pair) -> Tensor:
 
 
 RANGES = (
-    (0x20, 0x7E), (0xC0, 0x24F), (0x2581, 0x2581), (0x20, 0x20), (0x0, 0x1F),
+    (0x20, 0x7E), (0x61, 0x7A), (0xC0, 0x24F), (0x2581, 0x2581), (0x20, 0x20), (0x0, 0x1F),
     (0x300, 0x36F), (0x4E00, 0x4FFF), (0x1F600, 0x1F64F), (0xFB00, 0xFB06),
     (0x2000, 0x206F), (0xE000, 0xE0FF), (0xFFF0, 0xFFFF), (0x10FFF0, 0x10FFFF),
 )  # fmt: skip
@@ -168,7 +168,10 @@ def rude_lines(n: int, seed: int = 0) -> list[str]:
         for _ in range(rng.randint(0, 12)):
             first, last = rng.choice(RANGES)
             sign = chr(rng.randint(first, last))
-            parts.append(rng.choice([sign, sign * 2, rng.choice(words), " "]))
+            repeated = sign * rng.randint(
+                2, 7
+            )  # of equal pairs, which is merged first?
+            parts.append(rng.choice([sign, repeated, rng.choice(words), " "]))
         lines.append("".join(parts))
     return lines
 

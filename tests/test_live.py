@@ -329,6 +329,7 @@ def test_translations_are_the_packages(engine, demo, n):
         ({}, None),
         ({"beamSize": 1}, search_with(1)),
         ({"beamSize": 3, "alpha": 0}, search_with(3, 0.0)),
+        ({"beamSize": 2, "alpha": 6}, search_with(2, 6.0)),  # prefers long ones
     ):
         translator = load(pretrained_run(Path("demo")), search=search)
         found = translations(engine, "demo", demo, n, **options)
