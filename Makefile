@@ -18,7 +18,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test portable lab export notebooks docs preview links check bench-train bench-decode clean
+.PHONY: help demo test portable lab export notebooks docs preview links check bench-train bench-decode pretrained clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -70,6 +70,9 @@ bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer
 
 bench-decode: $(VENV)/.stamp-bench  ## decoding speed of RUN (runs/small) beside Hugging Face's generate and CTranslate2, in one interleaved run
 	@$(BIN)/python benchmarks/decode.py $(RUN)
+
+pretrained: $(VENV)/.stamp-run  ## train the model that comes with the package again, and replace it
+	@$(BIN)/python tools/pretrain.py
 
 clean:  ## remove .venv and all that was built; runs/ stays
 	rm -rf $(VENV) _proc _docs _preview .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .mypy_cache .ruff_cache .hypothesis

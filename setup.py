@@ -29,7 +29,7 @@ setup(
     python_requires=f">={cfg['min_python']}",
     packages=[cfg["lib_path"]],
     include_package_data=False,  # what is installed is named here, not in MANIFEST.in
-    package_data={cfg["lib_path"]: ["py.typed", "pages/*"]},
+    package_data={cfg["lib_path"]: ["py.typed", "pages/*", "pretrained/*/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require={
         k.removesuffix("_requirements"): v.split()

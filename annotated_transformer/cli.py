@@ -37,7 +37,7 @@ def _verbs() -> None:
 # %% ../nbs/95_cli.ipynb #95cc0001
 # in the order in which --help lists them
 _NAMES = (
-    "train prepare average translate score attention import-marian export-ct2 "
+    "train prepare average translate score attention live import-marian export-ct2 "
     "export-hf variations demo"
 )
 for _name in _NAMES.split():

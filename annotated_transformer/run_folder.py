@@ -9,10 +9,12 @@ __all__ = ['create_run', 'Run', 'register_loader', 'run_kind', 'read_config', 'l
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +120,29 @@ def create_run(path: Path, recipe: Recipe, about: dict) -> None:
         (new / "checkpoints").mkdir()
         write_config(new, recipe, about)
 
+# %% ../nbs/52d_run_folder.ipynb #52dd0002
+PRETRAINED = ("demo",)
+
+
+def pretrained_run(path: Path) -> Path | None:
+    "The folder of the pretrained run of this name; None if it is the user's own path."
+    if str(path) not in PRETRAINED or path_type(resolve(path)) != "nothing":
+        return None
+    return Path(str(files("annotated_transformer"))) / "pretrained" / path
+
+# %% ../nbs/52d_run_folder.ipynb #52dd0004
+def find_run(path: Path) -> Path:
+    "The folder of a run: this path, or the pretrained run of this name."
+    found = pretrained_run(path)
+    if found is not None:
+        print(f"{path}: the pretrained model of this package", file=sys.stderr)
+    elif str(path) in PRETRAINED:
+        print(
+            f"{path}: the folder in the current directory, not the pretrained model",
+            file=sys.stderr,
+        )
+    return found or path
+
 # %% ../nbs/52d_run_folder.ipynb #52d0000a
 class Run(NamedTuple):
     "A trained model with its vocabulary, settings and description."
@@ -194,7 +219,8 @@ def _read_any_config(path: Path) -> tuple[str, Recipe | None, dict]:
 # %% ../nbs/52d_run_folder.ipynb #90ab0001
 def run_kind(path: Path) -> str | None:
     "Where a run was imported from; None: it was trained here."
-    kind = _read_any_config(Path(path))[0]
+    path = Path(path)
+    kind = _read_any_config(pretrained_run(path) or path)[0]
     return None if kind == _TRAINED else kind
 
 # %% ../nbs/52d_run_folder.ipynb #1828ca3e
@@ -214,7 +240,7 @@ def read_config(path: Path) -> tuple[Recipe, dict]:
 # %% ../nbs/52d_run_folder.ipynb #753ea8dc
 def load_run(path: Path) -> Run:
     "A run, by the loader of its kind; the model is on the CPU and in eval mode."
-    path = Path(path)
+    path = find_run(Path(path))
     kind, recipe, about = _read_any_config(path)
     if recipe is None:
         return _loader_of(kind)(path, about)

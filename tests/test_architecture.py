@@ -88,6 +88,7 @@ ALLOWED = {
     "evaluate": "batch batched_search text transformer translate vocab",
     "significance": "evaluate",
     "heads": "batch evaluate grammar translate visualize vocab",
+    "live": "atomic config corpus explorer prepared run_folder vocab weights",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files hooks inference optimizer "
     "prepared run_folder text train transformer vocab weights",
@@ -99,11 +100,11 @@ ALLOWED = {
     "model_card": "config evaluate files run_folder",
     "hugging_face": "atomic config ct2 marian model_card run_folder vocab",
     # layer 4: whole jobs put together
-    "demo": "atomic config corpus evaluate explorer files grammar heads hooks run_folder runs translate",
+    "demo": "atomic config corpus evaluate explorer files grammar heads hooks live run_folder runs translate",
     # layer 5
     "cli_train": "config corpus demo distributed evaluate hooks run_folder runs variation_runs",
-    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer hugging_face marian_import run_folder significance text "
-    "translate",
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer hugging_face live marian_import run_folder "
+    "significance text translate",
     "cli": "cli_train cli_use",
 }
 ENGINES = {

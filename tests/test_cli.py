@@ -1477,6 +1477,7 @@ FROZEN = {  # what scripts rely on: a new name gets a place here, an old one sta
     "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --batch-tokens --precision --device --quiet",
     "score": "RUN… --ref --src --chrf --confidence --flavours --perplexity --beam-size --alpha --precision --device",
     "attention": "RUN SENTENCE --out --device",
+    "live": "RUN --out",
     "import-marian": "DIR RUN",
     "export-ct2": "RUN DIR --quantization",
     "export-hf": "RUN DIR",

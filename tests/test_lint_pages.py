@@ -39,16 +39,16 @@ MISTAKES = {
         ["common.css: a brace or a comment is not closed"],
     ),
     "a brace too many": (
-        "attention.css",
+        "lines.css",
         ".bars i {",
         "}\n\n.bars i {",
-        ["attention.css:N: this brace closes nothing"],
+        ["lines.css:N: this brace closes nothing"],
     ),
     "an unknown at-rule": (
-        "attention.css",
+        "lines.css",
         "@media (max-width: 30rem)",
         "@meida (max-width: 30rem)",
-        ["attention.css:N: @meida is not one of media"],
+        ["lines.css:N: @meida is not one of media"],
     ),
     "no value": (
         "common.css",
@@ -57,10 +57,10 @@ MISTAKES = {
         ["common.css: this is no declaration: scroll-padding-top 8rem: "],
     ),
     "an unset property": (
-        "common.css",
+        "lines.css",
         "stroke: var(--colour);",
         "stroke: var(--color);",
-        ["common: no property --color"],
+        ["shared: no property --color"],
     ),
     "an unknown id in a style": (
         "attention.css",
@@ -72,7 +72,7 @@ MISTAKES = {
         "common.css",
         ".columns {",
         ".colums {",
-        ["common: no class colums"],
+        ["shared: no class colums"],
     ),
     "an id twice": (
         "attention.html",
@@ -109,8 +109,8 @@ MISTAKES = {
     ),
     "an end of the element": (
         "common.js",
-        "// One pixel per weight",
-        "// </SCRIPT> Pixels per weight",
+        "// One pixel per number",
+        "// </SCRIPT> Per number",
         ["common.js: holds what ends the element around it"],
     ),
 }
@@ -123,8 +123,8 @@ IN_SCRIPTS = {
     ),
     "an undefined name": (
         "attention.js",
-        "return state.heads.map(weightsOf)",
-        "return state.heads.map(weightOf)",
+        "lines.weights = state.heads.map(weightsOf)",
+        "lines.weights = state.heads.map(weightOf)",
         "attention.js:N: weightOf is not defined",
     ),
     "a name out of its scope": (
@@ -135,7 +135,7 @@ IN_SCRIPTS = {
     ),
     "a name of the other file": (
         "attention.js",
-        "const ARROWS",
+        "const ROLES",
         "const DASHES",
         "attention.js:N: DASHES is defined twice",
     ),
@@ -172,8 +172,7 @@ def test_mistake_in_a_script_is_noticed(pages, mistake):
 @needs_node
 def test_second_page_shares_the_common_files(pages):
     "What one page alone uses of common.js is used; what no page uses is not."
-    for kind in ("html", "css", "js"):
-        (pages / f"live.{kind}").write_text("")
+    (pages / "other.html").write_text("$common_css $common_js")
     assert complaints(pages) == []
     (pages / "common.js").open("a").write("const unused = 1;\n")
     (line,) = complaints(pages)

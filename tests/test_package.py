@@ -117,7 +117,8 @@ def test_wheel_holds_the_package(wheel):
     shipped = {n for n in wheel.namelist() if ".dist-info/" not in n}
     folder = "annotated_transformer/"
     assert shipped == {name for name in files_of(ROOT) if name.startswith(folder)}
-    assert {f"{folder}py.typed", f"{folder}pages/attention.js"} < shipped
+    pretrained = {f"{folder}pretrained/demo/model.safetensors"}
+    assert {f"{folder}py.typed", f"{folder}pages/attention.js"} | pretrained < shipped
 
 
 def test_installed_wheel_makes_the_page(wheel, tmp_path):
@@ -139,6 +140,26 @@ def test_installed_wheel_makes_the_page(wheel, tmp_path):
     assert done.returncode == 0, done.stderr
     path, length = done.stdout.split()
     assert path.startswith(str(tmp_path)) and int(length) > 10_000
+
+
+def test_installed_wheel_translates(wheel, tmp_path):
+    "The pretrained model is found where the package is installed."
+    wheel.extractall(tmp_path)
+    code = (
+        "from annotated_transformer import load\n"
+        "print(load('demo').translate(['The dog is tired.'])[0])"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Der Hund ist müde.\n"
+    assert done.stderr == "demo: the pretrained model of this package\n"
 
 
 def test_wheel_says_what_settings_say(wheel, cfg):

@@ -1,10 +1,12 @@
 #!/usr/bin/env python
 """Check the scripts, styles and templates of the pages, without installing anything.
 
-A page NAME is NAME.html with common.css, NAME.css, common.js and NAME.js. Scripts are
-checked where node is on PATH: syntax errors, names that are not defined, are defined twice
-or are never used. Styles and templates are always checked: syntax, and ids, classes and
-custom properties that do not exist.
+A page NAME is NAME.html with the files that it names: $STEM_css and $STEM_js in it stand
+for STEM.css and STEM.js. Its scripts are one script, in this order. Scripts are checked
+where node is on PATH: syntax errors, names that are not defined, are defined twice or are
+never used. Styles and templates are always checked: syntax, and ids, classes and custom
+properties that do not exist. A file of several pages may use classes and properties that
+only some of them define.
 """
 
 import re
@@ -12,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +30,12 @@ VOID = {"br", "hr", "img", "input", "link", "meta"}
 
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def page_files(folder: Path, name: str, kind: str) -> list[Path]:
+    "The files of a kind (css or js) that NAME.html names, in its order."
+    stems = re.findall(rf"\$(\w+)_{kind}\b", read(folder / f"{name}.html"))
+    return [folder / f"{stem}.{kind}" for stem in stems]
 
 
 # --- scripts
@@ -47,18 +56,17 @@ def script_complaints(files: list[Path]) -> list[str]:
 
 
 def page_script_complaints(folder: Path, names: list[str]) -> list[str]:
-    "What a page does not use of common.js is no complaint while another page uses it."
-    found = [
-        script_complaints([folder / "common.js", folder / f"{name}.js"])
-        for name in names
-    ]
-    complaints = {line for lines in found for line in lines}
-    shared = re.compile(r"common\.js:.* is never used")
-    return sorted(
-        line
-        for line in complaints
-        if not shared.match(line) or all(line in lines for lines in found)
-    )
+    "What a page does not use of a shared file is no complaint while another page does."
+    scripts = {name: page_files(folder, name, "js") for name in names}
+    found = {name: script_complaints(files) for name, files in scripts.items()}
+
+    def is_reported(line: str) -> bool:
+        file = folder / line.partition(":")[0]
+        with_file = [name for name in names if file in scripts[name]]
+        everywhere = all(line in found[name] for name in with_file)
+        return everywhere or not line.endswith(" is never used")
+
+    return sorted({x for lines in found.values() for x in lines if is_reported(x)})
 
 
 # --- styles
@@ -170,21 +178,47 @@ def used_names(css: str, js: str) -> Names:
 
 
 def name_complaints(folder: Path, names: list[str]) -> list[str]:
-    "What a page uses, it defines; what the common files use, some page defines."
+    "What a page uses, it defines; classes that shared files use, some page defines."
+    files = {
+        name: [page_files(folder, name, kind) for kind in ("css", "js")]
+        for name in names
+    }
+    count = Counter(path for two in files.values() for path in two[0] + two[1])
+    shared = {path for path, n in count.items() if n > 1}
 
-    def sources(stem: str) -> list[str]:
-        return [read(folder / f"{stem}.{kind}") for kind in ("css", "js")]
+    def text(paths: Iterable[Path]) -> str:
+        return "\n".join(map(read, paths))
 
-    lines, anywhere, common = [], Names(), sources("common")
-    for name in names:
-        page, own = TemplateParser(read(folder / f"{name}.html")), sources(name)
-        both = ["\n".join(texts) for texts in zip(common, own, strict=True)]
-        defined = defined_names(page, *both)
+    lines, anywhere = [], Names()
+    for name, both in files.items():
+        page = TemplateParser(read(folder / f"{name}.html"))
+        defined = defined_names(page, *map(text, both))
         anywhere |= defined
         twice = [f"two elements have the id {i}" for i in page.ids_twice()]
-        used = used_names(*own) | Names(ids=page.used_ids)
+        own = [[path for path in paths if path not in shared] for paths in both]
+        ids = used_names(*map(text, both)).ids | page.used_ids
+        used = used_names(*map(text, own)) | Names(ids=ids)
         lines += [f"{name}.html: {s}" for s in page.lines + twice + (used - defined)]
-    return lines + [f"common: {s}" for s in used_names(*common) - anywhere]
+    in_shared = [
+        sorted(p for p in shared if p.suffix == end) for end in (".css", ".js")
+    ]
+    used = used_names(*map(text, in_shared))
+    return lines + [f"shared: {s}" for s in used - anywhere]
+
+
+def file_complaints(folder: Path, names: list[str]) -> list[str]:
+    "Files that a page names and that are not there, and files that no page names."
+    named = {
+        path: name
+        for name in names
+        for kind in ("css", "js")
+        for path in page_files(folder, name, kind)
+    }
+    there = {path for path in folder.iterdir() if path.suffix in (".css", ".js")}
+    missing = sorted(named.keys() - there)
+    return [f"{named[path]}.html: no file {path.name}" for path in missing] + [
+        f"{path.name}: no page has this file" for path in sorted(there - named.keys())
+    ]
 
 
 # --- all
@@ -205,6 +239,9 @@ def complaints(folder: Path = PAGES) -> list[str]:
                 lines.append(f"{path.name}: holds what ends the element around it")
         if path.suffix == ".css":
             lines += style_complaints(read(path), path.name)
+    lines += file_complaints(folder, names)
+    if any(": no file " in line for line in lines):
+        return lines
     lines += name_complaints(folder, names)
     if shutil.which("node"):
         lines += page_script_complaints(folder, names)

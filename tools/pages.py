@@ -579,8 +579,16 @@ if "google.colab" in sys.modules:
     %cd project/nbs"""
 
 
+def write_live(folder: Path) -> None:
+    "live_page.html: the live page of the pretrained model, which links to the pages next to it."
+    from annotated_transformer.live import write_live_page
+    from annotated_transformer.run_folder import pretrained_run
+
+    write_live_page(pretrained_run(Path("demo")), folder / "live_page.html", site="")
+
+
 def finish(menu: list[Entry], folder: Path) -> None:
-    "Notebooks that run in Colab, the script of the charts, llms.txt."
+    "Notebooks that run in Colab, the script of the charts, the live page, llms.txt."
     import vl_convert
 
     cfg = settings()
@@ -620,6 +628,7 @@ def finish(menu: list[Entry], folder: Path) -> None:
     (folder / "charts.js").write_text(
         vl_convert.javascript_bundle(CHARTS), encoding="utf-8"
     )
+    write_live(folder)
 
 
 def clean_search(index: Path) -> None:

@@ -23,18 +23,17 @@ const KINDS = {
 };
 const SIDES = {src: "Source", tgt: "Translation"};
 const ROLES = {q: "queries", k: "keys"};
+const sideLabel = role => `${SIDES[sideOf(role)]} (${ROLES[role]})`;
 
 // `heads` holds the selected heads, the newest last. A token is {role: "q" or "k", i}.
-const state = {sentence: 0, kind: "", heads: [{layer: 0, head: 0}], pinned: null};
+const state = {sentence: 0, kind: "", heads: [{layer: 0, head: 0}]};
 
 const example = () => examples[state.sentence];
 const maps = () => example().maps[state.kind];  // [layer][head][query][key]
 const weightsOf = ({layer, head}) => maps()[layer][head];
-const headName = ({layer, head}) => `layer ${layer + 1}, head ${head + 1}`;
 const sideOf = role => KINDS[state.kind][role];
 const tokensOf = role => example()[sideOf(role)];
 const otherRole = role => role === "q" ? "k" : "q";
-const isSame = (a, b) => a && b && a.role === b.role && a.i === b.i;
 
 // --- Selecting: a sentence has kinds, a kind has heads and tokens, a head has weights
 
@@ -56,13 +55,15 @@ function kindButton(kind) {
 }
 
 function selectKind(kind) {
-  Object.assign(state, {kind, pinned: null});
+  state.kind = kind;
+  lines.pinned = null;
+  lines.tokens = {q: tokensOf("q"), k: tokensOf("k")};
   state.heads = state.heads.filter(({layer, head}) => maps()[layer]?.[head]);
   if (!state.heads.length) state.heads = [{layer: 0, head: 0}];
   fillOptions("layer", maps().length);
   fillOptions("head", maps()[0].length);
   drawHeatmaps();
-  drawTokens();
+  drawTokens({q: sideLabel("q"), k: sideLabel("k")});
   updateHeads();
 }
 
@@ -90,45 +91,23 @@ function updateHeads() {
   const n = state.heads.length;
   byId("layer").value = newest.layer;
   byId("head").value = newest.head;
-  for (const button of byId("heads").querySelectorAll("button")) {
-    const {layer, head} = button.dataset;
-    const i = state.heads.findIndex(at => at.layer === +layer && at.head === +head);
-    button.setAttribute("aria-pressed", i >= 0);
-    button.tabIndex = i === n - 1 ? 0 : -1;
-    setColour(button, Math.max(i, 0));
-  }
+  markHeads(state.heads);
   byId("selection").textContent = `${name}, ${n > 1 ? `${n} heads` : headName(newest)}`;
+  lines.weights = state.heads.map(weightsOf);
   drawCurves();
   reserveHeight();
-  highlight(state.pinned);
+  highlight(lines.pinned);
 }
 
-// --- Heatmaps of all heads: a row of heatmaps per layer
+// --- Heat maps of all heads
 
 function drawHeatmaps() {
-  const label = (textContent, className = "") =>
-    element("span", {textContent, className, ariaHidden: "true"});
-  const numbers = maps()[0].map((_, head) => label(head + 1));
-  const rows = maps().flatMap((heads, layer) => [
-    label(`Layer ${layer + 1}`, "layer"),
-    ...heads.map((_, head) => heatmapButton(layer, head)),
-  ]);
-  byId("heads").style.setProperty("--n-heads", numbers.length);
-  byId("heads").replaceChildren(label("Head", "layer"), ...numbers, ...rows);
-}
-
-function heatmapButton(layer, head) {
-  const name = headName({layer, head});
   const {color} = getComputedStyle(byId("heads"));
-  const properties = {type: "button", ariaLabel: name, title: name};
-  const image = heatmap(weightsOf({layer, head}), color);
-  const button = element("button", properties, image);
-  Object.assign(button.dataset, {layer, head});
-  button.addEventListener("click", event => {
+  const paint = at => heatmap(weightsOf(at), [color]);
+  drawHeads(maps().length, maps()[0].length, paint, ({layer, head}, event) => {
     selectHead(layer, head);
     if (event.detail) scrollToTokens();  // a pointer's click; a key's has detail 0
   });
-  return button;
 }
 
 function scrollToTokens() {  // on a phone the tokens are below the heatmaps
@@ -136,89 +115,7 @@ function scrollToTokens() {  // on a phone the tokens are below the heatmaps
   if (figure.getBoundingClientRect().top > innerHeight / 2) figure.scrollIntoView();
 }
 
-// --- Tokens and the curves between them: opacity is the weight
-
-function drawTokens() {
-  for (const role of ["q", "k"]) {
-    byId(`${role}-label`).textContent = `${SIDES[sideOf(role)]} (${ROLES[role]})`;
-    byId(role).replaceChildren(...tokensOf(role).map(
-      (text, i) => element("li", {}, tokenButton(text, {role, i}))));
-  }
-}
-
-function tokenButton(text, token) {
-  const bars = element("span", {className: "bars"});
-  const tabIndex = token.i ? -1 : 0;
-  const properties = {type: "button", title: text, dir: "auto", tabIndex};
-  const button = element("button", properties, text, bars);
-  button.addEventListener("pointerenter", event => {
-    if (event.pointerType === "mouse") highlight(token);
-  });
-  button.addEventListener("pointerleave", event => {
-    if (event.pointerType === "mouse") highlight(state.pinned);
-  });
-  button.addEventListener("focus", () => highlight(token));
-  button.addEventListener("blur", () => highlight(state.pinned));
-  button.addEventListener("click", () => {
-    state.pinned = isSame(state.pinned, token) ? null : token;
-    highlight(state.pinned);
-  });
-  return button;
-}
-
-function drawCurves() {
-  const n = Math.max(tokensOf("q").length, tokensOf("k").length);
-  const svg = byId("curves");
-  byId("tokens").style.setProperty("--n-rows", n);
-  svg.setAttribute("viewBox", `0 0 100 ${n}`);
-  svg.replaceChildren(
-    ...state.heads.flatMap((at, i) => curves(svg, weightsOf(at), i)));
-}
-
-// --- Highlighting one token: its row or column of weights (null: all weights)
-
-function highlight(token) {
-  const weights = weightsByHead(token);
-  highlightCurves(token);
-  for (const role of ["q", "k"]) showWeights(role, token, weights);
-  highlightRows(token);
-  byId("description").replaceChildren(...describe(token, weights));
-}
-
-function weightsByHead(token) {
-  if (!token) return [];
-  return state.heads.map(weightsOf).map(
-    map => token.role === "q" ? map[token.i] : map.map(row => row[token.i]));
-}
-
-function colourOf(token, i) {  // of a single head, a key has the second colour
-  return state.heads.length === 1 && token?.role === "k" ? 1 : i;
-}
-
-function highlightCurves(token) {
-  for (const path of byId("curves").children) {
-    const isShown = !token || +path.dataset[token.role] === token.i;
-    path.style.display = isShown ? "" : "none";
-    setColour(path, colourOf(token, +path.dataset.head));
-  }
-}
-
-// Bars behind the tokens of the other role; for a single head, a number next to them.
-function showWeights(role, token, weights) {
-  const isOther = token && role !== token.role;
-  const shown = isOther ? weights : [];
-  [...byId(role).children].forEach((item, i) => {
-    const button = item.firstChild;
-    button.setAttribute("aria-pressed", Boolean(isSame(state.pinned, {role, i})));
-    button.lastChild.replaceChildren(...shown.map((row, head) => {
-      const bar = setColour(element("i"), colourOf(token, head));
-      bar.style.setProperty("--weight", row[i]);
-      return bar;
-    }));
-    const isNumber = shown.length === 1 && shown[0][i] >= MIN_WEIGHT;
-    item.dataset.weight = isNumber ? shown[0][i].toFixed(2) : "";
-  });
-}
+// --- Highlighting one token: its row or column in all heat maps, and its description
 
 function highlightRows(token) {  // the style sheet fades all other rows or columns
   const heads = byId("heads");
@@ -228,6 +125,11 @@ function highlightRows(token) {  // the style sheet fades all other rows or colu
   heads.style.setProperty("--start", `${100 * token.i / n}%`);
   heads.style.setProperty("--end", `${100 * (token.i + 1) / n}%`);
 }
+
+lines.onHighlight = token => {
+  highlightRows(token);
+  byId("description").replaceChildren(...describe(token));
+};
 
 // --- The description above the tokens, which screen readers read out
 
@@ -240,11 +142,11 @@ function describe(token, weights = weightsByHead(token)) {
   if (weights.length === 1) {
     return [element("p", {}, subject, ...largest(weights[0], role, 5))];
   }
-  const lines = weights.map((row, i) => {
+  const rows = weights.map((row, i) => {
     const label = headLabel(state.heads[i], i);
     return element("p", {}, label, ...largest(row, role, 3));
   });
-  return [element("p", {}, subject), ...lines];
+  return [element("p", {}, subject), ...rows];
 }
 
 function instructions() {
@@ -287,49 +189,6 @@ function reserveHeight() {
   trial.remove();
 }
 
-// --- Keys: Tab moves between the groups, the arrow keys within a group
-
-const ARROWS = {
-  ArrowUp: [-1, 0],
-  ArrowDown: [1, 0],
-  ArrowLeft: [0, -1],
-  ArrowRight: [0, 1],
-};
-const groupOf = target => target.closest("#heads, #q, #k");
-
-function moveFocus(group, button, [down, right]) {
-  const buttons = [...group.querySelectorAll("button")];
-  const [at, n] = [buttons.indexOf(button), buttons.length];
-  if (group.id === "heads") {
-    buttons[(at + down * maps()[0].length + right + n) % n].focus();
-  } else if (down) {
-    buttons[(at + down + n) % n].focus();
-  } else {
-    const others = byId(right > 0 ? "k" : "q").querySelectorAll("button");
-    others[Math.min(at, others.length - 1)].focus();
-  }
-}
-
-document.addEventListener("keydown", event => {
-  if (event.key === "Escape") {
-    state.pinned = null;
-    highlight(null);
-  }
-  const group = groupOf(event.target);
-  if (!group || !(event.key in ARROWS)) return;
-  event.preventDefault();
-  moveFocus(group, event.target, ARROWS[event.key]);
-});
-
-// Tab returns to the button of a group that had the focus last.
-document.addEventListener("focusin", event => {
-  const group = groupOf(event.target);
-  if (!group || event.target === group) return;
-  for (const button of group.querySelectorAll("button")) {
-    button.tabIndex = button === event.target ? 0 : -1;
-  }
-});
-
 // --- Start
 
 examples.forEach((each, i) => {
@@ -350,9 +209,9 @@ byId("compare").addEventListener("change", event => {
   state.heads = state.heads.slice(-1);
   updateHeads();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+addEventListener("resize", reserveHeight);
+selectSentence(0);
+followTheme(() => {
   drawHeatmaps();
   updateHeads();
 });
-addEventListener("resize", reserveHeight);
-selectSentence(0);

@@ -1,4 +1,4 @@
-// What the pages share: elements, colours, and two ways to draw attention weights.
+// What the pages share: elements, colours, keys, and drawings of numbers.
 "use strict";
 
 const byId = id => document.getElementById(id);
@@ -9,6 +9,60 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// Text with W^O as a superscript and d_k as a subscript; ^(…) raises all of it.
+function typeset(text) {
+  return text.split(/([_^](?:\w+|\([^)]*\)))/).filter(Boolean).map(part => {
+    const tag = {_: "sub", "^": "sup"}[part[0]];
+    return tag ? element(tag, {textContent: part.slice(1).replace(/[()]/g, "")}) : part;
+  });
+}
+
+function drawn(tag, attributes = {}, ...children) {  // an element of a drawing
+  const {namespaceURI} = document.querySelector("svg");
+  const made = document.createElementNS(namespaceURI, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// --- Light or dark
+
+// Calls `redraw` when light turns to dark or back, because a canvas does not follow a
+// style sheet. In a frame of the site the page follows the site's switch.
+function followTheme(redraw) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  const site = siteAround();
+  if (!site) return;
+  const follow = () => {
+    const {theme} = document.documentElement.dataset;
+    document.documentElement.dataset.theme = themeOf(site);
+    if (theme !== themeOf(site)) redraw();
+  };
+  const options = {attributeFilter: ["class", "data-theme"]};
+  for (const part of [site.documentElement, site.body]) {
+    new MutationObserver(follow).observe(part, options);
+  }
+  follow();
+}
+
+function siteAround() {
+  try {
+    return window.parent === window ? null : window.parent.document;
+  } catch {
+    return null;  // a page of another host
+  }
+}
+
+function themeOf({documentElement, body}) {  // "" is the system's setting
+  if (body.classList.contains("quarto-dark")) return "dark";
+  if (body.classList.contains("quarto-light")) return "light";
+  return documentElement.dataset.theme ?? "";
+}
+
+// --- Colours of numbers
+
 // As many dash patterns as common.css has colours of heads: colour is not the only cue.
 const DASHES = ["", "7 4", "1 4", "9 4 1 4", "4 3"];
 const MIN_WEIGHT = .005;  // smaller weights are 0.00 when rounded, and are not shown
@@ -18,39 +72,84 @@ function setColour(target, i) {
   return target;
 }
 
-// One pixel per weight, as opaque as the weight; a row of `weights` is a query.
-function heatmap(weights, colour) {
-  const [width, height] = [weights[0].length, weights.length];
+// The values of these colours of common.css, as a canvas needs them.
+function coloursOf(...names) {
+  const probe = element("span");
+  document.body.append(probe);
+  const found = names.map(name => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  });
+  probe.remove();
+  return found;
+}
+
+// One pixel per number: the larger, the more opaque. Negative numbers have the second
+// colour, and masked ones (-Infinity) the third.
+function heatmap(rows, [positive, negative = positive, masked = positive], max = 1) {
+  const [width, height] = [rows[0].length, rows.length];
   const canvas = element("canvas", {className: "heatmap", width, height});
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
-  const rgb = colour.match(/\d+/g).slice(0, 3);
-  weights.flat().forEach((weight, i) => {
-    image.data.set([...rgb, 255 * Math.min(1, weight)], 4 * i);
-  });
+  const [above, below, none] = [positive, negative, masked].map(
+    colour => colour.match(/\d+/g).slice(0, 3));
+  rows.forEach((row, i) => row.forEach((value, j) => {
+    const rgba = value === -Infinity ? [...none, 90]
+      : [...value < 0 ? below : above, 255 * Math.min(1, Math.abs(value) / max)];
+    image.data.set(rgba, 4 * (i * width + j));
+  }));
   context.putImageData(image, 0, 0);
   return canvas;
 }
 
-// A path from query q to key k, as opaque as the weight; i is the number of the colour.
-function curve(svg, weight, q, k, i) {
-  const path = document.createElementNS(svg.namespaceURI, "path");
-  const attributes = {
-    "d": `M1 ${q + .5}C35 ${q + .5} 65 ${k + .5} 99 ${k + .5}`,
-    "stroke-opacity": weight,
-    "vector-effect": "non-scaling-stroke",
-    "stroke-dasharray": DASHES[i],
-    "data-q": q,
-    "data-k": k,
-    "data-head": i,
-  };
-  for (const [name, value] of Object.entries(attributes)) {
-    path.setAttribute(name, value);
-  }
-  return setColour(path, i);
+// --- Keys: Tab moves between groups (data-stop), arrow keys within one (data-arrows)
+
+const ARROWS = {
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+};
+const targetsIn = group => [...group.querySelectorAll("button, [role=button]")];
+
+// The next button in a direction, in the same line if there is one; after the last one
+// of a line comes its first one.
+function neighbour(buttons, button, [down, right]) {
+  const from = button.getBoundingClientRect();
+  const found = buttons.filter(other => other !== button).map(target => {
+    const to = target.getBoundingClientRect();
+    const [x, y] = [gapBetween(from.left, from.right, to.left, to.right),
+      gapBetween(from.top, from.bottom, to.top, to.bottom)];
+    const ahead = right ? x * right : y * down;
+    const across = Math.abs(right ? y : x);
+    return {target, ahead, across, distance: ahead + 3 * across};
+  });
+  const inLine = found.filter(({across}) => across === 0);
+  const nearest = list => list.toSorted((a, b) => a.distance - b.distance)[0]?.target;
+  return nearest(inLine.filter(({ahead}) => ahead > 0)) ?? nearest(inLine)
+    ?? nearest(found.filter(({ahead}) => ahead > 0));
 }
 
-function curves(svg, weights, i) {
-  return weights.flatMap((row, q) => row.flatMap(
-    (weight, k) => weight < MIN_WEIGHT ? [] : [curve(svg, weight, q, k, i)]));
+// How far the second interval is after the first, or before it (negative), or 0.
+function gapBetween(start, end, otherStart, otherEnd) {
+  if (otherStart >= end - 2) return otherStart - end + 3;
+  return otherEnd <= start + 2 ? otherEnd - start - 3 : 0;
 }
+
+document.addEventListener("keydown", event => {
+  const group = event.target.closest("[data-arrows]");
+  const target = event.target.closest("button, [role=button]");
+  if (!group || !target || !(event.key in ARROWS)) return;
+  event.preventDefault();
+  neighbour(targetsIn(group), target, ARROWS[event.key])?.focus();
+});
+
+// Tab returns to the button of a group that had the focus last.
+function setTabStop(group, target) {
+  for (const each of targetsIn(group)) each.tabIndex = each === target ? 0 : -1;
+}
+
+document.addEventListener("focusin", event => {
+  const group = event.target.closest("[data-stop]");
+  if (group && group !== event.target) setTabStop(group, event.target);
+});

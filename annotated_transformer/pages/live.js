@@ -1,0 +1,78 @@
+// The start: what is filled in once, and what the controls do.
+
+for (const link of document.querySelectorAll("[data-link]")) {
+  link.href = about.site + link.dataset.link;
+  link.target = "_top";
+}
+const nParameters = sum(Object.values(model.weights).map(({data}) => data.length));
+byId("size").textContent = nParameters.toLocaleString("en");
+byId("n-encoder").textContent = `× ${N_LAYERS.encoder}`;
+byId("n-decoder").textContent = `× ${N_LAYERS.decoder}`;
+byId("presets").append(...EXAMPLES.map(presetButton));
+if (about.label_smoothing) {
+  fillText("smoothing", `The model was trained with label smoothing of ${
+    about.label_smoothing}, so even a certain token has a probability of about ${
+    show(1 - about.label_smoothing)}.`, ["Label smoothing", "label_smoothing.html"]);
+}
+fillText("temperature-text", TEMPERATURE_TEXT, ["Sampling", "decode.html#sampling"]);
+fillText("beam-text", BEAM_TEXT, ["Beam search", "decode.html#beam-search"]);
+fillText("heads-text", HEADS_TEXT,
+  ["Ablating each head", "heads.html#ablating-each-head-of-the-trained-model"]);
+
+if (about.src_lang) {
+  const language = new Intl.DisplayNames("en", {type: "language"}).of(about.src_lang);
+  byId("sentence-label").textContent = `${language} sentence`;
+}
+
+byId("form").addEventListener("submit", event => {
+  event.preventDefault();
+  submit(byId("sentence").value);
+});
+byId("sentence").addEventListener("keydown", event => {
+  if (event.key !== "Enter" || event.isComposing) return;
+  event.preventDefault();
+  byId("form").requestSubmit();
+});
+byId("back").addEventListener("click", () => chooseStep(Math.max(1, run.step - 1)));
+byId("forward").addEventListener(
+  "click", () => chooseStep(Math.min(run.ids.length, run.step + 1)));
+byId("play").addEventListener("click", togglePlaying);
+byId("step").addEventListener("input", () => chooseStep(+byId("step").value));
+byId("temperature").addEventListener("input", () => {
+  change({temperature: +byId("temperature").value, step: 0});
+});
+byId("try").addEventListener("click", tryEachHead);
+byId("draw").addEventListener("click", () => change({seed: state.seed + 1, step: 0}));
+byId("search").addEventListener("click", () => change({seed: 0, step: 0}));
+byId("beam").addEventListener("input", () => {
+  change({beam: +byId("beam").value, seed: 0, step: 0});
+});
+
+// The page opens at the German pronoun for “it”, in the head of the last layer whose
+// weight on “it” or on its noun is largest.
+function openingState() {
+  const step = run.ids.findIndex(id => shownToken(id) === "es") + 1;
+  const keys = ["it", "animal"].map(name => shownTokens(run.srcIds).indexOf(name));
+  if (step < 1 || keys.includes(-1)) return {};
+  const layer = N_LAYERS.decoder - 1;
+  const weight = ({head}) => {
+    const row = tracedRow(`decoder.${layer}.cross.weights`, head, step - 1);
+    return Math.max(...keys.map(key => row[key]));
+  };
+  const heads = allHeads("decoder.cross").filter(at => at.layer === layer);
+  const {head} = heads.reduce((best, at) => weight(at) > weight(best) ? at : best);
+  return {step, layer, head};
+}
+
+function start() {
+  Object.assign(state, readAddress(location.hash));
+  byId("sentence").value = state.text;
+  byId("message").textContent = remarkOn(state.text);
+  runModel();
+  if (location.hash.length < 2) change(openingState());
+  else draw();
+}
+
+addEventListener("hashchange", start);
+start();
+followTheme(draw);

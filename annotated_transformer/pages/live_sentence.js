@@ -1,0 +1,170 @@
+// The sentence, what is unusual about it, its translation token by token, and the most
+// probable next tokens.
+
+const N_LIKELIEST = 10;
+const PLAY_MS = 600;  // between two tokens
+
+// --- Tokens as the page shows them
+
+const isLetter = character => /\p{L}/u.test(character ?? "");
+
+// A space before a token is not shown; a token inside a word begins with a hyphen.
+function shownTokens(ids) {
+  const pieces = vocab.tokens(ids);
+  return ids.map((id, i) => {
+    if (id === vocab.eosId) return "EOS";
+    if (id === vocab.bosId) return "BOS";
+    const isInside = i > 0 && isLetter(pieces[i][0]) && isLetter(pieces[i - 1].at(-1));
+    return isInside ? `-${pieces[i]}` : pieces[i].replace(SPACE, "") || "␣";
+  });
+}
+
+// A single token, wherever it occurs.
+const shownToken = id => shownTokens([id])[0];
+
+// --- What is unusual about a sentence: one line, or nothing
+
+const GERMAN = new Set(`aber auf das dem den der die ein eine einen er es hat ich ist
+  mit nicht sie sind und war weil wir zu`.split(/\s+/));
+const wordsOf = text => text.split(/\s+/)
+  .map(word => word.replace(/^\P{L}+|\P{L}+$/gu, "")).filter(Boolean);
+const knownWords = new Set(about.words?.map(word => word.toLowerCase()));
+const quoted = words => `${words.slice(0, 5).map(word => `“${word}”`).join(", ")}${
+  words.length > 5 ? " …" : ""}`;
+
+function isGerman(words) {
+  const found = words.filter(word => GERMAN.has(word) || /[äöüß]/i.test(word));
+  const isFromEnglish = about.src_lang === "en" && about.tgt_lang === "de";
+  return isFromEnglish && found.length > words.length / 4;
+}
+
+function remarkOn(text) {
+  const ids = vocab.encode(text);
+  const words = wordsOf(text);
+  const isByte = id => id >= vocab.firstByteId && id < vocab.firstPieceId;
+  const letters = [...new Set(text)].filter(
+    letter => vocab.encode(letter).some(isByte));
+  const isNew = word => !knownWords.has(word.toLowerCase().replace(/'s$/, ""));
+  const unknown = [...new Set(about.words ? words.filter(isNew) : [])];
+  if (!text.trim()) {
+    return "The line is empty. Type a sentence to translate it.";
+  }
+  if (ids.length > MAX_TOKENS) {
+    return `The sentence has ${ids.length} tokens, and this page translates at most ${
+      MAX_TOKENS}: the rest was left out.`;
+  }
+  if (isGerman(words.map(word => word.toLowerCase()))) {
+    return "This looks like German. The model translates from English to German, so "
+      + "its output for this line has no meaning.";
+  }
+  if (letters.length) {
+    return `${quoted(letters)} did not occur in training: the model has learned no `
+      + "translation for the bytes of such characters.";
+  }
+  if (unknown.length) {
+    return `Not in the training text: ${quoted(unknown)}. The model has learned no `
+      + "translation for such words.";
+  }
+  return "";
+}
+
+// --- Entering a sentence
+
+const textOf = ids => vocab.decode(ids) || "(no tokens)";
+
+function submit(text) {
+  const remark = remarkOn(text);
+  stopPlaying();
+  byId("message").textContent = remark;
+  if (text.trim()) change({text, step: 0, seed: 0, row: -1, column: -1});
+}
+
+function presetButton(text) {
+  const button = element("button", {type: "button", textContent: text});
+  button.addEventListener("click", () => {
+    byId("sentence").value = text;
+    submit(text);
+  });
+  return button;
+}
+
+// --- The translation, token by token
+
+function drawSentence() {
+  const {ids, step, srcIds} = run;
+  const text = vocab.decode(ids.slice(0, step));
+  const rest = vocab.decode(ids).slice(text.length);
+  byId("result").replaceChildren(
+    text || textOf(ids), element("span", {textContent: rest, ariaHidden: "true"}));
+  byId("source").replaceChildren(...shownTokens(srcIds).map(
+    (text, i) => element("li", {textContent: text, title: `id ${srcIds[i]}`})));
+  byId("translation").replaceChildren(...shownTokens(ids).map(generatedToken));
+  setTabStop(byId("translation"), byId("translation").children[step - 1]);
+  byId("step").max = ids.length;
+  byId("step").value = step;
+  byId("step").setAttribute("aria-valuetext",
+    `token ${step} of ${ids.length}, ${shownTokens(ids)[step - 1]}`);
+  byId("back").disabled = step === 1;
+  byId("forward").disabled = step === ids.length;
+  drawLikeliest();
+}
+
+function generatedToken(text, i) {
+  const probability = Math.exp(run.logProbs[i]);
+  const number = element("small", {textContent: probability.toFixed(2)});
+  const button = element("button", {type: "button"}, text, number);
+  button.dataset.key = `token:${i}`;
+  button.style.setProperty("--value", probability);
+  button.classList.toggle("later", i >= run.step);
+  button.setAttribute("aria-pressed", i === run.step - 1);
+  button.ariaLabel = `${text}, probability ${probability.toFixed(2)}`;
+  button.addEventListener("click", () => chooseStep(i + 1));
+  return button;
+}
+
+function chooseStep(step) {
+  stopPlaying();
+  change({step: step === run.ids.length ? 0 : step, row: -1});
+}
+
+// --- Playing: one more token at a time
+
+let timer = 0;  // 0 while nothing is played
+
+function stopPlaying() {
+  clearTimeout(timer);
+  timer = 0;
+  byId("play").textContent = "Play";
+}
+
+function playFrom(step) {
+  change({step: step === run.ids.length ? 0 : step, row: -1});
+  if (step === run.ids.length) return stopPlaying();
+  byId("play").textContent = "Pause";
+  timer = setTimeout(() => playFrom(step + 1), PLAY_MS);
+}
+
+function togglePlaying() {
+  if (timer) return stopPlaying();
+  playFrom(run.step < run.ids.length ? run.step + 1 : 1);
+}
+
+// --- The most probable tokens at the chosen step
+
+function drawLikeliest() {
+  const probabilities = nextProbabilities();
+  const chosen = run.ids[run.step - 1];
+  const at = state.temperature === 1 ? "" : ` at temperature ${state.temperature}`;
+  byId("next-label").textContent = `Token ${run.step} of ${run.ids.length}: the ${
+    N_LIKELIEST} most probable${at}`;
+  byId("next").replaceChildren(...largest(probabilities, N_LIKELIEST).map(id => {
+    const probability = probabilities[id];
+    const bar = element("span", {className: "bar"});
+    bar.style.setProperty("--value", probability);
+    const name = element("span", {className: "name", textContent: shownToken(id)});
+    const number = element("span", {className: "value"}, short(probability));
+    const item = element("li", {}, name, bar, number);
+    item.classList.toggle("chosen", id === chosen);
+    return item;
+  }));
+}

@@ -1,0 +1,214 @@
+// What is selected, the address that reproduces it, and what the model computes.
+
+const packed = JSON.parse(byId("data").textContent);
+const about = packed.page;
+const model = readModel(packed);
+const {config, vocab} = model;
+
+const N_LAYERS = {
+  encoder: config.n_encoder_layers,
+  decoder: config.n_decoder_layers,
+};
+const [MAX_BEAM, MAX_TEMPERATURE] = [8, 3];
+const MAX_TOKENS = Math.min(config.max_len, 64);  // of a sentence, for a quick answer
+
+// `step` is the number of generated tokens, 0 for all of them; `row` and `column` are
+// those of the chosen number, -1 for a good first choice; `off` names switches and
+// `headsOff` heads; `seed` 0 means no sampling.
+const EXAMPLES = about.examples ?? [
+  "The animal didn't cross the street because it was too tired.",
+  "The animal didn't cross the street because it was too wide.",
+  "If the happy brother brings back this picture, the friendly girl will sleep under "
+    + "the bridge.",
+];
+const START = {
+  text: EXAMPLES[0],
+  box: "decoder.cross",
+  stage: "weights",
+  layer: 0,
+  head: 0,
+  row: -1,
+  column: -1,
+  drawing: "matrix",
+  step: 0,
+  off: [],
+  headsOff: [],
+  temperature: 1,
+  beam: 4,
+  seed: 0,
+};
+const state = {...START};
+
+// --- The address: what differs from START
+
+const isList = value => Array.isArray(value);
+const asText = value => isList(value) ? value.join(",") : String(value);
+
+let addressTimer = 0;  // browsers refuse many changes of the address within a second
+
+function writeAddress() {
+  const changed = Object.keys(START).filter(
+    key => asText(state[key]) !== asText(START[key]));
+  const query = new URLSearchParams(changed.map(key => [key, asText(state[key])]));
+  const isInNotebook = location.protocol === "about:";  // a frame without an address
+  const [here] = location.href.split("#");
+  byId("link").href = `${isInNotebook ? `${about.site}live_page.html` : here}#${query}`;
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(() => {
+    try {
+      history.replaceState(null, "", `#${query}`);
+    } catch {
+      // such a frame refuses it
+    }
+  }, 200);
+}
+
+// The state that an address names; what is unknown or out of range stays as in START.
+function readAddress(address) {
+  const found = {...START};
+  for (const [key, text] of new URLSearchParams(address.slice(1))) {
+    if (!(key in START)) continue;
+    if (isList(START[key])) {
+      found[key] = text.split(",").filter(isSwitch);
+    } else if (typeof START[key] !== "number") {
+      found[key] = text;
+    } else if (text.trim() && Number(text) >= 0 && Number(text) < 1e6) {
+      found[key] = Number(text);
+    }
+  }
+  for (const key of ["layer", "head", "row", "column", "step", "seed", "beam"]) {
+    found[key] = Math.floor(found[key]);
+  }
+  found.beam = Math.min(Math.max(found.beam, 1), MAX_BEAM);
+  found.temperature = Math.min(Math.max(found.temperature, .1), MAX_TEMPERATURE);
+  return found;
+}
+
+const isSwitch = name => typeof SWITCHES[name] === "boolean"
+  || /^(encoder\.\d+\.self|decoder\.\d+\.(self|cross)):\d+$/.test(name);
+
+// --- The model: `run` holds what it computes for the state
+
+const run = {};
+
+function switches() {
+  if (!isChanged()) return SWITCHES;
+  const on = Object.keys(SWITCHES).map(name => [name, !state.off.includes(name)]);
+  return {...Object.fromEntries(on), headsOff: state.headsOff};
+}
+
+const isChanged = () => state.off.length + state.headsOff.length > 0;
+
+function sourceIds(text) {
+  return [...vocab.encode(text).slice(0, MAX_TOKENS), vocab.eosId];
+}
+
+// The best hypothesis, with EOS if it ended.
+function generatedIds({hypotheses: [best]}) {
+  const hasEnded = best.tokenLogProbs.length > best.ids.length;
+  return hasEnded ? [...best.ids, vocab.eosId] : best.ids;
+}
+
+function searchTranslation(text, changes) {
+  const {beam, temperature, seed} = state;
+  const srcIds = sourceIds(text);
+  const isIntact = changes === SWITCHES;
+  // a model with parts switched off may never generate EOS
+  const maxLen = isIntact ? lengthLimit(srcIds) : srcIds.length + 10;
+  const options = {switches: changes, temperature, maxLen};
+  if (seed) return sample(srcIds, {...options, seed});
+  return beam === 1 ? greedy(model, srcIds, changes, options)
+    : beamSearch(model, srcIds, {...options, beamSize: beam});
+}
+
+function runModel() {
+  run.trace = new Map();
+  run.srcIds = sourceIds(state.text);
+  run.memory = encode(model, run.srcIds, switches(), run.trace);
+  run.search = searchTranslation(state.text, switches());
+  run.ids = generatedIds(run.search);
+  run.logProbs = run.search.hypotheses[0].tokenLogProbs;
+  run.intactIds = isChanged()
+    ? generatedIds(searchTranslation(state.text, SWITCHES)) : run.ids;
+  runDecoder();
+}
+
+// The tensors of the decoder when it predicts the token of the chosen step.
+function runDecoder() {
+  if (state.step < 1 || state.step > run.ids.length) state.step = 0;
+  run.step = state.step || run.ids.length;
+  run.tgtIds = [vocab.bosId, ...run.ids.slice(0, run.step - 1)];
+  decode(model, run.tgtIds, run.memory, switches(), run.trace);
+}
+
+// The probabilities of the next token, after the last token of the prefix.
+function nextProbabilities() {
+  const last = tracedRow("decoder.logits", run.tgtIds.length - 1);
+  const data = last.map(logit => logit / state.temperature);
+  return softmax({shape: [1, data.length], data}).data;
+}
+
+// --- Sampling: each token is drawn with its probability
+
+function sample(srcIds, {switches: changes, temperature, maxLen, seed}) {
+  const cache = startCache(model, encode(model, srcIds, changes), changes);
+  const random = randomNumbers(seed);
+  const found = {ids: [], tokenLogProbs: [], logProb: 0};
+  let id = vocab.bosId;
+  while (found.ids.length < maxLen) {
+    const logProbs = nextLogProbs(model, id, cache, changes, temperature);
+    id = drawId(logProbs, random());
+    found.tokenLogProbs.push(logProbs[id]);
+    found.logProb += logProbs[id];
+    if (id === vocab.eosId) break;
+    found.ids.push(id);
+  }
+  return {hypotheses: [found], tree: []};
+}
+
+function drawId(logProbs, number) {
+  let sum = 0;
+  const id = logProbs.findIndex(logProb => (sum += Math.exp(logProb)) > number);
+  return id < 0 ? vocab.eosId : id;  // rounding: the sum may end below 1
+}
+
+// Numbers from 0 to 1 that are the same for the same seed (mulberry32).
+function randomNumbers(seed) {
+  return () => {
+    seed = seed + 0x6D2B79F5 | 0;
+    let bits = Math.imul(seed ^ seed >>> 15, seed | 1);
+    bits ^= bits + Math.imul(bits ^ bits >>> 7, bits | 61);
+    return ((bits ^ bits >>> 14) >>> 0) / 2 ** 32;
+  };
+}
+
+// --- Every change of the state goes through here
+
+const SEARCHED = ["text", "off", "headsOff", "temperature", "beam", "seed"];
+
+function change(changes) {
+  const isNew = key => key in changes && asText(changes[key]) !== asText(state[key]);
+  const mustSearch = SEARCHED.some(isNew);
+  const mustDecode = isNew("step");
+  Object.assign(state, changes);
+  if (mustSearch) runModel();
+  else if (mustDecode) runDecoder();
+  draw();
+}
+
+function draw() {
+  keepFocus(() => {
+    drawSentence();
+    drawView();
+    drawBreak();
+    drawBeam();
+  });
+  writeAddress();
+}
+
+// The element with the focus may be made anew; it is found again by its data-key.
+function keepFocus(redraw) {
+  const key = document.activeElement?.dataset.key;
+  redraw();
+  if (key) document.querySelector(`[data-key="${key}"]`)?.focus({preventScroll: true});
+}

@@ -1,0 +1,336 @@
+// The chosen box: its tensors as heat maps, all heads at a glance, and one number.
+
+const MANY_ROWS = 24;  // rows are lower from here on
+const AXES = {
+  src: "source token",
+  tgt: "target token",
+  feature: "feature",
+  vocab: "token",
+};
+
+// What is drawn: the stage, its tensor's matrix for the chosen head, and names.
+let view = null;
+
+const idsOf = axis => axis === "src" ? run.srcIds : run.tgtIds;
+const isTokens = axis => axis === "src" || axis === "tgt";
+
+// --- The matrix of a stage
+
+function rowsOf(tensorOfStage, head) {
+  const n = tensorOfStage.shape.at(-2);
+  const before = tensorOfStage.shape.length === 3 ? [head] : [];
+  return Array.from({length: n}, (_, i) => rowAt(tensorOfStage, ...before, i));
+}
+
+// The columns that are drawn: all, or the most probable tokens of each position.
+function columnsOf(stage, rows) {
+  if (stage.axes[1] !== "vocab") return Array.from(rows[0], (_, i) => i);
+  return [...new Set(rows.flatMap(row => largest(row, N_LIKELIEST)))];
+}
+
+function namesOf(axis, columns) {
+  if (isTokens(axis)) return shownTokens(idsOf(axis));
+  return axis === "vocab" ? columns.map(shownToken) : columns.map(String);
+}
+
+const sizeOf = value => value === -Infinity ? 0 : Math.abs(value);
+
+// The number with full colour: weights and probabilities have the scale 0 to 1.
+function scaleOf(stage, rows) {
+  if (stage.key === "weights" || stage.convert) return 1;
+  const sizes = rows.map(
+    row => row.reduce((max, value) => Math.max(max, sizeOf(value)), 0));
+  return Math.max(...sizes) || 1;
+}
+
+function makeView(stage) {
+  const path = stage.path(state.layer);
+  const tensorOfStage = run.trace.get(path);
+  const all = rowsOf(tensorOfStage, state.head);
+  const columns = columnsOf(stage, all);
+  const convert = stage.convert ?? (value => value);
+  const rows = stage.axes[1] === "vocab" || stage.convert
+    ? all.map(row => columns.map(column => convert(row[column]))) : all;
+  const [rowAxis, columnAxis] = stage.axes;
+  const rowNames = namesOf(rowAxis);
+  const columnNames = namesOf(columnAxis, columns);
+  const {shape} = tensorOfStage;
+  const max = scaleOf(stage, rows);
+  view = {stage, path, shape, rows, columns, rowNames, columnNames, max};
+  const start = stage.axes[0] === "src" ? Math.max(0, rowNames.indexOf("it"))
+    : rows.length - 1;
+  view.row = state.row >= 0 && state.row < rows.length ? state.row : start;
+  const [best] = largest(Float32Array.from(rows[view.row], sizeOf), 1);
+  const isColumn = state.column >= 0 && state.column < columns.length;
+  view.column = isColumn ? state.column : best;
+}
+
+// --- Drawing
+
+function drawView() {
+  if (!Object.hasOwn(BOXES, state.box)) state.box = START.box;
+  const box = BOXES[state.box];
+  const {stages} = box;
+  const stage = stages.find(({key}) => key === state.stage) ?? stages[0];
+  state.layer = Math.min(state.layer, N_LAYERS[box.stack ?? "encoder"] - 1);
+  state.head = Math.min(state.head, config.n_heads - 1);
+  state.stage = stage?.key ?? "";
+  markBox();
+  drawBoxText(box, stage);
+  drawChoices("stages", stages.map(({key, symbol}) => [key, symbol]), state.stage,
+    key => change({stage: key, column: -1}));
+  const layers = box.isLayer && !stage.perHead ? N_LAYERS[box.stack] : 0;
+  drawChoices("layers", Array.from({length: layers}, (_, i) => [i, `Layer ${i + 1}`]),
+    state.layer, layer => change({layer: +layer}));
+  const drawings = stage?.key === "weights" ? ["matrix", "lines"] : [];
+  if (!["matrix", "lines"].includes(state.drawing)) state.drawing = "matrix";
+  drawChoices("drawings", drawings.map(name => [name, `As ${name}`]), state.drawing,
+    drawing => change({drawing}));
+  const isLines = drawings.length > 0 && state.drawing === "lines";
+  for (const id of ["matrix-figure", "number", "shape"]) byId(id).hidden = !stage;
+  byId("matrix-figure").hidden ||= isLines;
+  byId("heads").hidden = !stage?.perHead;
+  byId("tokens").hidden = !isLines;
+  byId("token-table").replaceChildren(...stage ? [] : [tokenTable(box.tokens())]);
+  if (!stage) return;
+  makeView(stage);
+  byId("shape").textContent = shapeText();
+  if (stage.perHead) drawAllHeads(stage);
+  if (isLines) drawWeightsAsLines(stage);
+  else drawMatrix();
+  drawNumber();
+}
+
+function drawBoxText(box, stage) {
+  const layer = box.isLayer ? `, layer ${state.layer + 1}` : "";
+  const head = stage?.perHead ? `, head ${state.head + 1}` : "";
+  byId("box-title").textContent = `${box.title}${layer}${head}`;
+  const [section, href] = NOTEBOOKS[box.notebook];
+  const text = typeset(`${box.text} ${stage ? stage.text : ""} `);
+  byId("box-text").replaceChildren(...text, notebookLink(section, href));
+}
+
+function shapeText() {
+  const {stage, shape} = view;
+  const axes = stage.axes.map(axis => AXES[axis]).join(" × ");
+  return `Tensor (${shape.join(", ")})${stage.perHead ? " of all heads" : ""}, ${axes}`;
+}
+
+// A group of radio buttons: options are [value, text].
+function drawChoices(id, options, chosen, choose) {
+  byId(id).hidden = options.length < 2;
+  byId(id).replaceChildren(...options.map(([value, text]) => {
+    const properties = {type: "radio", name: id, value, checked: value === chosen};
+    const input = element("input", properties);
+    input.dataset.key = `${id}:${value}`;
+    input.addEventListener("change", () => choose(value));
+    return element("label", {}, input, element("span", {}, ...typeset(text)));
+  }));
+}
+
+function drawAllHeads(stage) {
+  const colours = coloursOf("head0", "head1", "edge");
+  const paint = ({layer, head}) => {
+    const rows = rowsOf(run.trace.get(stage.path(layer)), head);
+    const image = heatmap(rows, colours, scaleOf(stage, rows));
+    image.classList.toggle("dense", rows.length > MANY_ROWS);
+    return image;
+  };
+  const {stack} = BOXES[state.box];
+  drawHeads(N_LAYERS[stack], config.n_heads, paint,
+    ({layer, head}) => change({layer, head}));
+  markHeads([{layer: state.layer, head: state.head}]);
+  for (const button of byId("heads").querySelectorAll("button")) {
+    const path = stage.path(button.dataset.layer).replace(/\.\w+$/, "");
+    if (!state.headsOff.includes(`${path}:${button.dataset.head}`)) continue;
+    button.classList.add("off");
+    button.ariaLabel += ", switched off";
+  }
+}
+
+function drawMatrix() {
+  const {rows, rowNames, columnNames, stage, max} = view;
+  const isNamed = stage.axes[1] !== "feature";
+  const names = isNamed ? columnNames : ["0", String(columnNames.length - 1)];
+  const matrix = byId("matrix");
+  matrix.className = isNamed ? "named" : "features";
+  matrix.style.setProperty("--n-columns", rows[0].length);
+  matrix.style.setProperty("--n-rows", rows.length);
+  matrix.style.setProperty("--row", rows.length > MANY_ROWS ? "1.1rem" : "1.6rem");
+  byId("column-names").replaceChildren(
+    ...names.map(textContent => element("span", {textContent})));
+  byId("row-names").replaceChildren(
+    ...rowNames.map(textContent => element("li", {textContent, title: textContent})));
+  const image = heatmap(rows, coloursOf("head0", "head1", "edge"), max);
+  byId("plot").replaceChildren(image, byId("cursor"));
+  byId("legend").textContent = legend();
+}
+
+function legend() {
+  const {max, rows} = view;
+  const has = test => rows.some(row => row.some(test));
+  const isSigned = has(value => value < 0 && value !== -Infinity);
+  const colours = isSigned
+    ? `Blue is positive, orange negative; full colour is ±${show(max)}.`
+    : `Full colour is ${show(max)}.`;
+  const isMasked = has(value => value === -Infinity);
+  return isMasked ? `${colours} Grey is masked (−∞).` : colours;
+}
+
+function drawWeightsAsLines(stage) {
+  const [q, k] = stage.axes;
+  lines.tokens = {q: view.rowNames, k: view.columnNames};
+  lines.weights = [view.rows];
+  if (!lines.tokens[lines.pinned?.role]?.[lines.pinned.i]) lines.pinned = null;
+  const side = axis => axis === "src" ? "Source" : "Target";
+  drawTokens({q: `${side(q)} tokens (queries)`, k: `${side(k)} tokens (keys)`});
+  drawCurves();
+  highlight(lines.pinned);
+}
+
+function tokenTable(ids) {
+  const names = shownTokens(ids);
+  const cell = (tag, textContent) => element(tag, {textContent});
+  const titles = ["Position", "Token", "Id"].map(name => cell("th", name));
+  const head = element("tr", {}, ...titles);
+  const rows = ids.map((id, i) =>
+    element("tr", {}, cell("td", i), cell("td", names[i]), cell("td", id)));
+  return element("table", {}, head, ...rows);
+}
+
+// --- One number
+
+function chooseNumber(row, column) {
+  const clamp = (value, n) => Math.min(Math.max(value, 0), n - 1);
+  view.row = state.row = clamp(row, view.rows.length);
+  view.column = state.column = clamp(column, view.columns.length);
+  drawNumber();
+  byId("cursor").scrollIntoView({block: "nearest", inline: "nearest"});
+  writeAddress();
+}
+
+function drawNumber() {
+  const {row, column, rows, rowNames, columnNames, stage} = view;
+  const {style} = byId("cursor");
+  const [n, width] = [rows.length, rows[0].length];
+  style.inset = `${100 * row / n}% auto auto ${100 * column / width}%`;
+  style.width = `${100 / width}%`;
+  style.height = `${100 / n}%`;
+  [...byId("row-names").children].forEach(
+    (name, i) => name.classList.toggle("chosen", i === row));
+  [...byId("column-names").children].forEach((name, i) => name.classList.toggle(
+    "chosen", stage.axes[1] !== "feature" && i === column));
+  fillSelect("row", stage.axes[0], rowNames, row);
+  fillSelect("column", stage.axes[1], columnNames, column);
+  const value = element("b", {textContent: show(rows[row][column])});
+  byId("number-title").replaceChildren(
+    ...typeset(numberName(row, column)), " = ", value);
+  byId("arithmetic").replaceChildren(...arithmeticOf(row, column));
+}
+
+function fillSelect(id, axis, names, chosen) {
+  const texts = names.map((name, i) => isTokens(axis) ? `${i} ${name}` : name);
+  const list = byId(id);
+  const key = texts.join("\n");
+  if (list.dataset.names !== key) {
+    list.dataset.names = key;
+    list.replaceChildren(
+      ...texts.map((textContent, i) => element("option", {value: i, textContent})));
+  }
+  list.value = chosen;
+  const role = {row: "Row", column: "Column"}[id];
+  byId(`${id}-label`).textContent = `${role}: ${AXES[axis]}`;
+}
+
+function numberName(row, column) {
+  const {stage, rowNames, columnNames} = view;
+  const name = columnNames[column];
+  const isFeature = stage.axes[1] === "feature";
+  const second = isFeature ? feature(name) : `“${name}”`;
+  return `${stage.symbol} (“${rowNames[row]}”, ${second})`;
+}
+
+function arithmeticOf(row, column) {
+  const {stage, path, columns, rowNames, columnNames} = view;
+  const isKeys = stage.key === "weights" || stage.key === "mixed";
+  const found = ARITHMETIC[stage.key]({
+    path: path.split(".").slice(0, 3).join("."),
+    stack: path.split(".")[0],
+    head: state.head,
+    row,
+    column: columns[column],
+    id: columns[column],
+    rowNames,
+    columnNames,
+    keyNames: isKeys ? namesOf(keyAxis()) : columnNames,
+  });
+  const paragraph = (className, text) => element("p", {className}, ...typeset(text));
+  const table = found.terms ? [termTable(found.terms, found.total)] : [];
+  const number = element("b", {textContent: show(Math.fround(found.result))});
+  const result = element("p", {className: "line result"}, "= ", number);
+  const texts = found.lines ?? [];
+  return [paragraph("formula", found.formula), ...table,
+    ...texts.map(text => paragraph("line", text)), result];
+}
+
+// What the keys of an attention box are: source or target tokens.
+const keyAxis = () =>
+  BOXES[state.box].stages.find(({key}) => key === "weights").axes[1];
+
+// The largest terms of a sum, the rest together, and the sum.
+function termTable(terms, total) {
+  const sorted = terms.toSorted((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const shown = sorted.slice(0, N_TERMS);
+  const rest = sorted.slice(N_TERMS);
+  const max = Math.abs(shown[0].value) || 1;
+  const row = (name, text, value) => {
+    const bar = element("span", {className: "bar"});
+    bar.classList.toggle("negative", value < 0);
+    bar.style.setProperty("--value", Math.min(1, Math.abs(value) / max));
+    return element("tr", {}, element("td", {textContent: name}),
+      element("td", {textContent: text}), element("td", {}, bar),
+      element("td", {className: "value", textContent: show(value)}));
+  };
+  const others = rest.length
+    ? [row(`${rest.length} others`, "", sum(rest.map(({value}) => value)))] : [];
+  const end = element("td", {className: "value", textContent: show(total, 6)});
+  const last = element("tr", {className: "total"}, element("td", {textContent: "Sum"}),
+    element("td"), element("td"), end);
+  return element("table", {className: "terms"},
+    ...shown.map(({name, text, value}) => row(name, text, value)), ...others, last);
+}
+
+// --- Pointer and keys on the heat map
+
+function cellAt({clientX, clientY}) {
+  const box = byId("plot").getBoundingClientRect();
+  return [
+    Math.floor((clientY - box.top) / box.height * view.rows.length),
+    Math.floor((clientX - box.left) / box.width * view.columns.length),
+  ];
+}
+
+byId("plot").addEventListener("click", event => chooseNumber(...cellAt(event)));
+byId("plot").addEventListener("pointermove", event => {
+  const [row, column] = cellAt(event);
+  const value = view.rows[row]?.[column];
+  if (value === undefined) return;
+  byId("legend").replaceChildren(
+    ...typeset(numberName(row, column)), `: ${show(value)}`);
+});
+byId("plot").addEventListener("pointerleave", () => {
+  byId("legend").textContent = legend();
+});
+byId("plot").addEventListener("keydown", event => {
+  const {row, column} = view;
+  const jumps = {Home: [0, -column], End: [0, Infinity], PageUp: [-row, 0],
+    PageDown: [Infinity, 0]};
+  const jump = ARROWS[event.key] ?? jumps[event.key];
+  if (!jump) return;
+  event.preventDefault();
+  chooseNumber(row + jump[0], column + jump[1]);
+});
+for (const id of ["row", "column"]) {
+  byId(id).addEventListener(
+    "change", () => chooseNumber(+byId("row").value, +byId("column").value));
+}

@@ -1,0 +1,184 @@
+#!/usr/bin/env python
+"""The live page in a browser: how exact, how large and how fast it is, and what weights in 8 bits cost.
+
+    python benchmarks/live.py --data /data --out live.json
+    tools/record.py results/live.json --command "…" --seed 0 --json live=live.json
+
+The model is the pretrained one. Logits and translations of the page are compared with PyTorch's, token ids with SentencePiece's. The page is
+opened in a headless Chromium without a network. What packing costs is measured on the runs that --unpacked names, on the synthetic corpus.
+--data is a folder that holds multi30k/.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
+
+from browser import Browser  # noqa: E402
+from engine import Engine, lines_of, logits_of, pairs_of, plain_model  # noqa: E402
+
+from annotated_transformer.grammar import builtin  # noqa: E402
+from annotated_transformer.live import pack_model, write_live_page  # noqa: E402
+from annotated_transformer.run_folder import (  # noqa: E402
+    Run,
+    load_run,
+    pretrained_run,
+)
+from annotated_transformer.translate import Translator, load  # noqa: E402
+from annotated_transformer.vocab import learn_bpe  # noqa: E402
+from annotated_transformer.weights import pack_weights, unpack_weights  # noqa: E402
+
+N = 50  # sentences at once
+
+
+def largest_difference(engine: Engine, name: str, run: Run, n: int) -> float:
+    "Of the logits of n held-out sentences, from PyTorch's."
+    pairs, model, worst = pairs_of(run.vocab, n), plain_model(run), 0.0
+    for i in range(0, n, N):
+        some = pairs[i : i + N]
+        for logits, pair in zip(engine.logits(name, some), some, strict=True):
+            worst = max(worst, float((logits - logits_of(model, pair)).abs().max()))
+    return worst
+
+
+def equal_translations(engine: Engine, run: Run, translator: Translator, n: int) -> int:
+    "How many of n held-out sentences have the same translation by beam search."
+    sentences = [s.en for s in builtin(n, seed=1, split="test")]
+    wanted, found = translator.translate(sentences), []
+    for i in range(0, n, N):
+        rows = [[*run.vocab.encode(s), run.vocab.eos_id] for s in sentences[i : i + N]]
+        for one in engine.search("int8", rows, {}):
+            found.append(run.vocab.decode(one["hypotheses"][0]["ids"]))
+    return sum(map(str.__eq__, found, wanted))
+
+
+def equal_ids(engine: Engine, run: Run, data: Path | None) -> dict:
+    "Lines whose ids are SentencePiece's: of grammar and rude ones, and of Multi30k."
+    lines = lines_of(10_000)
+    same = sum(
+        map(list.__eq__, engine.ids("int8", lines), map(run.vocab.encode, lines))
+    )
+    counts = {"n_lines": len(lines), "n_equal": same}
+    if data:
+        text = []
+        for side in ("en", "de"):
+            raw = gzip.open(data / f"multi30k/train.{side}.gz").read().decode()
+            text += raw.split("\n")[:5000]
+        vocab = learn_bpe(text, n_pieces=8000)
+        engine.add("large", pack_model(run._replace(vocab=vocab)))
+        found = engine.ids("large", text)
+        counts["n_multi30k_lines"] = len(text)
+        counts["n_multi30k_equal"] = sum(
+            map(list.__eq__, found, map(vocab.encode, text))
+        )
+        counts["multi30k_tokens"] = len(vocab)
+    return counts
+
+
+def milliseconds(engine: Engine, run: Run, n: int) -> dict:
+    "Per token of greedy search, and per sentence of beam search with four hypotheses."
+    rows = [pair[0] for pair in pairs_of(run.vocab, n)]
+    timed = """(model, rows) => {
+        const [greedyTimes, beamTimes] = [[], []];
+        for (const ids of rows) {
+          let began = performance.now();
+          const {hypotheses: [best]} = greedy(model, ids);
+          greedyTimes.push((performance.now() - began) / best.tokenLogProbs.length);
+          began = performance.now();
+          beamSearch(model, ids);
+          beamTimes.push(performance.now() - began);
+        }
+        return {greedyTimes, beamTimes};
+    }"""
+    found = engine.ask(timed, "@int8", rows)
+    per_token, per_sentence = map(sorted, (found["greedyTimes"], found["beamTimes"]))
+    return {
+        "greedy_ms_per_token": per_token[n // 2],
+        "greedy_ms_per_token_p95": per_token[n * 95 // 100],
+        "beam_ms_per_sentence": per_sentence[n // 2],
+    }
+
+
+def first_translation(browser: Browser, page: Path) -> float:
+    "Seconds from opening the page to the first translation in it."
+    began = time.perf_counter()
+    browser.open(page.as_uri())
+    shown = 'document.getElementById("result").textContent.trim() !== ""'
+    while not browser.ask(shown):
+        if time.perf_counter() - began > 60:
+            raise RuntimeError("no translation within a minute")
+        time.sleep(0.005)
+    return time.perf_counter() - began
+
+
+def exact(run: Run, n: int) -> tuple[int, list[str]]:
+    sentences = builtin(n, seed=1, split="test")
+    found = Translator(run.model, run.vocab).translate([s.en for s in sentences])
+    return sum(h == s.de for h, s in zip(found, sentences, strict=True)), found
+
+
+def cost_of_packing(path: Path, n: int) -> dict:
+    "Exact matches with the weights as trained and in 8 bits; changed translations."
+    run = load_run(path)
+    before, translations = exact(run, n)
+    packed = unpack_weights(pack_weights(dict(run.model.state_dict())))
+    run.model.load_state_dict(packed)
+    after, again = exact(run, n)
+    changed = sum(map(str.__ne__, translations, again))
+    return {"n": n, "exact": before, "exact_int8": after, "n_changed": changed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--unpacked", type=Path, nargs="*", default=[])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", help="write the figures as JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = pretrained_run(Path("demo"))
+    run, began = load_run(folder), time.process_time()
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as scratch:
+        page = Path(scratch) / "live.html"
+        write_live_page(folder, page)
+        with Browser(chromium, Path(scratch) / "profile") as browser:
+            seconds = sorted(first_translation(browser, page) for _ in range(5))
+            engine = Engine(browser, Path(scratch))
+            for weights in ("int8", "fp32"):
+                engine.add(weights, pack_model(run, weights))
+            found = {
+                "n_parameters": sum(p.numel() for p in run.model.parameters()),
+                "pretrained_bytes": sum(f.stat().st_size for f in folder.iterdir()),
+                "page_bytes": page.stat().st_size,
+                "seconds_to_first_translation": seconds[2],
+                "n_logit_sentences": 200,
+                "logit_difference_int8": largest_difference(engine, "int8", run, 200),
+                "logit_difference_fp32": largest_difference(engine, "fp32", run, 200),
+                "n_translations": 500,
+                "n_equal_translations": equal_translations(
+                    engine, run, load(folder), 500
+                ),
+                **equal_ids(engine, run, args.data),
+                **milliseconds(engine, run, 100),
+                "packing": {p.name: cost_of_packing(p, 1000) for p in args.unpacked},
+                "browser": browser.ask("navigator.userAgent.match(/Chrome.(\\d+)/)[0]"),
+            }
+    found["cpu_seconds"] = round(time.process_time() - began, 1)
+    print(json.dumps(found, indent=1))
+    if args.out:
+        Path(args.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

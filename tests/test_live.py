@@ -1,0 +1,644 @@
+"The live page: its engine gives the numbers, ids and translations of the package, and the page is what the package wrote."
+
+import dataclasses
+import gzip
+import io
+import json
+import random
+import re
+import shutil
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import sentencepiece as spm
+import torch
+from browser import Browser
+from engine import (
+    HELD_OUT,
+    Engine,
+    Pair,
+    lines_of,
+    logits_of,
+    pairs_of,
+    plain_model,
+    rude_lines,
+)
+from torch import Tensor, nn
+
+from annotated_transformer import UserError, live, load
+from annotated_transformer.batched_search import search_with
+from annotated_transformer.cli import main
+from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.heads import ablate_head
+from annotated_transformer.live import is_live_page, pack_model, write_live_page
+from annotated_transformer.run_folder import (
+    Run,
+    load_run,
+    pretrained_run,
+    read_config,
+    run_kind,
+)
+from annotated_transformer.stack import PostNorm
+from annotated_transformer.transformer import Transformer, build_transformer
+from annotated_transformer.translate import Translator
+from annotated_transformer.visualize import attention_maps
+from annotated_transformer.vocab import Vocab, learn_bpe
+from annotated_transformer.weights import (
+    pack_weights,
+    read_tensors,
+    save_tensors,
+    unpack_weights,
+    weights_metadata,
+)
+
+# Sums of a few hundred products in fp32 here and in doubles there differ by about 1e-5.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def browser(chromium, tmp_path_factory):
+    with Browser(chromium, tmp_path_factory.mktemp("profile")) as browser:
+        browser.call(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=0,
+            uploadThroughput=0,
+        )
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def demo() -> Run:
+    return load_run(pretrained_run(Path("demo")))
+
+
+@pytest.fixture(scope="module")
+def odd(demo) -> Run:
+    "A model whose sizes are all different, with random weights of every size."
+    sizes = ModelConfig(n_layers=3, d_model=24, d_ff=40, n_heads=3, d_k=5, d_v=7)
+    vocab = learn_bpe([s.en for s in HELD_OUT], n_pieces=400)
+    torch.manual_seed(0)
+    model = build_transformer(sizes, len(vocab), vocab.pad_id).eval()
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.4)
+    train = TrainConfig(n_pieces=400, max_len=100)
+    return Run(model.requires_grad_(False), vocab, Recipe(sizes, train), {})
+
+
+@pytest.fixture(scope="module")
+def engine(browser, demo, odd, tmp_path_factory) -> Engine:
+    engine = Engine(browser, tmp_path_factory.mktemp("engine"))
+    engine.add("demo", pack_model(demo))
+    engine.add("full", pack_model(demo, "fp32"))
+    engine.add("odd", pack_model(odd, "fp32"))
+    return engine
+
+
+def assert_close(found: list[Tensor], model: Transformer, pairs: list[Pair]) -> None:
+    "The logits of the page are those of PyTorch."
+    assert len(found) == len(pairs)
+    for logits, pair in zip(found, pairs, strict=True):
+        torch.testing.assert_close(
+            logits, logits_of(model, pair), rtol=0, atol=TOLERANCE
+        )
+
+
+# --- the numbers
+
+
+@pytest.mark.parametrize("n", [30])
+def test_logits_are_pytorchs(engine, demo, n):
+    "With weights in 8 bits, and with the same weights in fp32."
+    pairs, model = pairs_of(demo.vocab, n), plain_model(demo)
+    assert_close(engine.logits("demo", pairs), model, pairs)
+    assert_close(engine.logits("full", pairs[:10]), model, pairs[:10])
+
+
+def test_logits_of_a_model_whose_sizes_differ(engine, odd):
+    pairs, model = pairs_of(odd.vocab, 8), plain_model(odd)
+    assert_close(engine.logits("odd", pairs), model, pairs)
+    engine.add("packed", pack_model(odd))
+    weights = unpack_weights(pack_weights(dict(odd.model.state_dict())))
+    packed = plain_model(odd, weights)
+    assert_close(engine.logits("packed", pairs), packed, pairs)
+    rounding = (logits_of(packed, pairs[0]) - logits_of(model, pairs[0])).abs().max()
+    assert rounding > 100 * TOLERANCE
+
+
+def test_cached_steps_are_the_whole_prefix(engine, demo):
+    pairs = pairs_of(demo.vocab, 3)
+    for switches in ({}, {"causal": False}, {"positions": False, "residual": False}):
+        whole = engine.logits("demo", pairs, switches)
+        steps = engine.logits("demo", pairs, switches, by="stepsOf")
+        for one, other in zip(whole, steps, strict=True):
+            if "causal" in switches:  # earlier rows of the whole see later positions
+                one, other = one[-1], other[-1]
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+# --- every switch is the same change in PyTorch
+
+
+@contextmanager
+def exchanged(module: nn.Module, name: str, value):
+    "Inside the block, an attribute of a module is another; then it is as before."
+    had = name in vars(module)
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before) if had else delattr(module, name)
+
+
+def unscaled(query, key, value, mask=None):
+    scores = query @ key.transpose(-2, -1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ value
+
+
+@contextmanager
+def switched(model: Transformer, switches: dict):
+    "The model with the same parts off; causal=False is for the caller."
+    with ExitStack() as stack:
+        change = lambda *args: stack.enter_context(exchanged(*args))
+        for module in list(model.modules()):
+            if not switches.get("scale", True) and hasattr(module, "attend"):
+                change(module, "attend", unscaled)
+            if not switches.get("residual", True) and isinstance(module, PostNorm):
+                forward = lambda x, sublayer, norm=module.norm: norm(sublayer(x))
+                change(module, "forward", forward)
+        if not switches.get("positions", True):
+            # of a module, so not in vars
+            position = model.position
+            model.position = nn.Identity()
+            stack.callback(setattr, model, "position", position)
+        for name in switches.get("headsOff", []):
+            path, head = name.split(":")
+            stack_, layer, kind = path.split(".")
+            kind = stack_ if kind == "self" else kind
+            stack.enter_context(ablate_head(model, kind, int(layer), int(head)))
+        yield
+
+
+def switched_logits(model: Transformer, pair: Pair, switches: dict) -> Tensor:
+    with switched(model, switches):
+        if switches.get("causal", True):
+            return logits_of(model, pair)
+        src, tgt_in = (torch.tensor([ids]) for ids in pair)
+        memory, src_mask = model.encode(src)
+        x = model.decoder(model._embed(tgt_in), memory, None, src_mask)
+        return model.embedding.logits(x)[0]
+
+
+HEADS = [
+    f"{path}:{head}"
+    for path in (
+        *(f"encoder.{i}.self" for i in range(2)),
+        *(f"decoder.{i}.{kind}" for i in range(2) for kind in ("self", "cross")),
+    )
+    for head in range(4)
+]
+SWITCHED = [
+    {"scale": False},
+    {"causal": False},
+    {"positions": False},
+    {"residual": False},
+    *({"headsOff": [head]} for head in HEADS),
+    {"headsOff": HEADS[::3]},
+    {"scale": False, "causal": False, "headsOff": HEADS[:2]},
+    {"positions": False, "residual": False},
+]
+
+
+def test_switches_are_the_same_change_in_pytorch(engine, demo):
+    pairs, model = pairs_of(demo.vocab, 2), plain_model(demo)
+    unchanged = [logits_of(model, pair) for pair in pairs]
+    for switches in SWITCHED:
+        found = engine.logits("demo", pairs, switches)
+        for logits, pair, before in zip(found, pairs, unchanged, strict=True):
+            wanted = switched_logits(model, pair, switches)
+            torch.testing.assert_close(logits, wanted, rtol=0, atol=TOLERANCE)
+            assert (wanted - before).abs().max() > 10 * TOLERANCE, switches
+    for logits, pair in zip(unchanged, pairs, strict=True):
+        torch.testing.assert_close(logits, logits_of(model, pair))
+
+
+def test_without_positions_the_order_of_the_words_is_lost(engine, demo):
+    src, tgt = pairs_of(demo.vocab, 1)[0]
+    shuffled = random.Random(0).sample(src, len(src))
+    assert shuffled != src
+    off = {"positions": False}
+    one, other = engine.logits("demo", [(src, tgt), (shuffled, tgt)], off)
+    torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+
+
+# --- every tensor on the way
+
+
+def recorded_by_hooks(model: Transformer, pair: Pair) -> dict[str, Tensor]:
+    "Inputs and outputs of PyTorch's modules under the paths of the trace."
+    found: dict[str, Tensor] = {}
+
+    def record(module: nn.Module, path: str, take) -> None:
+        hook = lambda module, args, output: found.update({path: take(args, output)})
+        hooks.append(module.register_forward_hook(hook))
+
+    hooks: list = []
+    output = lambda args, output: output[0]
+    entering = lambda args, output: args[0][0]
+    for name, kinds in (("encoder", ["self"]), ("decoder", ["self", "cross"])):
+        for i, layer in enumerate(getattr(model, name).layers):
+            for number, kind in enumerate(kinds):
+                attn, path = getattr(layer, f"{kind}_attn"), f"{name}.{i}.{kind}"
+                split = lambda args, x, h=attn.n_heads: (
+                    x[0].unflatten(-1, (h, -1)).transpose(0, 1)
+                )
+                for w in "qkv":
+                    record(getattr(attn, f"w_{w}"), f"{path}.{w}", split)
+                record(attn.w_o, f"{path}.merged", entering)
+                record(attn, f"{path}.output", output)
+                residual = layer.residuals[number].norm
+                record(residual, f"{path}.residual", entering)
+                record(residual, f"{path}.norm", output)
+            path = f"{name}.{i}.feedForward"
+            record(layer.feed_forward.w_2, f"{path}.hidden", entering)
+            record(layer.feed_forward, f"{path}.output", output)
+            record(layer.residuals[-1].norm, f"{path}.residual", entering)
+            record(layer.residuals[-1].norm, f"{path}.norm", output)
+    logits = logits_of(model, pair)
+    for hook in hooks:
+        hook.remove()
+    found["decoder.logits"] = logits
+    found["decoder.logProbs"] = logits.log_softmax(-1)
+    for stack, ids in zip(("encoder", "decoder"), pair, strict=True):
+        rows = model.embedding(torch.tensor([ids]))
+        found[f"{stack}.embedding"] = rows[0]
+        found[f"{stack}.input"] = model.position(rows)[0]
+        found[f"{stack}.position"] = model.position(torch.zeros_like(rows))[0]
+    return found
+
+
+@pytest.mark.parametrize("name", ["demo", "odd"])
+def test_trace_is_what_pytorch_computes(engine, name, request):
+    run = request.getfixturevalue(name)
+    pair, model = pairs_of(run.vocab, 1)[0], plain_model(run)
+    trace, wanted = engine.trace(name, pair), recorded_by_hooks(model, pair)
+    maps = attention_maps(model, *(torch.tensor([ids]) for ids in pair))
+    for kind, path in (
+        ("encoder", "encoder.{}.self"),
+        ("decoder", "decoder.{}.self"),
+        ("cross", "decoder.{}.cross"),
+    ):
+        for i in range(run.recipe.model.n_layers):
+            at = path.format(i)
+            q, k, v = (wanted[f"{at}.{w}"] for w in "qkv")
+            scores = q @ k.transpose(-2, -1)
+            scaled = scores / q.size(-1) ** 0.5
+            later = torch.ones(q.size(1), k.size(1)).triu(1).bool()
+            masked = scaled.masked_fill(later, float("-inf"))
+            wanted |= {
+                f"{at}.scores": scores,
+                f"{at}.scaled": scaled,
+                f"{at}.masked": masked if kind == "decoder" else scaled,
+                f"{at}.weights": maps[kind][i, 0],
+                f"{at}.mixed": maps[kind][i, 0] @ v,
+            }
+    assert trace.keys() == wanted.keys()
+    for path, found in trace.items():
+        # scores of the random model are in the hundreds
+        torch.testing.assert_close(found, wanted[path], rtol=1e-5, atol=TOLERANCE)
+
+
+# --- translations
+
+
+def translations(engine: Engine, name: str, run: Run, n: int, **options) -> list[str]:
+    rows = [pair[0] for pair in pairs_of(run.vocab, n)]
+    found = engine.search(name, rows, options)
+    return [run.vocab.decode(one["hypotheses"][0]["ids"]) for one in found]
+
+
+@pytest.mark.parametrize("n", [30])
+def test_translations_are_the_packages(engine, demo, n):
+    sentences = [s.en for s in HELD_OUT[:n]]
+    for options, search in (
+        ({}, None),
+        ({"beamSize": 1}, search_with(1)),
+        ({"beamSize": 3, "alpha": 0}, search_with(3, 0.0)),
+        ({"beamSize": 2, "alpha": 6}, search_with(2, 6.0)),  # prefers long ones
+    ):
+        translator = load(pretrained_run(Path("demo")), search=search)
+        found = translations(engine, "demo", demo, n, **options)
+        assert found == translator.translate(sentences), options
+
+
+def test_scores_are_the_packages(engine, demo):
+    "Score, log-probability, and the log-probabilities of the tokens."
+    rows = [pair[0] for pair in pairs_of(demo.vocab, 10)]
+    translator = load(pretrained_run(Path("demo")))
+    for row, found in zip(rows, engine.search("demo", rows, {}), strict=True):
+        (wanted,), best = translator.search_ids([row])[0], found["hypotheses"][0]
+        assert best["ids"] == wanted.ids
+        assert best["score"] == pytest.approx(wanted.score, abs=TOLERANCE)
+        assert best["logProb"] == pytest.approx(wanted.log_prob, abs=TOLERANCE)
+        assert sum(best["tokenLogProbs"]) == pytest.approx(best["logProb"], abs=1e-6)
+        assert len(best["tokenLogProbs"]) == len(best["ids"]) + 1
+
+
+def test_random_model_reaches_the_length_limit(engine, odd):
+    "A hypothesis that never ends is cut off where the package cuts it off."
+    rows = [pair[0] for pair in pairs_of(odd.vocab, 2)]
+    translator = Translator(odd.model, odd.vocab)
+    for row, found in zip(rows, engine.search("odd", rows, {}), strict=True):
+        best = found["hypotheses"][0]
+        assert best["ids"] == translator.search_ids([row])[0][0].ids
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 4, 8])
+def test_tree_leads_to_the_hypotheses(engine, demo, beam_size):
+    "Each hypothesis is a path of candidates; what is kept is as many as fit."
+    row = pairs_of(demo.vocab, 1)[0][0]
+    (found,) = engine.search("demo", [row], {"beamSize": beam_size})
+    tree = found["tree"]
+    for step, candidates in enumerate(tree):
+        assert len(candidates) <= 2 * beam_size
+        log_probs = [one["logProb"] for one in candidates]
+        assert log_probs == sorted(log_probs, reverse=True)
+        assert sum(one["why"] == "kept" for one in candidates) == beam_size
+        for one in candidates:
+            parent = tree[step - 1][one["parent"]] if step else None
+            assert parent["why"] == "kept" if step else one["parent"] == -1
+            before = parent["logProb"] if parent else 0
+            assert one["logProb"] == pytest.approx(before + one["tokenLogProb"])
+            assert (one["why"] == "finished") <= (one["id"] == demo.vocab.eos_id)
+    scores = [one["score"] for one in found["hypotheses"]]
+    assert scores == sorted(scores, reverse=True) and scores
+    for hypothesis in found["hypotheses"]:
+        step, index = hypothesis["end"]["step"], hypothesis["end"]["index"]
+        path = []
+        while step >= 0:
+            path.insert(0, tree[step][index])
+            step, index = step - 1, tree[step][index]["parent"]
+        assert [one["id"] for one in path] == [*hypothesis["ids"], demo.vocab.eos_id]
+        logs = [one["tokenLogProb"] for one in path]
+        assert logs == hypothesis["tokenLogProbs"]
+
+
+def test_temperature_sharpens_the_probabilities(engine, demo):
+    row = pairs_of(demo.vocab, 1)[0][0]
+    cold, one, hot = (
+        engine.search("demo", [row], {"beamSize": 1, "temperature": t})[0]["hypotheses"]
+        for t in (0.5, 1, 2)
+    )
+    assert cold[0]["ids"] == one[0]["ids"] == hot[0]["ids"]
+    assert cold[0]["logProb"] > one[0]["logProb"] > hot[0]["logProb"]
+
+
+# --- token ids
+
+
+@pytest.mark.parametrize("n", [4000])
+def test_ids_are_sentencepieces(engine, demo, odd, n):
+    lines = lines_of(n)
+    for name, vocab in (("demo", demo.vocab), ("odd", odd.vocab)):
+        assert engine.ids(name, lines) == [vocab.encode(line) for line in lines]
+
+
+def test_ids_of_a_larger_vocabulary(engine, demo, data_dir):
+    "Multi30k, by a vocabulary of 8,000 tokens."
+    lines = []
+    for side in ("en", "de"):
+        raw = gzip.open(data_dir / f"multi30k/train.{side}.gz").read()
+        lines += raw.decode().split("\n")[:5000]
+    vocab = learn_bpe(lines, n_pieces=8000)
+    engine.add("large", pack_model(demo._replace(vocab=vocab)))
+    lines += rude_lines(1000, seed=1)
+    assert engine.ids("large", lines) == [vocab.encode(line) for line in lines]
+
+
+def test_text_of_ids_is_sentencepieces(engine, demo):
+    "Any ids: bytes that are part of no character, special tokens, none."
+    rng, n = random.Random(0), len(demo.vocab)
+    rows = [[], [2, 3], [0, 1]]
+    for _ in range(1500):
+        limit = rng.choice([n, 260, 300])  # the first 260: special tokens and bytes
+        rows.append([rng.randrange(limit) for _ in range(rng.randint(1, 8))])
+    rows += [demo.vocab.encode(line) for line in rude_lines(500)]
+    rows += [[4 + byte for byte in "a\ufeffé🙂".encode()]]
+    assert engine.texts("demo", rows) == [demo.vocab.decode(ids) for ids in rows]
+
+
+# --- packed weights
+
+
+def test_packing_keeps_what_it_cannot_pack():
+    "Rows of zeros, tiny and huge rows, vectors, and integers that are no packed weights."
+    rows = torch.tensor([[0.0, 0.0], [1e-38, -1e-38], [3e38, 1.0], [-0.5, 0.25]])
+    packed = pack_weights({"matrix": rows, "bias": rows[:, 0]})
+    assert packed["matrix"].dtype == torch.int8 and packed["matrix"].shape == (4, 2)
+    assert packed["matrix.scale"].shape == (4,)
+    unpacked = unpack_weights(packed)
+    assert torch.equal(unpacked["bias"], rows[:, 0])
+    step = rows.abs().amax(dim=1, keepdim=True) / 127
+    assert ((unpacked["matrix"] - rows).abs() <= 0.51 * step.clamp(min=1e-30)).all()
+    twice = pack_weights(unpacked)
+    assert all(torch.equal(twice[name], packed[name]) for name in packed)
+    wrong = {
+        "no scales": packed["matrix"],
+        "columns": packed["matrix"],
+        "columns.scale": torch.ones(2),
+        "halves": packed["matrix"],
+        "halves.scale": torch.ones(4).half(),
+        "flat": packed["matrix"][0],
+        "flat.scale": torch.ones(2),
+    }
+    assert unpack_weights(wrong) == wrong
+
+
+@pytest.mark.parametrize("change", ["columns", "missing", "infinite", "another"])
+def test_damaged_packed_weights_are_refused(demo, tmp_path, change):
+    run = shutil.copytree(pretrained_run(Path("demo")), tmp_path / "run")
+    tensors = read_tensors(run / "model.safetensors")
+    name = "encoder.layers.0.feed_forward.w_1.weight"
+    if change == "columns":
+        tensors[f"{name}.scale"] = torch.ones(128)
+    elif change == "missing":
+        del tensors[f"{name}.scale"]
+    elif change == "infinite":
+        tensors[f"{name}.scale"][3] = float("inf")
+    else:
+        tensors["another.scale"] = torch.ones(3)
+    about = weights_metadata(demo.recipe.model, "changed")
+    save_tensors(tensors, run / "model.safetensors", about)
+    with pytest.raises(UserError, match="model.safetensors"):
+        load_run(run)
+
+
+# --- the pretrained run
+
+
+def test_pretrained_run_is_small_and_exact(demo):
+    folder = pretrained_run(Path("demo"))
+    assert {file.name for file in folder.iterdir()} == {
+        "config.json",
+        "vocab.model",
+        "model.safetensors",
+    }
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 1_300_000
+    found = load(folder, search=search_with(1)).translate(
+        [s.en for s in HELD_OUT[:200]]
+    )
+    n_exact = sum(map(str.__eq__, found, (s.de for s in HELD_OUT)))
+    assert n_exact >= 196
+
+
+def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sentence = [HELD_OUT[0].en]
+    assert load("demo").translate(sentence) == [HELD_OUT[0].de]
+    assert capsys.readouterr().err == "demo: the pretrained model of this package\n"
+    assert run_kind("demo") is None
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(UserError, match="demo is not a run folder"):
+        load("demo")
+    said = "demo: the folder in the current directory, not the pretrained model\n"
+    assert capsys.readouterr().err == said
+    (tmp_path / "demo").rmdir()
+    shutil.copytree(pretrained_run(Path("demo")), tmp_path / "demo")
+    assert load("demo").translate(sentence) == [HELD_OUT[0].de]
+    assert capsys.readouterr().err == said
+    for name in ("other", "..", ".", "demo/x", "runs/demo"):
+        assert pretrained_run(Path(name)) is None
+        with pytest.raises(UserError, match="is not a run folder"):
+            load(name)
+    assert capsys.readouterr().err == ""
+
+
+def test_pretrained_run_is_not_trained_further(tmp_path, monkeypatch):
+    "Commands that would write into the run do not find it."
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="demo is not a run folder"):
+        read_config(Path("demo"))
+
+
+def run_verb(*args: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(args))
+    return stopped.value.code
+
+
+def test_commands_take_the_pretrained_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "_training_words", lambda run: None)  # takes seconds
+    source, reference = HELD_OUT[0].en, HELD_OUT[0].de
+    Path("a.en").write_text(source + "\n", encoding="utf-8")
+    Path("a.de").write_text(reference + "\n", encoding="utf-8")
+    assert run_verb("translate", "demo", "a.en") == 0
+    assert capsys.readouterr().out == reference + "\n"
+    assert run_verb("score", "demo", "--src", "a.en", "--ref", "a.de") == 0
+    assert "BLEU 100.0" in capsys.readouterr().out.replace("= ", "")
+    assert run_verb("attention", "demo", source, "--out", "attention.html") == 0
+    assert run_verb("live", "demo", "--out", "live.html") == 0
+    assert "live.html is ready" in capsys.readouterr().err
+    assert run_verb("live", "demo", "--out", "attention.html") == 2
+    assert run_verb("attention", "demo", source, "--out", "live.html") == 2
+    assert run_verb("average", "demo", "--last", "2") == 2
+    assert run_verb("train", "--resume", "demo") == 2
+    assert "demo is not a run folder" in capsys.readouterr().err
+
+
+# --- what the page refuses
+
+
+def changed(run: Run, **sizes) -> Run:
+    model = dataclasses.replace(run.recipe.model, **sizes)
+    return run._replace(recipe=Recipe(model, run.recipe.train))
+
+
+def test_unfit_models_are_refused_in_one_line(demo, odd):
+    large = nn.Module()
+    large.weight = nn.Parameter(torch.empty(5_000_001))
+    for run, message in (
+        (demo._replace(recipe=None), "models that were trained here"),
+        (changed(odd, norm="pre"), "norm='pre': a live page has norm='post'"),
+        (changed(odd, position="learned"), "position='learned': a live page has"),
+        (
+            demo._replace(model=large),
+            "5,000,001 parameters, a live page at most 5,000,",
+        ),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)) as refused:
+            pack_model(run)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="weights='int4' is none of int8, fp32"):
+        pack_model(demo, "int4")
+
+
+def test_imported_runs_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"format": 1, "kind": "marian"}')
+    with pytest.raises(UserError, match="was imported"):
+        write_live_page(tmp_path, tmp_path / "live.html")
+    assert not (tmp_path / "live.html").exists()
+
+
+def test_other_vocabularies_are_refused(demo):
+    "A SentencePiece model whose ids are not in the order of its merges."
+    out = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter([" " + s.en for s in HELD_OUT]),
+        model_writer=out,
+        vocab_size=400,
+        model_type="unigram",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        hard_vocab_limit=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        minloglevel=2,
+    )
+    with pytest.raises(UserError, match="not one of learn_bpe"):
+        pack_model(demo._replace(vocab=Vocab(out.getvalue())))
+
+
+# --- the page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "live.html"
+    write_live_page(pretrained_run(Path("demo")), path)
+    return path
+
+
+def test_page_is_one_small_file(page, cfg):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 2_000_000
+    assert "default-src 'none'" in text and is_live_page(page)
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data["page"]["site"] == f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    assert {data["page"][side] for side in ("src_lang", "tgt_lang")} == {"en", "de"}
+    assert data["page"]["label_smoothing"] == 0.1
+    words = data["page"]["words"]
+    assert {"animal", "street", "didn't"} < set(words) and words == sorted(words)
+
+
+def test_page_translates_without_network(browser, page, engine):
+    "After the engine's tests: the same browser, another page."
+    browser.open(page.as_uri())
+    found = browser.ask("""(() => {
+        const text = document.getElementById("data").textContent;
+        const model = readModel(JSON.parse(text));
+        const ids = [...model.vocab.encode("The animal didn't cross the street because "
+          + "it was too wide."), model.vocab.eosId];
+        return model.vocab.decode(beamSearch(model, ids).hypotheses[0].ids); })()""")
+    assert found == "Das Tier überquerte die Straße nicht, weil sie zu breit war."
+    assert browser.said == []
+    assert browser.ask("performance.getEntriesByType('resource').length") == 0
