@@ -32,6 +32,7 @@ from annotated_transformer.cli import main
 from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.heads import ablate_head
 from annotated_transformer.live import is_live_page, pack_model, write_live_page
+from annotated_transformer.prepared import open_prepared, prepare
 from annotated_transformer.run_folder import (
     Run,
     load_run,
@@ -606,6 +607,19 @@ def test_other_vocabularies_are_refused(demo):
     )
     with pytest.raises(UserError, match="not one of learn_bpe"):
         pack_model(demo._replace(vocab=Vocab(out.getvalue())))
+
+
+def test_other_corpora_suggest_what_they_were_validated_on(odd, tmp_path):
+    "The page of a run on other text has no list of words, and its own examples."
+    pairs = [(s.en, s.de) for s in HELD_OUT]
+    prepare(tmp_path / "data", pairs[:400], pairs[400:], "any", 400, quiet=True)
+    run = odd._replace(vocab=open_prepared(tmp_path / "data").vocab)
+    sentences = live._validation_sentences(tmp_path, run)
+    assert sentences == [src for src, _ in pairs[400:404]]
+    assert live._validation_sentences(tmp_path / "none", run) is None
+    text = live.live_page(run, examples=sentences)
+    page = json.loads(text.split('id="data">')[1].split("</script>")[0])["page"]
+    assert page["examples"] == sentences and page["words"] is None
 
 
 # --- the page
