@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Additive, scaled and unscaled dot-product attention, trained at two widths of a key, and their cost by length (notebook 321a).
 
-    python benchmarks/scoring.py --out scoring.json
+    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 OMP_NUM_THREADS=1 python benchmarks/scoring.py --out scoring.json
     tools/record.py results/scoring.json --command "…" --seed 0 --json scoring=scoring.json
 
 All models are Transformers of `--d-model` with d_model / d_k heads, so the projections have the same number of parameters at every width.
@@ -10,6 +10,9 @@ small network, and v, one vector per head, is the only parameter more. Each mode
 `--seeds`, and then with the other seeds at the best rate, judged by the validation loss. "unscaled, smaller start" is the unscaled dot
 product whose W^Q and W^K are divided by d_k^¼ at the start, so that its first scores are those of the scaled dot product; it is trained
 at the largest width only. FILE is written after each model; started again, the command goes on with the next one.
+
+The settings before the command make glibc keep freed memory; otherwise large tensors are cleared page by page each time, and the times
+of the lengths that have such tensors include it.
 """
 
 import argparse
@@ -224,12 +227,8 @@ def learn(
         if record.step % max(1, args.steps // N_LOOKS) == 0:
             curve.append([record.step, round(loss(), 4)])
 
-    rate = partial(
-        linear_schedule,
-        peak_lr=peak_lr,
-        warmup_steps=max(1, args.steps // 6),
-        max_steps=args.steps,
-    )
+    warmup = max(1, args.steps // 6)
+    rate = lambda step: linear_schedule(step, peak_lr, warmup, args.steps)
     steps = training_steps(data.train, data.vocab, args.batch_tokens, seed)
     optimizer = adam(objective.parameters())
     train(objective, steps, optimizer, rate, args.steps, [look], clip_norm=1.0)
