@@ -16,6 +16,7 @@ PROSE = {
     "index",
     "one_page",
     "introduction",
+    "scoring",
     "answers",
     "command_line",
     "comparison",
