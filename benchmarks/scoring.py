@@ -9,8 +9,8 @@ Only the score differs. The additive score of a head is v · tanh(q + k): the he
 small network, and v, one vector per head, is the only parameter more. Each model is trained at each of `--rates` with the first of
 `--seeds`, and then with the other seeds at the best rate, judged by the validation loss. "unscaled, smaller start" is the unscaled dot
 product whose W^Q and W^K are divided by d_k^¼ at the start, so that its first scores are those of the scaled dot product; it is trained
-at the largest width only. The models of the smallest width are trained once more with `--longer` times the steps, which shows whether
-they differ only at first. FILE is written after each model; started again, the command goes on with the next one.
+at the largest width only. The models of the smallest width, and the unscaled one of the largest, are trained once more with `--longer`
+times the steps, which shows whether they are only slower. FILE is written after each model; started again, the command goes on with the next one.
 
 The settings before the command make glibc keep freed memory; otherwise large tensors are cleared page by page each time, and the times
 of the lengths that have such tensors include it.
@@ -341,7 +341,7 @@ def parse_args() -> argparse.Namespace:
     add("--d-ff", type=int, default=256)
     add("--n-layers", type=int, default=2)
     add("--steps", type=int, default=300)
-    add("--longer", type=int, default=2, help="times the steps, at the smallest d_k")
+    add("--longer", type=int, default=2, help="times the steps, once more")
     add("--batch-tokens", type=int, default=800)
     add("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -384,13 +384,14 @@ def main() -> None:
                 of_width[name] = train_all(name, d_k, data, args)
                 print(f"d_k {d_k}, {name}: {json.dumps(of_width[name])}", flush=True)
                 write()
-    smallest = args.d_k[0]
     longer = argparse.Namespace(**settings | {"steps": args.longer * args.steps})
-    for name, model in found["models"][str(smallest)].items():
+    again = [(args.d_k[0], name) for name in SCORES] + [(args.d_k[-1], "unscaled")]
+    for d_k, name in again:
+        model = found["models"][str(d_k)][name]
         if "longer" not in model:
             rate, seed = model["peak_lr"], args.seeds[0]
-            model["longer"] = learn(name, smallest, seed, rate, data, longer)
-            print(f"longer, {name}: {json.dumps(model['longer'])}", flush=True)
+            model["longer"] = learn(name, d_k, seed, rate, data, longer)
+            print(f"longer, d_k {d_k}, {name}: {model['longer']}", flush=True)
             write()
 
 

@@ -132,8 +132,13 @@ def test_benchmark_trains_and_measures(monkeypatch, tmp_path, capsys):
             for run in model["runs"]:
                 assert [step for step, _ in run["curve"]] == [0, 1, 2, 3]
                 assert run["curve"][-1][1] == run["valid_loss"]
-    for model in found["models"]["4"].values():
-        assert model["longer"]["curve"][-1][0] == 6
+    longer = {
+        (d_k, name): model["longer"]["curve"][-1][0]
+        for d_k, of_width in found["models"].items()
+        for name, model in of_width.items()
+        if "longer" in model
+    }
+    assert longer == {("4", name): 6 for name in names} | {("16", "unscaled"): 6}
     for sizes in found["cost"]["peak_bytes"].values():
         assert len(sizes) == 2 and 0 < sizes[0] < sizes[1]
     capsys.readouterr()
