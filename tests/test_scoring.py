@@ -149,3 +149,107 @@ def test_benchmark_trains_and_measures(monkeypatch, tmp_path, capsys):
     )
     with pytest.raises(SystemExit, match="has other settings"):
         runpy.run_path(path, run_name="__main__")
+
+
+# what notebook 321a says of the record
+
+
+def mean(model: dict, *keys: str) -> float:
+    values = []
+    for run in model["runs"]:
+        for key in keys:
+            run = run[key]
+        values.append(run)
+    return sum(values) / len(values)
+
+
+def test_the_record_is_of_equal_models(record):
+    found = record["scoring"]
+    settings, models = found["settings"], found["models"]
+    n_attentions = 3 * settings["n_layers"]
+    plain = {
+        model["n_parameters"]
+        for of_width in models.values()
+        for name, model in of_width.items()
+        if name != "additive"
+    }
+    assert len(plain) == 1 and list(models) == ["8", "128"]
+    for d_k, of_width in models.items():
+        more = of_width["additive"]["n_parameters"] - plain.copy().pop()
+        assert more == n_attentions * of_width["additive"]["n_heads"] * int(d_k)
+        for model in of_width.values():
+            assert [run["seed"] for run in model["runs"]] == settings["seeds"]
+            assert {run["peak_lr"] for run in model["runs"]} == {model["peak_lr"]}
+            assert model["runs"][0]["valid_loss"] == min(model["tries"].values())
+            assert len(model["tries"]) == len(settings["rates"]) == 3
+
+
+def test_the_record_says_that_the_scale_mends_wide_keys(record):
+    models = record["scoring"]["models"]
+    narrow, wide = (
+        {name: mean(model, "valid_loss") for name, model in of_width.items()}
+        for of_width in models.values()
+    )
+    # wide: unscaled far behind, at every rate; additive and scaled alike
+    tries = models["128"]["unscaled"]["tries"].values()
+    assert min(tries) > 4 * max(wide["additive"], wide["scaled"])
+    assert mean(models["128"]["unscaled"], "exact_match") < 0.01
+    assert wide["additive"] < 1.3 * wide["scaled"]
+    # narrow: the scale matters much less, and additive is behind, but only at first
+    assert narrow["scaled"] < narrow["unscaled"] < 1.5 * narrow["scaled"]
+    assert narrow["unscaled"] < narrow["additive"] < 0.4
+    for name in ("additive", "scaled", "unscaled"):
+        assert models["8"][name]["longer"]["exact_match"] > 0.95
+    assert models["128"]["unscaled"]["longer"]["exact_match"] < 0.1
+    # about as good with one head as with 16
+    assert abs(narrow["scaled"] - wide["scaled"]) < 0.02
+    # a smaller start: learns, more slowly than with the scale
+    smaller = wide["unscaled, smaller start"]
+    assert 1.5 * wide["scaled"] < smaller < 0.4 * wide["unscaled"]
+
+
+def test_the_record_says_why(record):
+    narrow, wide = record["scoring"]["models"].values()
+    first = {
+        name: mean(model, "start", "entropy")
+        for name, model in (narrow | {f"wide {n}": m for n, m in wide.items()}).items()
+    }
+    assert first.pop("wide unscaled") < 0.2 and min(first.values()) > 0.5
+    growth = mean(wide["unscaled"], "start", "score_std") / mean(
+        narrow["unscaled"], "start", "score_std"
+    )
+    assert growth == pytest.approx(math.sqrt(128 / 8), rel=0.1)
+    assert mean(wide["unscaled"], "end", "gradient") < 1e-7
+    assert mean(wide["scaled"], "end", "gradient") > 1e-4
+    for when in ("start", "end"):  # of the scaled scores, exactly, before training
+        a, b = (wide[n]["runs"][0][when] for n in ("scaled", "unscaled, smaller start"))
+        assert (a == pytest.approx(b, rel=0.01)) == (when == "start")
+    # narrow additive weights stay flat
+    last = {name: mean(model, "end", "entropy") for name, model in narrow.items()}
+    assert last["additive"] > 0.85 > 0.7 > last["scaled"]
+
+
+def test_the_record_says_what_additive_attention_costs(record):
+    cost = record["scoring"]["cost"]
+    assert (cost["n"][0], cost["n"][-1]) == (16, 1024)
+    for key, at_least in (("seconds", 30), ("peak_bytes", 60)):
+        ratios = [
+            a / s
+            for a, s in zip(cost[key]["additive"], cost[key]["scaled"], strict=True)
+        ]
+        assert ratios == sorted(ratios) and ratios[-1] > at_least
+
+
+def test_the_records_bytes_repeat(bench, record):
+    "Bytes are counted, so they do not depend on the machine."
+    cost = record["scoring"]["cost"]
+    n, d_k = cost["n"][2], cost["d_k"]
+    inputs = [torch.randn(1, 1, n, d_k, requires_grad=True) for _ in range(3)]
+    for name, score in bench["SCORES"].items():
+        attend = bench["Attend"](score(1, d_k))
+        found = bench["peak_bytes"](
+            lambda attend=attend: bench["both_passes"](
+                attend, inputs, inputs[0].detach()
+            )
+        )
+        assert found == pytest.approx(cost["peak_bytes"][name][2], rel=0.01)
