@@ -17,6 +17,7 @@ PROSE = {
     "one_page",
     "introduction",
     "systems_compared",
+    "scoring",
     "answers",
     "command_line",
     "comparison",
