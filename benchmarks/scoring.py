@@ -38,11 +38,11 @@ from annotated_transformer.batch import (
     training_steps,
 )
 from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.complexity import cpu_seconds
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.evaluate import pronoun_accuracy
 from annotated_transformer.grammar import builtin
 from annotated_transformer.heads import pronoun_sentences
+from annotated_transformer.layer_costs import cpu_seconds
 from annotated_transformer.multi_head import MultiHeadAttention
 from annotated_transformer.optimizer import adam, linear_schedule
 from annotated_transformer.recipe import BatchLoss, validation_loss
