@@ -6,6 +6,10 @@ TORCH ?= $(shell sed -n '/^torch==/p' $(CONSTRAINTS))
 NAMES ?=
 VARIANTS ?=
 RUN ?= runs/small
+# Of bench-gpu: where, whether with tiny models, and which parts.
+DEVICE ?= cuda
+TINY ?=
+ONLY ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +22,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test portable lab export notebooks docs preview links check bench-train bench-decode pretrained clean
+.PHONY: help demo test portable lab export notebooks docs preview links check bench-train bench-decode bench-gpu pretrained clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -70,6 +74,9 @@ bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer
 
 bench-decode: $(VENV)/.stamp-bench  ## decoding speed of RUN (runs/small) beside Hugging Face's generate and CTranslate2, in one interleaved run
 	@$(BIN)/python benchmarks/decode.py $(RUN)
+
+bench-gpu: $(VENV)/.stamp-bench  ## training, decoding, scaling and resuming on one to eight GPUs (or DEVICE=cpu TINY=1 to try it, ONLY="train decode")
+	@$(BIN)/python benchmarks/gpu.py --device $(DEVICE) $(if $(TINY),--tiny) $(if $(ONLY),--only $(ONLY))
 
 pretrained: $(VENV)/.stamp-run  ## train the model that comes with the package again, and replace it
 	@$(BIN)/python tools/pretrain.py

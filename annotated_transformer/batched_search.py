@@ -65,10 +65,11 @@ def batched_greedy_search(
     tokens, log_probs = [], torch.zeros(len(max_lens), device=max_lens.device)
     rows = torch.arange(len(max_lens), device=max_lens.device)
     last, done = torch.full_like(max_lens, bos_id), max_lens <= 0
-    while not done.all():
+    while len(rows):
         if (active := _active_rows(done)) is not None:
             state = _select_rows(state, active)
             rows, last, done = rows[active], last[active], done[active]
+            continue
         next_log_probs, state = step(last[:, None], state)
         log_prob, last = next_log_probs[:, 0].max(dim=-1)
         log_probs[rows] += log_prob.masked_fill(done, 0)

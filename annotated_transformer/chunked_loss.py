@@ -7,7 +7,7 @@ __all__ = ['chunked_loss']
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00004
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -25,6 +25,7 @@ def _loss_of_chunk(
     logits: Float[Tensor, "n n_vocab"],
     p: Float[Tensor, "n n_vocab"],  # softmax of the logits
     target: Int[Tensor, "n 1"],
+    real: Bool[Tensor, " n"],  # False: the position does not count, and its h is 0
     mean_row: Float[Tensor, " d_model"],  # of the output matrix, in the sums' dtype
     label_smoothing: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -34,7 +35,8 @@ def _loss_of_chunk(
     log_total = logits.amax(dim=-1).to(dtype) - p.amax(dim=-1).to(dtype).log()
     of_target = logits.gather(-1, target)[:, 0].to(dtype)
     of_mean = label_smoothing * (h.sum(dim=0, dtype=dtype) * mean_row).sum()
-    return (log_total - (1 - label_smoothing) * of_target).sum(), of_mean
+    of_position = log_total - (1 - label_smoothing) * of_target
+    return of_position.masked_fill(~real, 0).sum(), of_mean
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00020
 def _grad_of_chunk(
@@ -65,6 +67,7 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden: Float[Tensor, "n d_model"],
         weight: Float[Tensor, "n_vocab d_model"],
         target: Int[Tensor, " n"],
+        real: Bool[Tensor, " n"],
         label_smoothing: float,
         dtype: torch.dtype,  # of the matrix products
     ) -> Float[Tensor, ""]:
@@ -82,7 +85,9 @@ class _ChunkedLoss(torch.autograd.Function):
             ids = target[rows, None]
             logits = h @ w.T  # (rows, n_vocab)
             p = logits.softmax(dim=-1)
-            loss, of_mean = _loss_of_chunk(h, logits, p, ids, mean_row, label_smoothing)
+            loss, of_mean = _loss_of_chunk(
+                h, logits, p, ids, real[rows], mean_row, label_smoothing
+            )
             total += loss
             total -= of_mean
             if grad_hidden is not None and grad_weight is not None:
@@ -98,7 +103,22 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         at_hidden = grad_hidden * grad.to(grad_hidden.dtype)
         at_weight = (grad_weight * grad).to(grad_weight.dtype)
-        return at_hidden, at_weight, None, None, None
+        return at_hidden, at_weight, None, None, None, None
+
+# %% ../nbs/90c_chunked_loss.ipynb #90c00045b
+_SELECT_ON = ("cpu",)  # device types on which padding is left out
+
+
+def _flat_positions(
+    hidden: Float[Tensor, "b t d_model"], tgt_out: Int[Tensor, "b t"], pad_id: int
+) -> tuple[Float[Tensor, "n d_model"], Int[Tensor, " n"], Bool[Tensor, " n"]]:
+    "Hidden states, targets, and which positions count; padding is left out or zero."
+    real = tgt_out != pad_id
+    if hidden.device.type in _SELECT_ON:
+        return hidden[real], tgt_out[real], real[real]
+    hidden = hidden.masked_fill(~real[..., None], 0)
+    target = tgt_out.masked_fill(~real, 0)  # any id that exists
+    return hidden.flatten(0, 1), target.flatten(), real.flatten()
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00024
 def chunked_loss(
@@ -110,7 +130,6 @@ def chunked_loss(
 ) -> Float[Tensor, ""]:
     "`smoothed_loss` without all logits in memory at once (§5.4)."
     check_smoothing(label_smoothing)
-    real = tgt_out != pad_id
     device = hidden.device.type
     dtype = hidden.dtype
     if torch.is_autocast_enabled(device):
@@ -118,6 +137,5 @@ def chunked_loss(
     # autocast would compute the softmax in float32 on a GPU, and the product of
     # the mean in bf16 everywhere
     with torch.autocast(device, enabled=False):
-        return _ChunkedLoss.apply(
-            hidden[real], weight, tgt_out[real], label_smoothing, dtype
-        )
+        flat, target, real = _flat_positions(hidden, tgt_out, pad_id)
+        return _ChunkedLoss.apply(flat, weight, target, real, label_smoothing, dtype)

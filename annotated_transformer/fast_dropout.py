@@ -33,6 +33,7 @@ class FastDropout(nn.Module):
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if not self.training or not self.p:
             return x
-        if x.device.type != "cpu":
+        # compiled, F.dropout is fused with its neighbours, and the mask is not
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.p)
         return x * _dropout_mask(x, self.p)

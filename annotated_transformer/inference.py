@@ -181,9 +181,13 @@ class Int8Linear(nn.Module):
 
 # %% ../nbs/90f_inference.ipynb #c735c2c0
 def limit_kernels() -> None:
-    "Let oneDNN keep 64 kernels of each kind, unless the environment sets a number."
+    """Let oneDNN keep 64 kernels of each kind, unless the environment sets a number.
+
+    Switch off cuDNN's attention, in the whole process.
+    """
     for capacity in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         os.environ.setdefault(capacity, "64")
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 # %% ../nbs/90f_inference.ipynb #bbb0b0d5
 class _PreparedEmbedding(nn.Module):

@@ -67,8 +67,7 @@ def precision_context(
         precision = "bf16"
     if precision != "bf16":
         return nullcontext()
-    if device.type == "cpu":
-        limit_kernels()
+    limit_kernels()
     return torch.autocast(device.type, torch.bfloat16)
 
 # %% ../nbs/55_recipe.ipynb #423c6559
@@ -134,7 +133,7 @@ def validation_loss(
         batch = batches[min(i, len(batches) - 1)]
         loss = objective(batch.to(device))
         if i < len(batches):
-            total += torch.stack([loss, loss.new_tensor(batch.n_tokens)])
+            total += torch.stack([loss, torch.full_like(loss, batch.n_tokens)])
     objective.train(was_training)
     nats, n_tokens = sum_over_ranks(total).tolist()
     return nats / n_tokens

@@ -60,7 +60,8 @@ class Ours:
     precision = "fp32"
 
     def __init__(self, run: Run, args: argparse.Namespace):
-        self.model = ready_to_translate(load_run(args.run).model, self.precision)
+        model = run.model.to(args.device)  # changed in place
+        self.model = ready_to_translate(model, self.precision)
         beam = partial(
             batched_beam_search,
             beam_size=4,
@@ -87,6 +88,7 @@ class HuggingFace:
     "Its Marian, which is the paper's model but for the biases of its attention: those are zero here, and the positions are ours."
 
     attention = "sdpa"  # its default
+    precision = "fp32"
 
     def __init__(self, run: Run, args: argparse.Namespace):
         from transformers import MarianConfig, MarianMTModel
@@ -124,9 +126,13 @@ class HuggingFace:
         }
         weights |= hugging_face_names(run.model.state_dict(), m.n_layers, positions)
         self.model.load_state_dict(weights)
+        self.model.to(args.device)
+        if self.precision == "bf16":
+            self.model.bfloat16()
 
     def prepare(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         src = pad_ids([row + [self.vocab.eos_id] for row in rows], self.vocab.pad_id)
+        src = src.to(self.model.device)
         return src, (src != self.vocab.pad_id).long()
 
     def decode(self, batch: tuple[Tensor, Tensor], beam: int) -> Tensor:
@@ -169,7 +175,7 @@ class CTranslate2:
             args.run, Path(self.folder.name) / "model", self.quantization
         )
         self.engine = ctranslate2.Translator(
-            str(folder), inter_threads=1, intra_threads=args.threads
+            str(folder), args.device, inter_threads=1, intra_threads=args.threads
         )
 
     def prepare(self, rows: list[list[int]]) -> list[list[str]]:
@@ -276,6 +282,8 @@ def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
         prepared = [contender.prepare(rows) for rows in batches]
         began = time.perf_counter()
         found = [contender.decode(batch, beam) for batch in prepared]
+        if args.device != "cpu":
+            torch.cuda.synchronize()
         pipe.send((time.perf_counter() - began, [contender.ids(one) for one in found]))
 
 
@@ -542,6 +550,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--profile", metavar="SETTING", choices=list(SETTINGS))
     parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()

@@ -3,6 +3,7 @@
 
     python benchmarks/exactness.py --out exactness.json
     python benchmarks/exactness.py --only kills --kills 100 --seed 1
+    python benchmarks/exactness.py --only resume gradients --device cuda --processes 2        over NCCL, with deterministic algorithms
 
 resume: a run that is killed half-way and gone on with has the very weights of a run that was left alone, and Adam the very memory.
 kills: so has one that is killed at many random moments, every other time soon after it began to write; after each kill all checkpoints load.
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from processes import kill_all
 from torch import Tensor
 
 from annotated_transformer.batch import RunPosition, training_steps
@@ -39,6 +41,7 @@ from annotated_transformer.checkpoint import (
 )
 from annotated_transformer.distributed import (
     data_parallel,
+    pick_device,
     process_group,
     rank,
     sync_gradients,
@@ -53,13 +56,17 @@ from annotated_transformer.transformer import build_transformer
 from annotated_transformer.vocab import Vocab
 from annotated_transformer.weights import load_weights
 
-CPU = torch.device("cpu")
+HERE, CPU = Path(__file__).resolve().parent, torch.device("cpu")
 SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"]
 SETTINGS = ["n_pieces=500", "dropout=0.1", "precision=fp32", "average_last=2"]
 DTYPES = {
     "float32": (torch.float32, 1e-6),
     "float64": (torch.float64, 1e-13),
 }  # and the most that rounding may make of it
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+TORCHRUN.append("--nproc-per-node")
 
 
 class Fact(NamedTuple):
@@ -74,8 +81,9 @@ class Fact(NamedTuple):
 class Runs:
     "A folder of runs, all on the same text."
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, device: str = "cpu", n_processes: int = 1):
+        self.folder, self.device, self.n_processes = folder, device, n_processes
+        self.started: list[subprocess.Popen] = []
         for side in ("en", "de"):
             (folder / side).write_text(
                 "".join(getattr(s, side) + "\n" for s in builtin(1000, seed=3)),
@@ -83,21 +91,31 @@ class Runs:
             )
 
     def start(self, *args: str | Path) -> subprocess.Popen:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "annotated_transformer",
-                "train",
-                "--device",
-                "cpu",
-                "--quiet",
-                *map(str, args),
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        program = ["-m", "annotated_transformer"]
+        if self.device != "cpu":
+            program = [str(HERE / "deterministic.py")]
+        self.started.append(
+            subprocess.Popen(
+                [*self.launcher(), *program, "train", "--device", self.device]
+                + ["--quiet", *map(str, args)],
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
         )
+        return self.started[-1]
+
+    def launcher(self) -> list[str]:
+        "Python, and torchrun if there are several processes."
+        if self.n_processes == 1:
+            return [sys.executable]
+        return [*TORCHRUN, str(self.n_processes)]
+
+    def stop(self) -> None:
+        "End what still runs."
+        for process in self.started:
+            if process.poll() is None:
+                kill(process)
 
     def begin(self, run: Path, settings: list[str]) -> subprocess.Popen:
         return self.start(
@@ -141,7 +159,7 @@ def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
 
 
 def kill(process: subprocess.Popen) -> None:
-    process.kill()
+    kill_all(process)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
 
@@ -208,11 +226,16 @@ def half_written(run: Path) -> list[str]:
 # ---- what is tried
 
 
+def resume_settings(n: int) -> list[str]:
+    "Of a run of n steps with ten checkpoints and four validation passes."
+    return [*SMALL, f"max_steps={n}", f"save_every={n // 10}", f"valid_every={n // 4}"]
+
+
 def resume(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
-    settings = [*SMALL, "max_steps=200", "save_every=20", "valid_every=50"]
+    n, settings = args.steps, resume_settings(args.steps)
     straight, run = runs.straight("straight", settings), runs.folder / "resumed"
     process = runs.begin(run, settings)
-    wait_until(lambda: last_step(run) >= 100, process)
+    wait_until(lambda: last_step(run) >= n // 2, process)
     kill(process)
     yield Fact("killed after step", last_step(run))
     yield Fact("gone on with from step", int(latest(run / "checkpoints").name[5:12]))
@@ -290,7 +313,9 @@ def each(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     )
 
 
-def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Tensor]:
+def gradient(
+    run: Path, dtype: torch.dtype, device: torch.device, accumulate: int = 1
+) -> dict[str, Tensor]:
     "Of the step that a run would do next, without dropout: this process does its rank's share."
     (recipe, about), last = read_config(run), latest(run / "checkpoints")
     data, settings = open_prepared(about["prepared"]), recipe.train
@@ -300,8 +325,8 @@ def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Te
         recipe.model, len(data.vocab), data.vocab.pad_id, attention=FAST.attention
     )
     load_weights(model, last / "model.safetensors")
-    objective = BatchLoss(model.to(dtype), settings.label_smoothing)
-    parallel = data_parallel(objective, CPU)
+    objective = BatchLoss(model.to(device, dtype), settings.label_smoothing)
+    parallel = data_parallel(objective, device)
     step = next(
         training_steps(
             data.train,
@@ -316,47 +341,49 @@ def gradient(run: Path, dtype: torch.dtype, accumulate: int = 1) -> dict[str, Te
     )
     for i, batch in enumerate(step.micro, start=1):
         with sync_gradients(parallel, last=i == len(step.micro)):
-            (parallel(batch) / step.n_tokens).backward()
-    return {name: weight.grad for name, weight in model.named_parameters()}
+            (parallel(batch.to(device)) / step.n_tokens).backward()
+    return {name: weight.grad.cpu() for name, weight in model.named_parameters()}
 
 
-def one_of_two(run: Path) -> None:
-    "What each of two processes computes; the first writes it down."
-    with process_group(CPU):
-        found = {name: gradient(run, dtype) for name, (dtype, _) in DTYPES.items()}
+def one_of_two(run: Path, name: str) -> None:
+    "What each of two processes computes on a device of that name; the first saves it."
+    device = pick_device(name)
+    with process_group(device):
+        found = {
+            name: gradient(run, dtype, device) for name, (dtype, _) in DTYPES.items()
+        }
         if rank() == 0:
             torch.save(found, run / "two.pt")
 
 
-def gradients(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
-    run = runs.straight("tiny", ["max_steps=50", "save_every=50"])
+def gradients_of_two(runs: Runs, run: Path) -> dict[str, dict[str, Tensor]]:
+    "The gradient that two processes compute, in each dtype."
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            __file__,
-            "--rank-of",
-            str(run),
-        ],
+        [*TORCHRUN, "2", __file__, "--rank-of", str(run), "--device", runs.device],
         check=True,
         stderr=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    two = torch.load(run / "two.pt")
+    return torch.load(run / "two.pt")
+
+
+def gradients(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
+    n = args.steps // 4
+    run = runs.straight("tiny", [f"max_steps={n}", f"save_every={n}"])
+    device = pick_device(runs.device)
+    two = {}
+    if device.type == "cpu" or torch.cuda.device_count() > 1:
+        two = gradients_of_two(runs, run)
+    slack = 1 if device.type == "cpu" else 10  # other kernels for other shapes
     for kind, (dtype, most) in DTYPES.items():
-        one = gradient(run, dtype)
-        for name, other in {
-            "two processes": two[kind],
-            "two halves": gradient(run, dtype, accumulate=2),
-        }.items():
+        one = gradient(run, dtype, device)
+        found = {"two processes": two[kind]} if two else {}
+        found["two halves"] = gradient(run, dtype, device, accumulate=2)
+        for name, other in found.items():
             off, worst = max(
                 (((other[w] - one[w]).norm() / one[w].norm()).item(), w) for w in one
             )
-            yield Fact(f"{name}, {kind}: worst is {worst}", off, off < most)
+            yield Fact(f"{name}, {kind}: worst is {worst}", off, off < most * slack)
 
 
 @contextmanager
@@ -446,6 +473,13 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the moments of the kills"
     )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument(
+        "--processes", type=int, default=1, help="of a run, started by torchrun"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=200, help="of the run that is resumed"
+    )
     parser.add_argument("--out", help="write the findings as JSON")
     parser.add_argument(
         "--rank-of", type=Path, help=argparse.SUPPRESS
@@ -453,10 +487,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.rank_of:
-        return one_of_two(args.rank_of)
+        return one_of_two(args.rank_of, args.device)
     found = {}
     with tempfile.TemporaryDirectory() as name:
-        runs = Runs(Path(name))
+        runs = Runs(Path(name), args.device, args.processes)
         for part in args.only:
             print(f"\n{part}", flush=True)
             began, found[part] = time.perf_counter(), []

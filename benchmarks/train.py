@@ -40,15 +40,20 @@ DROPOUT, SMOOTHING = 0.1, 0.1
 # ---- the batches
 
 
+def random_lengths(rng: np.random.Generator, n: int = 29_000) -> np.ndarray:
+    "Source and target tokens of n pairs, (n, 2), spread as in image captions."
+    src = rng.lognormal(2.6, 0.3, n).clip(4, 60).astype(int)
+    tgt = (src * rng.lognormal(0, 0.18, n)).clip(4, 60).astype(int)
+    return np.stack([src, tgt], axis=1)
+
+
 def batches(
     n: int, n_tokens: int, n_vocab: int, seed: int = 0
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     "(src, tgt_in, tgt_out) of random words; lengths spread as in image captions, sorted and cut as our batches are."
     rng, made = np.random.default_rng(seed), []
     while len(made) < n:  # other lengths in each round, and so other shapes
-        src_len = rng.lognormal(2.6, 0.3, 29_000).clip(4, 60).astype(int)
-        tgt_len = (src_len * rng.lognormal(0, 0.18, 29_000)).clip(4, 60).astype(int)
-        lengths = np.stack([src_len, tgt_len], axis=1)
+        lengths = random_lengths(rng)
         made += [
             random_words(lengths[rows], n_vocab, rng)
             for rows in bucket_by_length(lengths, n_tokens, rng)
@@ -221,22 +226,28 @@ PEERS = {
 }
 
 
+def contender(
+    kind: type[nn.Module], m: ModelConfig, n_vocab: int, device: str
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    "A module of that kind, in train mode, and its Adam."
+    torch.manual_seed(0)
+    module = kind(m, n_vocab).to(device).train()
+    optimizer = adam(module.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    return module, optimizer
+
+
 def contenders(
     m: ModelConfig, n_vocab: int, device: str
 ) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
     "Ours first, then each peer that is installed."
     made = {}
     for name, kind in {"ours": Ours, **PEERS}.items():
-        torch.manual_seed(0)
         try:
-            module = kind(m, n_vocab).to(device).train()
+            made[name] = contender(kind, m, n_vocab, device)
         except ImportError as e:
             print(f"{name} is left out: {e}")
-            continue
-        optimizer = adam(module.parameters())
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-4
-        made[name] = module, optimizer
     return made
 
 
@@ -248,11 +259,13 @@ def train_on(
 ) -> float:
     "Seconds for one step on each batch: forward, loss, backward, Adam."
     wait = torch.cuda.synchronize if some[0][0].is_cuda else (lambda: None)
+    # beforehand, as a loader knows them: on a GPU, reading a number waits for it
+    counts = [int((tgt_out != PAD).sum()) for _, _, tgt_out in some]
     wait()
     began = time.perf_counter()
-    for src, tgt_in, tgt_out in some:
+    for (src, tgt_in, tgt_out), n_tokens in zip(some, counts):
         with autocast:
-            loss = module(src, tgt_in, tgt_out) / int((tgt_out != PAD).sum())
+            loss = module(src, tgt_in, tgt_out) / n_tokens
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,6 +1,7 @@
 "The smoothed loss, plain and in chunks, equals PyTorch's in value and gradient; padding never counts (54, 90c)."
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -8,12 +9,22 @@ import torch.nn.functional as F
 from fold import each
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer.chunked_loss import chunked_loss
 from annotated_transformer.label_smoothing import smoothed_loss
 
+
+def chunked_loss_of_a_gpu(*args, **named):
+    "Padding is set to zero instead of being left out."
+    with mock.patch("annotated_transformer.chunked_loss._SELECT_ON", ()):
+        return chunked_loss(*args, **named)
+
+
 # `test_twins.py` compares one with the other
-both = each("loss_of", [smoothed_loss, chunked_loss], ids=lambda f: f.__name__)
+LOSSES = [smoothed_loss, chunked_loss, chunked_loss_of_a_gpu]
+every = each("loss_of", LOSSES, ids=lambda f: f.__name__)
+both = each("loss_of", LOSSES[:2], ids=lambda f: f.__name__)
 
 
 def example(seed: int, b: int, t: int, d_model: int, n_vocab: int, pad_id: int):
@@ -40,7 +51,7 @@ def theirs(hidden, weight, tgt_out, pad_id, eps):
     )
 
 
-@both
+@every
 @given(
     st.integers(0, 10_000),
     st.integers(1, 4),
@@ -64,7 +75,7 @@ def test_equals_cross_entropy(loss_of, seed, b, t, n_vocab, eps):
         )  # where p is nearly q the difference keeps few digits
 
 
-@both
+@every
 def test_the_right_word_gets_its_share(loss_of):
     "Read from the gradient, p − q: the right word's target is (1 − ε) + ε/V, any other's ε/V."
     logits = torch.zeros(1, 1, 20, requires_grad=True)
@@ -100,7 +111,7 @@ def test_padding_never_counts(loss_of):
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])
-@both
+@every
 def test_all_padding(loss_of, eps):
     hidden, weight, tgt_out = example(0, 2, 3, 8, 30, pad_id=0)
     loss = loss_of(hidden, weight, torch.zeros_like(tgt_out), 0, eps)
@@ -109,7 +120,7 @@ def test_all_padding(loss_of, eps):
         assert (gradient == 0).all()
 
 
-@both
+@every
 def test_sums_add_up(loss_of):
     hidden, weight, tgt_out = example(1, 6, 9, 8, 30, pad_id=0)
     whole, (a, c) = (
@@ -122,7 +133,7 @@ def test_sums_add_up(loss_of):
     assert torch.allclose(whole, a + c, rtol=1e-6)
 
 
-@both
+@every
 def test_large_logits_and_bf16(loss_of):
     hidden, weight, tgt_out = example(2, 2, 5, 8, 30, pad_id=0)
     assert loss_of(hidden * 1e4, weight, tgt_out, 0, 0.1).isfinite()
@@ -134,7 +145,7 @@ def test_large_logits_and_bf16(loss_of):
     )  # bf16 keeps 8 bits
 
 
-@both
+@every
 def test_never_below_the_entropy(loss_of):
     n_vocab, eps = 50, 0.1
     q = torch.full((n_vocab,), eps / n_vocab, dtype=torch.float64)
@@ -163,7 +174,7 @@ def test_never_below_the_entropy(loss_of):
     )
 
 
-@both
+@every
 def test_errors(loss_of):
     hidden, weight, tgt_out = example(0, 1, 2, 8, 30, pad_id=0)
     for eps in (-0.1, 1.0, math.nan):
@@ -174,7 +185,7 @@ def test_errors(loss_of):
 @pytest.mark.parametrize(
     "dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-13)]
 )
-@both
+@every
 def test_many_chunks_are_one(loss_of, dtype, tolerance):
     "With 8,192 tokens a chunk has 256 positions. 1,000, a third of them padding, are three."
     hidden, weight, tgt_out = (
@@ -193,7 +204,7 @@ def test_many_chunks_are_one(loss_of, dtype, tolerance):
         assert (a - c).norm() <= tolerance * c.norm()
 
 
-@both
+@every
 def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32(loss_of):
     hidden, weight, tgt_out = example(4, 4, 20, 32, 500, pad_id=0)
     with torch.autocast("cpu", torch.bfloat16):
@@ -209,7 +220,7 @@ def test_bf16_is_near_and_keeps_the_matrix_gradient_in_fp32(loss_of):
         assert a.dtype == torch.float32 and (a - c).norm() < 2**-7 * c.norm()
 
 
-@both
+@every
 def test_without_gradients_the_loss_is_the_same(loss_of):
     hidden, weight, tgt_out = example(5, 2, 6, 8, 40, pad_id=0)
     with torch.no_grad():
@@ -270,7 +281,7 @@ def test_float32_is_exact(seed, n_vocab, certainty):
 
 @pytest.mark.parametrize("certainty", [0, 4, 8, 12, 14])
 @pytest.mark.parametrize(("seed", "n_vocab"), [(0, 8000), (1, 7919), (2, 8192)])
-@both
+@every
 def test_bf16_is_near(loss_of, seed, n_vocab, certainty):
     hidden, weight, words = made_up(seed, certainty, n_vocab)
     right = in_float64(hidden, weight, words)
@@ -308,7 +319,7 @@ def test_bf16_is_near(loss_of, seed, n_vocab, certainty):
 
 @pytest.mark.parametrize("gap", [20.0, 200.0, 2000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@both
+@every
 def test_an_unlikely_word_underflows_nowhere(loss_of, dtype, gap):
     "Under autocast only the product is in bf16: with logits that bf16 can write, the loss is exact."
     logits = torch.tensor([[[gap, 0.0, 0.0]]], requires_grad=True)
@@ -319,3 +330,50 @@ def test_an_unlikely_word_underflows_nowhere(loss_of, dtype, gap):
                 loss.item(), gap - eps * gap / 3, rel_tol=1e-6
             )  # float32
             assert torch.autograd.grad(loss, logits)[0].isfinite().all()
+
+
+class NoWaiting(TorchDispatchMode):
+    "An operator for which a GPU would have to be waited for is an error."
+
+    WAITS = (
+        torch.ops.aten.nonzero.default,
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.masked_select.default,
+    )
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        assert op not in self.WAITS
+        if op is torch.ops.aten.index.Tensor:
+            assert all(i is None or i.dtype != torch.bool for i in args[1])
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_no_size_depends_on_a_value(dtype):
+    "Forward and backward; on a CPU padding is left out, which does."
+    hidden, weight, tgt_out = example(6, 3, 5, 8, 40, pad_id=0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with NoWaiting():
+            chunked_loss_of_a_gpu(hidden, weight, tgt_out, 0, 0.1).backward()
+        with pytest.raises(AssertionError), NoWaiting():
+            chunked_loss(hidden, weight, tgt_out, 0, 0.1)
+    assert hidden.grad[tgt_out == 0].eq(0).all() and hidden.grad.isfinite().all()
+
+
+def test_on_a_gpu_padding_never_counts():
+    "Its values change nothing, bit for bit; more of it only the order of the sums."
+    hidden, weight, tgt_out = example(0, 3, 7, 8, 30, pad_id=0)
+    loss = chunked_loss_of_a_gpu(hidden, weight, tgt_out, 0, 0.1)
+    right = torch.autograd.grad(loss, (hidden, weight))
+    for value in (1e9, math.inf, math.nan):
+        spoilt = hidden.detach().clone()
+        spoilt[tgt_out == 0] = value
+        spoilt.requires_grad_()
+        same = chunked_loss_of_a_gpu(spoilt, weight, tgt_out, 0, 0.1)
+        assert same == loss
+        for a, c in zip(torch.autograd.grad(same, (spoilt, weight)), right):
+            assert torch.equal(a, c)
+    longer = F.pad(hidden, (0, 0, 0, 5), value=3.0)
+    more = F.pad(tgt_out, (0, 5), value=0)
+    again = chunked_loss_of_a_gpu(longer, weight, more, 0, 0.1)
+    assert abs(again - loss) <= 1e-6 * loss

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -319,6 +320,33 @@ def test_steps_are_read_in_groups_on_cuda_alone():
                 _sync_interval(settings, torch.device(kind), fused)
                 for kind in ("cpu", "mps", "xpu")
             } == {1}
+
+
+COMPILED = """
+import torch
+from annotated_transformer.config import ModelConfig
+from annotated_transformer.engines import FAST
+from annotated_transformer.transformer import build_transformer
+
+model = build_transformer(
+    ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2), 20, 0, 0.1,
+    attention=FAST.attention, make_dropout=FAST.make_dropout,
+)
+model.compile(dynamic=True, fullgraph=True, backend="eager")
+for b, s, t in ((7, 5, 6), (4, 9, 8), (3, 11, 10)):
+    hidden = model(torch.randint(1, 20, (b, s)), torch.randint(1, 20, (b, t)))
+    hidden.sum().backward()
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+
+
+def test_a_compiled_model_is_one_graph():
+    "For all shapes, with dropout: nothing in it breaks the graph of `torch.compile`."
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1\n"
 
 
 def test_device_precision_schedule():

@@ -179,6 +179,12 @@ LARGE = {
 } | {"chunks with padding": dict(shape=(30, 30), n_vocab=8192, padding=0.3)}
 
 
+def with_padding(*args) -> Tensor:
+    "As on a GPU, where padding is set to zero instead of being left out."
+    with mock.patch.object(chunks, "_SELECT_ON", ()):
+        return chunked_loss(*args)
+
+
 def small_chunks(*args) -> Tensor:
     "Chunks of four positions, on any device."
     with mock.patch.object(chunks, "_chunk_size", lambda n_vocab, device: 4):
@@ -455,6 +461,14 @@ TWINS = [
         small_chunks,
         loss_inputs,
         LOSSES,
+        LOSS_TOLERANCE,
+    ),
+    Twin(
+        "chunked loss, padding set to zero",
+        smoothed_loss,
+        with_padding,
+        loss_inputs,
+        LOSSES | LARGE,
         LOSS_TOLERANCE,
     ),
     Twin(

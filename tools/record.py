@@ -19,9 +19,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def hardware() -> str:
-    "The processor, its cores, and the GPU if there is one."
+def gpus() -> str:
+    "The GPUs by name and number, with a comma before them; empty without one."
     import torch
+
+    names = [
+        torch.cuda.get_device_name(i)
+        for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    ]
+    kinds = {name: names.count(name) for name in names}
+    return "".join(f", {n} × {name}" for name, n in kinds.items())
+
+
+def hardware() -> str:
+    "The processor, its cores, and the GPUs if there are any."
 
     info = Path("/proc/cpuinfo")
     found = (
@@ -34,8 +45,7 @@ def hardware() -> str:
         else []
     )
     name = found[0] if found else platform.processor() or platform.machine()
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores of {name}{gpu}"
+    return f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores of {name}{gpus()}"
 
 
 def commit() -> str:
@@ -50,11 +60,31 @@ def commit() -> str:
     )
 
 
+def about(command: str, seed: int, at: str | None = None) -> dict:
+    "What every record begins with; `at` is the commit, if it is not this checkout's."
+    return {
+        "command": command,
+        "commit": at or commit(),
+        "date": datetime.date.today().isoformat(),
+        "seed": seed,
+        "hardware": hardware(),
+        "versions": {"python": platform.python_version(), "torch": version("torch")},
+    }
+
+
 def value_of(text: str):
     try:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def write(path: Path, record: dict) -> None:
+    "A record as a file of results/."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def main() -> None:
@@ -72,24 +102,14 @@ def main() -> None:
     parser.add_argument("--json", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args()
-    record = {
-        "command": args.command,
-        "commit": args.commit or commit(),
-        "date": datetime.date.today().isoformat(),
-        "seed": args.seed,
-        "hardware": hardware(),
-        "versions": {"python": platform.python_version(), "torch": version("torch")},
-    }
+    record = about(args.command, args.seed, args.commit)
     for pair in args.set:
         record[pair.partition("=")[0]] = value_of(pair.partition("=")[2])
     for pair in args.json:
         record[pair.partition("=")[0]] = json.loads(
             Path(pair.partition("=")[2]).read_text(encoding="utf-8")
         )
-    args.record.parent.mkdir(exist_ok=True)
-    args.record.write_text(
-        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write(args.record, record)
 
 
 if __name__ == "__main__":
