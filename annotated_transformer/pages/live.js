@@ -25,8 +25,8 @@ if (about.src_lang) {
 }
 
 if (about.words) {
-  byId("known-title").textContent = `The model knows ${knownWords.size} English words: `
-    + "people, animals, things, house and street, verbs, numbers";
+  byId("known-title").textContent = `The model knows ${knownWords.size} English `
+    + "word forms: people, animals, things, house and street, verbs, numbers";
   byId("known-words").textContent = [...knownWords].sort().join(", ");
 }
 byId("known").hidden = !about.words;
