@@ -384,6 +384,7 @@ def test_by_keyboard_alone(browser, url):
         "sentence",
         "Translate",
         *texts,
+        "known-title",
         "token:8",
         "back",
         "play",
@@ -415,6 +416,7 @@ def test_by_keyboard_alone(browser, url):
         "beam",
         "Beam search",
         "node:0:0",
+        "hypothesis:13:0",
         "link",
     ]
     nameless = browser.ask("""[...document.querySelectorAll(
@@ -536,6 +538,7 @@ ODD = {
     "word " * 200: "translates at most 64",
     "the animal " * 40: "translates at most 64",
     "The жук crossed the 街.": "“ж”, “у”, “к”, “街” did not occur in training",
+    "The dog sleeps. The cat sees the house.": "trained on single sentences",
     "The zebra quickly ate the unicorn.": "“zebra”, “quickly”, “unicorn”",
     "</script><script>bad()</script>": "“<”, “/”, “>”, “(”, “)” did not occur",
     "🙂": "did not occur",
@@ -598,7 +601,9 @@ def test_division_switched_off(browser, url):
         intact, (scores / 32**0.5).softmax(-1), rtol=1e-4, atol=1e-5
     )
     assert changed.max(-1).values.mean() > intact.max(-1).values.mean() + 0.1
-    assert "Your changes" in shown(browser, "effect")
+    box = "chooseBox('encoder.self'); change({stage: 'scaled'})"
+    browser.ask(box)
+    assert "division is switched off" in shown(browser, "box-text")
     largest = [
         weights(browser, f"{stack}.{layer}.{kind}.weights").amax(-1).flatten()
         for stack, kind in (
@@ -612,7 +617,8 @@ def test_division_switched_off(browser, url):
     assert f"is now {torch.cat(largest).mean():.2f} on average" in measured
     before = float(measured.split()[-1][:-1])
     assert before < torch.cat(largest).mean() - 0.05
-    click(browser, "[data-key='action:Switch all on']")
+    click(browser, "[data-key='action:Reset all']")
+    assert "scores divided by" in shown(browser, "box-text")
     torch.testing.assert_close(weights(browser, "encoder.0.self.weights"), intact)
     assert browser.ask("state.off") == [] and browser.said == []
 
@@ -621,8 +627,7 @@ def test_mask_switched_off(browser, url):
     open_page(browser, state_of(url, step=6, box="decoder.self"))
     assert weights(browser, "decoder.0.self.weights").triu(1).sum() == 0
     switch(browser, "causal")
-    assert browser.ask("run.tgtIds.length") == browser.ask("run.ids.length")
-    browser.ask("change({step: 6})")
+    assert browser.ask("[run.step, run.tgtIds.length]") == [6, 6]
     later = weights(browser, "decoder.0.self.weights").triu(1)
     assert later.shape[-1] == 6 and (later.sum((1, 2)) > 0).all()
     both = [later, weights(browser, "decoder.1.self.weights").triu(1)]
@@ -642,11 +647,14 @@ def test_shuffled_words_without_positions(browser, url):
     assert sentence != TIRED and sorted(sentence.split()) == sorted(TIRED.split())
     assert shown(browser, "result") == translation
     assert "same rows in another order" in shown(browser, "comparison")
+    before = f"Before: {translation}Shuffled: {translation}"
+    assert shown(browser, "comparison").startswith(before)
     shuffled = browser.ask("[...run.memory.data]")
     assert shuffled != memory
     assert sorted(shuffled) == pytest.approx(sorted(memory), abs=1e-4)
     switch(browser, "positions")
     assert "has changed" in shown(browser, "comparison")
+    assert shown(browser, "comparison").startswith(f"Before: {ES}Shuffled: ")
     click(browser, "[data-key='action:Restore the order']")
     assert browser.ask("state.text") == TIRED and shown(browser, "result") == ES
     assert browser.said == []
@@ -676,16 +684,18 @@ def test_head_switched_off(browser, url):
     assert "switched off" in shown(browser, "arithmetic")
     off = "[...byId('heads').querySelectorAll('.off')].map(x => x.ariaLabel)"
     assert browser.ask(off) == ["layer 2, head 3, switched off"]
-    click(browser, "[data-key='action:Switch all on']")
-    click(browser, "#try")
-    browser.ask("""new Promise(done => { const wait = () =>
-        trials.left ? setTimeout(wait, 20) : done(); wait(); })""")
-    found = browser.ask("[...trials.changed].map(([name, ids]) => [name, textOf(ids)])")
+    click(browser, "[data-key='action:Reset all']")
+    browser.ask("change({step: 0})")
+    try_each_head(browser)
+    found = browser.ask(
+        "trials.found.filter(x => x.isChanged).map(x => [x.name, textOf(x.ids)])"
+    )
     assert 0 < len(found) < 24
     assert shown(browser, "findings").startswith(f"{len(found)} of 24 heads")
     matters = "[...document.querySelectorAll('.matters')].map(x => x.dataset.key)"
     assert browser.ask(matters) == [f"off:{name}" for name, _ in found]
-    click(browser, "#findings button", len(found) - 1)  # leads to the head
+    title = browser.ask(f"headTitle({found[-1][0]!r})")
+    click(browser, f"#findings [data-key='action:{title}']")  # leads to the head
     stack, layer, rest = found[-1][0].split(".")
     kind, head = rest.split(":")
     assert browser.ask("[state.box, state.layer, state.head, state.stage]") == [
@@ -702,6 +712,112 @@ def test_head_switched_off(browser, url):
         browser.ask(f"change({{headsOff: [{name!r}]}})")
         assert browser.ask("textOf(run.ids)") == translation != ES
     assert browser.said == []
+
+
+def try_each_head(browser) -> None:
+    click(browser, "#try")
+    browser.ask("""new Promise(done => { const wait = () =>
+        trials.left ? setTimeout(wait, 20) : done(); wait(); })""")
+
+
+def test_trials_list_the_probability_of_the_token(browser, url):
+    "Of the pronoun, largest change first, as the page shows it when the head is off; heads that are off stay off."
+    open_page(browser, url)
+    first = "decoder.1.self:2"
+    click(browser, f"[data-key='off:{first}']")
+    assert shown(browser, "next").startswith("es")
+    try_each_head(browser)
+    found = browser.ask("trials.found.map(x => [x.name, x.probability, x.isChanged])")
+    base = browser.ask("trials.probability")
+    assert len(found) == 23 and first not in [name for name, *_ in found]
+    n = sum(is_changed for *_, is_changed in found)
+    verb = "changes" if n == 1 else "change"
+    assert shown(browser, "findings").startswith(f"{n} of 23 heads {verb} this")
+    found.sort(key=lambda one: -abs(one[1] - base))
+    listed = browser.ask("""[...document.querySelectorAll("#findings .value")].map(
+        x => [x.previousSibling.textContent, x.textContent.trim()])""")
+    expected = [x for x in found if x[2] or abs(x[1] - base) >= 0.01]
+    assert len(expected) > 1
+    for (name, p, _), (title, text) in zip(expected, listed, strict=True):
+        assert title == browser.ask(f"headTitle({name!r})")
+        assert text == f"p(es) {base:.2f} → {p:.2f}"
+    name, p, _ = found[0]
+    browser.ask(f"change({{headsOff: [{first!r}, {name!r}], step: 9}})")
+    es = browser.ask("trials.ids[8]")
+    prefix = "run.tgtIds.every((id, i) => !i || id === trials.ids[i - 1])"
+    assert browser.ask(prefix)
+    assert browser.ask(f"nextProbabilities()[{es}]") == pytest.approx(p, abs=1e-5)
+    assert shown(browser, "findings") == "" and browser.said == []
+
+
+def test_changes_are_named_beside_the_translation(browser, url):
+    open_page(browser, url)
+    changes = "byId('changes').checkVisibility()"
+    assert shown(browser, "effect") == f"All parts on:{ES}" and not browser.ask(changes)
+    click(browser, "[data-key='off:encoder.1.self:0']")
+    text = "Parts off: encoder head 2.1 · Reset all"
+    assert shown(browser, "changes") == text and browser.ask(changes)
+    browser.ask("change({temperature: 3})")
+    assert "head 2.1 · Temperature 3 · " in shown(browser, "changes")
+    click(browser, "#draw")
+    assert "head 2.1 · Sampled at temperature 3 · " in shown(browser, "changes")
+    lines = "[...byId('effect').querySelectorAll('p')].map(x => x.textContent.trim())"
+    intact, now = browser.ask(lines)
+    assert intact == f"All parts on:{ES}"
+    assert now.startswith("Sampled at temperature 3:")
+    click(browser, "[data-key='action:Reset all']")
+    assert browser.ask("[state.headsOff, state.temperature, state.seed]") == [[], 1, 0]
+    assert shown(browser, "effect") == f"All parts on:{ES}" and not browser.ask(changes)
+    assert browser.said == []
+
+
+@pytest.mark.parametrize("part", ["scale", "causal", "positions", "residual"])
+def test_differences_of_the_translations(browser, url, part):
+    "Without what is struck out it is the new translation, without what is marked the one with all parts on."
+    open_page(browser, state_of(url, off=part))
+    words = """(tag => {
+        const line = byId("effect").querySelectorAll("p")[1].lastChild.cloneNode(true);
+        line.querySelectorAll(tag).forEach(each => each.remove());
+        return line.textContent.split(/\\s+/).filter(Boolean).join(" ");
+    })"""
+    assert browser.ask(f"{words}('del')") == shown(browser, "result").strip()
+    assert browser.ask(f"{words}('mark')") == ES
+    merged = browser.ask("differences(['a', 'x', 'c'], ['a', 'b', 'c', 'd'])")
+    assert sorted(merged) == sorted(
+        [["same", "a"], ["mark", "x"], ["del", "b"], ["same", "c"], ["del", "d"]]
+    )
+    assert browser.said == []
+
+
+def test_a_switch_keeps_the_step(browser, url):
+    "Also over a translation that is shorter."
+    open_page(browser, url)
+    assert browser.ask("run.step") == 9
+    for action in (
+        "[data-key='switch:scale']",
+        "[data-key='off:decoder.0.self:1']",
+        "#draw",
+        "#search",
+    ):
+        click(browser, action)
+        assert browser.ask("run.step === Math.min(9, run.ids.length)")
+    browser.ask("change({temperature: 2}); change({beam: 2})")
+    click(browser, "[data-key='action:Reset all']")
+    browser.ask("change({step: 12}); change({text: 'The dog sleeps.'})")
+    assert browser.ask("run.step === run.ids.length && run.step < 12")
+    browser.ask(f"change({{text: {TIRED!r}}})")
+    assert browser.ask("run.step") == 12 and browser.said == []
+
+
+def test_rows_of_the_decoder_say_what_they_predict(browser, url):
+    open_page(browser, url)
+    assert shown(browser, "row-text") == "Row weil → predicts es"
+    options = browser.ask("[...byId('row').options].map(x => x.textContent)")
+    assert options[0] == "0 BOS → Das" and options[-1] == "8 weil → es"
+    browser.ask("chooseNumber(1, 1)")
+    assert shown(browser, "row-text") == "Row Das → predicts Tier"
+    browser.ask("chooseBox('encoder.self')")
+    assert shown(browser, "row-text") == "" and browser.said == []
 
 
 def test_temperature_and_sampling(browser, url):
@@ -760,15 +876,43 @@ def test_tree_of_the_beam(browser, url, beam):
         assert float(log_prob) / float(penalty) == pytest.approx(float(score), rel=2e-3)
     click(browser, "#tree button", len(nodes) - 1)
     text = shown(browser, "candidate")
-    assert {"kept": "kept:", "pruned": "pruned:", "finished": "finished:"}[
-        tree[-1][-1]["why"]
-    ] in text
+    assert f"{tree[-1][-1]['why'].capitalize()}: " in text
+    assert browser.said == []
+
+
+def test_path_of_a_hypothesis(browser, url):
+    "Each candidate shows the log-probability of its hypothesis; a row of the table or a candidate marks its path."
+    open_page(browser, url)
+    totals = browser.ask("""[...byId("tree").querySelectorAll("button")].map(
+        b => b.lastChild.textContent.replace("−", "-"))""")
+    tree = browser.ask("run.search.tree")
+    sums = [candidate["logProb"] for step in tree for candidate in step]
+    assert list(map(float, totals)) == pytest.approx(sums, abs=0.006)
+    for candidates in tree:
+        of_step = [candidate["logProb"] for candidate in candidates]
+        assert of_step == sorted(of_step, reverse=True)
+    assert "log-probability of the whole hypothesis" in shown(browser, "beam-text")
+    click(browser, "#hypotheses button", 1)
+    path = """[...byId("tree").querySelectorAll("button.followed")].map(
+        b => b.firstChild.textContent)"""
+    ids = "run.search.hypotheses[1].ids"
+    assert browser.ask(path) == [*browser.ask(f"shownTokens({ids})"), "EOS"]
+    pressed = """[...document.querySelectorAll("#tree [aria-pressed=true], "
+        + "#hypotheses [aria-pressed=true]")].map(b => b.dataset.key)"""
+    end = browser.ask("(x => `${x.step}:${x.index}`)(run.search.hypotheses[1].end)")
+    assert browser.ask(pressed) == [f"node:{end}", f"hypothesis:{end}"]
+    edges = "byId('tree').querySelectorAll('path.followed').length"
+    assert browser.ask(edges) == len(browser.ask(path))
+    click(browser, "#tree button", 1)
+    assert browser.ask(pressed) == ["node:0:1"] and browser.ask(edges) == 1
     assert browser.said == []
 
 
 # --- looks --------------------------------------------------------------------------------------------------------------------
 
 LOOKS = {
+    "heads off": "change({headsOff: ['encoder.1.self:0'], temperature: 3, seed: 2})",
+    "a path": "followPath(run.search.hypotheses[1].end)",
     "at the start": "0",
     "lines": "change({drawing: 'lines'})",
     "hidden units": "chooseBox('encoder.feedForward'); change({stage: 'hidden'})",

@@ -24,6 +24,13 @@ if (about.src_lang) {
   byId("sentence-label").textContent = `${language} sentence`;
 }
 
+if (about.words) {
+  byId("known-title").textContent = `The model knows ${knownWords.size} English `
+    + "word forms: people, animals, things, house and street, verbs, numbers";
+  byId("known-words").textContent = [...knownWords].sort().join(", ");
+}
+byId("known").hidden = !about.words;
+
 byId("form").addEventListener("submit", event => {
   event.preventDefault();
   submit(byId("sentence").value);
@@ -39,13 +46,25 @@ byId("forward").addEventListener(
 byId("play").addEventListener("click", togglePlaying);
 byId("step").addEventListener("input", () => chooseStep(+byId("step").value));
 byId("temperature").addEventListener("input", () => {
-  change({temperature: +byId("temperature").value, step: 0});
+  change({temperature: +byId("temperature").value});
 });
 byId("try").addEventListener("click", tryEachHead);
-byId("draw").addEventListener("click", () => change({seed: state.seed + 1, step: 0}));
-byId("search").addEventListener("click", () => change({seed: 0, step: 0}));
+byId("draw").addEventListener("click", () => change({seed: state.seed + 1}));
+byId("search").addEventListener("click", () => change({seed: 0}));
 byId("beam").addEventListener("input", () => {
-  change({beam: +byId("beam").value, seed: 0, step: 0});
+  change({beam: +byId("beam").value, seed: 0});
+});
+
+// The browser's own answer, going to the address, would compute the state again.
+byId("link").addEventListener("click", async event => {
+  if (location.protocol === "about:") return;
+  event.preventDefault();
+  try {
+    await navigator.clipboard.writeText(byId("link").href);
+    byId("copied").textContent = "Copied.";
+  } catch {
+    byId("copied").textContent = "The address is up to date: copy it from there.";
+  }
 });
 
 // The page opens at the German pronoun for “it”, in the head of the last layer whose

@@ -1,11 +1,13 @@
 // The tree of a beam search: a column per step, a row per candidate, best first.
 
-const BEAM_TEXT = "The number of hypotheses that are kept at each step. Dashed "
+const BEAM_TEXT = "The number of hypotheses that are kept at each step. The "
+  + "candidates of a step are ranked by the log-probability of the whole hypothesis, "
+  + "the number on the right; on the left is the probability of the token. Dashed "
   + "candidates were pruned; the bold path is the translation.";
 const WHY = {
-  kept: "kept: it is among the most probable hypotheses",
-  pruned: "pruned: other hypotheses were more probable",
-  finished: "finished: it ends in EOS",
+  kept: "Kept: it is among the most probable hypotheses",
+  pruned: "Pruned: other hypotheses were more probable",
+  finished: "Finished: it ends in EOS",
 };
 
 function drawBeam() {
@@ -23,7 +25,9 @@ function drawBeam() {
     (candidate, i) => node(candidate, step, i, best.has(`${step}:${i}`))));
   const start = element("span", {className: "start", textContent: "BOS"});
   byId("tree").replaceChildren(edges(best), start, ...nodes);
-  setTabStop(byId("tree"), byId("tree").querySelector("button"));
+  for (const id of ["tree", "hypotheses"]) {
+    setTabStop(byId(id), byId(id).querySelector("button"));
+  }
 }
 
 // The candidates of a hypothesis, as "step:index".
@@ -45,17 +49,22 @@ function prefixOf(step, index) {
   return ids;
 }
 
-function node({id, tokenLogProb, why}, step, i, isBest) {
+function node({id, tokenLogProb, logProb, why}, step, i, isBest) {
   const probability = Math.exp(tokenLogProb).toFixed(2);
-  const number = element("small", {textContent: probability});
+  const total = minus(logProb.toFixed(2));
+  const numbers = [probability, total].map(
+    textContent => element("small", {textContent}));
   const properties = {type: "button", className: why};
-  const button = element("button", properties, shownToken(id), number);
+  const name = element("span", {textContent: shownToken(id)});
+  const button = element("button", properties, name, ...numbers);
   button.classList.toggle("best", isBest);
   button.dataset.key = `node:${step}:${i}`;
   button.style.gridArea = `${i + 1} / ${step + 2}`;
-  button.ariaLabel = `Step ${step + 1}: ${shownToken(id)}, ${probability}, ${why}`;
-  button.addEventListener("focus", () => describeCandidate(step, i));
-  button.addEventListener("click", () => describeCandidate(step, i));
+  button.ariaLabel = `Step ${step + 1}: ${shownToken(id)}, ${probability}, `
+    + `log-probability of the hypothesis ${total}, ${why}`;
+  for (const event of ["focus", "click"]) {
+    button.addEventListener(event, () => followPath({step, index: i}));
+  }
   return button;
 }
 
@@ -66,6 +75,7 @@ function edges(best) {
     const [x0, x1] = [step + .5, step + 1.5];
     const [y0, y1] = [Math.max(parent, 0) + .5, i + .5];
     return drawn("path", {
+      "data-node": `${step}:${i}`,
       "d": `M${x0} ${y0}C${x0 + .6} ${y0} ${x1 - .6} ${y1} ${x1} ${y1}`,
       "vector-effect": "non-scaling-stroke",
       "class": best.has(`${step}:${i}`) ? "best" : why,
@@ -80,6 +90,24 @@ function edges(best) {
   }, ...paths);
 }
 
+// Marks a candidate, its path and, if it is the end of one, its finished hypothesis.
+function followPath(end) {
+  const path = pathOf(end);
+  const last = `node:${end.step}:${end.index}`;
+  for (const each of byId("tree").querySelectorAll("button")) {
+    const [, step, i] = each.dataset.key.split(":");
+    each.classList.toggle("followed", path.has(`${step}:${i}`));
+    each.setAttribute("aria-pressed", each.dataset.key === last);
+  }
+  for (const each of byId("tree").querySelectorAll("path")) {
+    each.classList.toggle("followed", path.has(each.dataset.node));
+  }
+  for (const each of byId("hypotheses").querySelectorAll("button")) {
+    each.setAttribute("aria-pressed", each.dataset.end === last);
+  }
+  describeCandidate(end.step, end.index);
+}
+
 function describeCandidate(step, i) {
   const {logProb, tokenLogProb, why} = run.search.tree[step][i];
   const text = shownTokens(prefixOf(step, i)).join(" ");
@@ -89,17 +117,30 @@ function describeCandidate(step, i) {
 }
 
 function hypothesisTable(hypotheses) {
-  const cells = (tag, values) =>
-    element("tr", {}, ...values.map(textContent => element(tag, {textContent})));
+  const row = (tag, first, numbers) => element("tr", {}, element(tag, {}, first),
+    ...numbers.map(textContent => element(tag, {textContent})));
   const rows = hypotheses.slice(0, MAX_BEAM).map(
-    ({ids, logProb, penalty, score, tokenLogProbs}) => cells("td", [textOf(ids),
-      show(logProb), tokenLogProbs.length, show(penalty), show(score)]));
-  const head = cells("th",
-    ["Finished hypothesis", "Log-probability", "|Y|", "Length penalty", "Score"]);
+    ({ids, logProb, penalty, score, tokenLogProbs, end}) => {
+      const numbers = [show(logProb), tokenLogProbs.length, show(penalty), show(score)];
+      const line = row("td", hypothesisButton(ids, end), numbers);
+      line.addEventListener("click", () => followPath(end));
+      return line;
+    });
+  const head = row("th", "Finished hypothesis",
+    ["Log-probability", "|Y|", "Length penalty", "Score"]);
   const text = state.beam === 1
     ? "Greedy search keeps the most probable token at each step."
     : "The highest score wins. It is the log-probability divided by the length penalty "
-      + "((5 + |Y|) / 6)^(0.6), where |Y| counts the tokens and EOS.";
+      + "((5 + |Y|) / 6)^(0.6), where |Y| counts the tokens and EOS. Choose a row to "
+      + "see its path.";
   return [element("p", {className: "expect"}, ...typeset(text)),
     element("table", {}, head, ...rows)];
+}
+
+function hypothesisButton(ids, {step, index}) {
+  const button = element("button", {type: "button", textContent: textOf(ids)});
+  button.dataset.key = `hypothesis:${step}:${index}`;
+  button.dataset.end = `node:${step}:${index}`;
+  button.setAttribute("aria-pressed", false);
+  return button;
 }

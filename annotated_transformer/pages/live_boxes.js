@@ -16,6 +16,14 @@ const ATTENTION = [
   ["output", "W^O", "feature", "The output of the sub-layer: concat·W^O."],
 ];
 
+// What a stage does while a switch is off, instead.
+const WHILE_OFF = {
+  scaled: ["scale", "The division is switched off: these are the scores themselves."],
+  masked: ["causal", "The mask is switched off: the scores stay."],
+  position: ["positions", "The positional encoding is switched off: 0 is added."],
+  residual: ["residual", "The residual connection is off: the output alone."],
+};
+
 function attentionStages(stack, kind) {
   const [queries, keys] = {
     "encoder.self": ["src", "src"],

@@ -32,8 +32,9 @@ const PARTS = {
   },
 };
 const TEMPERATURE_TEXT = "The logits are divided by it. Above 1 the probabilities "
-  + "become more equal, below 1 less. The most probable token stays the same, but "
-  + "samples differ.";
+  + "become more equal, below 1 less. The most probable token stays the same, so "
+  + "greedy search (beam size 1) gives the same translation; beam search and samples "
+  + "may differ.";
 
 const toggled = (list, name) =>
   list.includes(name) ? list.filter(other => other !== name) : [...list, name];
@@ -88,6 +89,7 @@ function drawBreak() {
   byId("temperature-value").textContent = state.temperature;
   byId("search").hidden = !state.seed;
   drawEffect();
+  drawChanges();
 }
 
 function switchOf(name, part) {
@@ -95,7 +97,7 @@ function switchOf(name, part) {
   const input = element("input", {type: "checkbox", checked, role: "switch"});
   input.dataset.key = `switch:${name}`;
   input.addEventListener(
-    "change", () => change({off: toggled(state.off, name), step: 0}));
+    "change", () => change({off: toggled(state.off, name)}));
   const title = element("span", {}, ...typeset(part.name));
   const label = element("label", {className: "checkbox"}, input, title);
   const measured = checked ? "" : part.measure?.() ?? "";
@@ -115,8 +117,15 @@ function shuffleButtons() {
   const restore = isShuffled ? [actionButton("Restore the order", restoreOrder)] : [];
   const buttons = element("div", {className: "buttons"},
     actionButton("Shuffle the words", shuffleWords), ...restore);
-  const textContent = isShuffled ? memoryComparison() : "";
-  return element("div", {}, buttons, element("p", {id: "comparison", textContent}));
+  const texts = isShuffled ? [...orderComparison(), memoryComparison()] : [];
+  return element("div", {}, buttons, element("div", {id: "comparison"},
+    ...texts.map(textContent => element("p", {textContent}))));
+}
+
+// The translations of both orders, with the same parts off.
+function orderComparison() {
+  const before = generatedIds(searchTranslation(shuffled.original, switches()));
+  return [`Before: ${textOf(before)}`, `Shuffled: ${textOf(run.ids)}`];
 }
 
 function shuffleWords() {
@@ -162,29 +171,49 @@ function memoryComparison() {
 
 // --- The effect on the translation
 
+const resetButton = () => actionButton("Reset all",
+  () => change({off: [], headsOff: [], temperature: 1, seed: 0}));
+
+// What is off or differs from the plain search, in words; empty if nothing is.
+function changesText() {
+  const parts = state.off.map(name => PARTS[name].name.toLowerCase());
+  const heads = state.headsOff.map(name => headTitle(name).toLowerCase());
+  const off = [...parts, ...heads];
+  const texts = off.length ? [`Parts off: ${off.join(", ")}`] : [];
+  if (state.seed) texts.push(`Sampled at temperature ${state.temperature}`);
+  else if (state.temperature !== 1) texts.push(`Temperature ${state.temperature}`);
+  return texts.join(" · ");
+}
+
+function drawChanges() {
+  const text = changesText();
+  byId("changes").replaceChildren(
+    ...text ? [...typeset(`${text} · `), resetButton()] : []);
+}
+
 function drawEffect() {
   const line = (name, ...content) => element("p", {},
     element("span", {className: "muted"}, name), element("span", {}, ...content));
-  if (!isChanged()) {
-    byId("effect").replaceChildren(line("All parts on", textOf(run.ids)));
-    return;
-  }
+  const name = state.seed ? `Sampled at temperature ${state.temperature}` : "Now";
+  const changed = isPlain() ? [] : [
+    line(`${name}:`, ...marked(run.ids, run.intactIds)),
+    resetButton(),
+  ];
   byId("effect").replaceChildren(
-    line("All parts on", textOf(run.intactIds)),
-    line("Your changes", ...marked(run.ids, run.intactIds)),
-    actionButton("Switch all on", () => change({off: [], headsOff: [], step: 0})));
+    line("All parts on:", textOf(run.intactIds)), ...changed);
 }
 
-// The words of a translation; those that are not in the other one are marked.
+// The words of a translation; those that the other one lacks are marked, and those that
+// only the other one has are struck out.
 function marked(ids, others) {
   const [words, other] = [ids, others].map(each => textOf(each).split(" "));
-  const common = commonWords(words, other);
-  return words.flatMap((word, i) =>
-    [common.has(i) ? word : element("mark", {textContent: word}), " "]);
+  return differences(words, other).flatMap(([kind, textContent]) =>
+    [kind === "same" ? textContent : element(kind, {textContent}), " "]);
 }
 
-// The indices of a longest common subsequence.
-function commonWords(a, b) {
+// Both lists merged along a longest common subsequence: ["same", word], or "mark" or
+// "del" before a word that only the first or only the second one has.
+function differences(a, b) {
   const best = Array.from({length: a.length + 1}, () => Array(b.length + 1).fill(0));
   for (let i = a.length - 1; i >= 0; i--) {
     for (let j = b.length - 1; j >= 0; j--) {
@@ -192,13 +221,14 @@ function commonWords(a, b) {
         : Math.max(best[i + 1][j], best[i][j + 1]);
     }
   }
-  const found = new Set();
-  for (let i = 0, j = 0; i < a.length && j < b.length;) {
-    if (a[i] === b[j]) {
-      found.add(i++);
+  const merged = [];
+  for (let i = 0, j = 0; i < a.length || j < b.length;) {
+    if (i < a.length && a[i] === b[j]) {
+      merged.push(["same", a[i++]]);
       j++;
-    } else if (best[i + 1][j] >= best[i][j + 1]) i++;
-    else j++;
+    } else if (i === a.length || j < b.length && best[i][j + 1] >= best[i + 1][j]) {
+      merged.push(["del", b[j++]]);
+    } else merged.push(["mark", a[i++]]);
   }
-  return found;
+  return merged;
 }

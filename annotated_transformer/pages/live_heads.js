@@ -7,10 +7,10 @@ const KINDS = {
 };
 const HEADS_TEXT = "A head that is off adds nothing to its sub-layer. Most heads can "
   + "be missed one at a time; “Try each head” finds those that change this "
-  + "translation.";
+  + "translation, or the probability of the chosen token.";
 
-let trials = {key: "", changed: new Map()};  // what is known of single heads, by name
-const trialKey = () => [state.text, state.off, state.beam, state.temperature].join("|");
+let trials = {key: "", found: []};  // what is known of single heads
+const trialKey = () => SEARCHED.map(key => state[key]).join("|");
 
 const allHeads = kind => {
   const [stack, name] = kind.split(".");
@@ -19,6 +19,12 @@ const allHeads = kind => {
     return {layer, head, name: `${stack}.${layer}.${name}:${head}`};
   });
 };
+
+function headTitle(name) {
+  const [path, head] = name.split(":");
+  const [stack, layer, kind] = path.split(".");
+  return `${KINDS[`${stack}.${kind}`]} head ${+layer + 1}.${+head + 1}`;
+}
 
 const allHeadNames = () => Object.keys(KINDS).flatMap(allHeads).map(({name}) => name);
 
@@ -38,56 +44,82 @@ function headSwitch({layer, head, name}) {
   const button = element("button", {type: "button", textContent: text});
   button.dataset.key = `off:${name}`;
   button.setAttribute("aria-pressed", !isOn);
-  const matters = trials.key === trialKey() && trials.changed.has(name);
+  const matters = trials.key === trialKey() && trials.found.some(
+    one => one.name === name && one.isChanged);
   button.classList.toggle("matters", matters);
   button.title = `${headName({layer, head})}: ${isOn ? "on" : "off"}`;
   button.ariaLabel = `Switch off ${headName({layer, head})}${
     matters ? ", changes the translation" : ""}`;
   button.addEventListener("click",
-    () => change({headsOff: toggled(state.headsOff, name), step: 0}));
+    () => change({headsOff: toggled(state.headsOff, name)}));
   return button;
 }
 
 // --- Trying each head
 
-// Translates without each head in turn, and keeps the page responsive meanwhile.
+// Translates without each head in turn, and keeps the page responsive meanwhile. The
+// probability is that of the token of the chosen step, after the same prefix.
 function tryEachHead() {
-  const names = allHeadNames();
-  const base = {...switches(), headsOff: []};
-  const intact = generatedIds(searchTranslation(state.text, base));
-  trials = {key: trialKey(), changed: new Map(), left: names.length, intact};
+  const names = allHeadNames().filter(name => !state.headsOff.includes(name));
+  const {tgtIds, step} = run;
+  trials = {key: trialKey(), found: [], left: names.length, ids: run.ids, step};
+  const probability = changes => {
+    const logits = decode(model, tgtIds, encode(model, run.srcIds, changes), changes);
+    return nextProbabilities(logits)[trials.ids[step - 1]];
+  };
+  trials.probability = probability(switches());
   const next = () => {
     if (trials.key !== trialKey()) return;
     const name = names[names.length - trials.left];
-    const ids = generatedIds(
-      searchTranslation(state.text, {...base, headsOff: [name]}));
-    if (String(ids) !== String(trials.intact)) trials.changed.set(name, ids);
+    const changes = {...switches(), headsOff: [...state.headsOff, name]};
+    const ids = generatedIds(searchTranslation(state.text, changes));
+    const isChanged = String(ids) !== String(trials.ids);
+    trials.found.push({name, ids, isChanged, probability: probability(changes)});
     trials.left -= 1;
     if (trials.left) setTimeout(next);
     keepFocus(drawBreak);
   };
-  next();
+  if (names.length) next();
 }
 
+const tokenOfTrials = () => shownToken(trials.ids[trials.step - 1]);
+const MIN_EFFECT = .01;  // a smaller change of the probability is not listed
+const effectOf = ({probability}) => Math.abs(probability - trials.probability);
+
+// The heads that change the translation or the probability, the largest effect first.
 function findings() {
-  if (trials.left) return [`${trials.left} heads are left to try.`];
-  const n = trials.changed.size;
-  const textContent = n
-    ? `${n} of ${allHeadNames().length} heads change this translation when off:`
-    : "No single head changes this translation.";
-  return [element("p", {textContent}), ...[...trials.changed].map(finding)];
+  if (trials.left) {
+    return [`Heads left to try: ${trials.left}.`];
+  }
+  const n = trials.found.filter(({isChanged}) => isChanged).length;
+  const shown = trials.found.filter(
+    one => one.isChanged || effectOf(one) >= MIN_EFFECT);
+  const rest = trials.found.length - shown.length;
+  const verb = n === 1 ? "changes" : "change";
+  const texts = [
+    `${n} of ${trials.found.length} heads ${verb} this translation when off. p(${
+      tokenOfTrials()}) is the probability of “${tokenOfTrials()}” as token ${
+      trials.step}.`,
+    rest ? `The other ${rest} change it by less than ${MIN_EFFECT}.` : "",
+  ];
+  const [first, last] = texts.map(textContent => element("p", {textContent}));
+  const sorted = shown.toSorted((a, b) => effectOf(b) - effectOf(a));
+  return [first, ...sorted.map(finding), last];
 }
 
-// A button that leads to the head, at the first token that changes; the translation.
-function finding([name, ids]) {
+// A button that leads to the head, at the first token that changes; the change.
+function finding({name, ids, isChanged, probability}) {
   const [path, number] = name.split(":");
   const [stack, layer, kind] = path.split(".");
   const place = {box: `${stack}.${kind}`, layer: +layer, head: +number};
-  const step = ids.findIndex((id, i) => id !== trials.intact[i]) + 1;
-  const title = `${KINDS[place.box]} ${place.layer + 1}.${place.head + 1}`;
-  const button = actionButton(title, () => {
+  const step = isChanged
+    ? ids.findIndex((id, i) => id !== trials.ids[i]) + 1 : trials.step;
+  const button = actionButton(headTitle(name), () => {
     change({...place, step, stage: "weights", row: -1, column: -1});
     byId("view").scrollIntoView();
   });
-  return element("p", {}, button, " ", ...marked(ids, trials.intact));
+  const [before, after] = [trials.probability, probability].map(p => p.toFixed(2));
+  const text = ` p(${tokenOfTrials()}) ${before} → ${after} `;
+  return element("p", {}, button, element("span", {className: "value"}, text),
+    ...isChanged ? marked(ids, trials.ids) : []);
 }

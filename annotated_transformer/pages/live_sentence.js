@@ -58,12 +58,16 @@ function remarkOn(text) {
       + "its output for this line has no meaning.";
   }
   if (letters.length) {
-    return `${quoted(letters)} did not occur in training: the model has learned no `
-      + "translation for the bytes of such characters.";
+    return `Characters ${quoted(letters)} did not occur in training: the model has `
+      + "learned no translation for the bytes of such characters.";
   }
   if (unknown.length) {
     return `Not in the training text: ${quoted(unknown)}. The model has learned no `
       + "translation for such words.";
+  }
+  if (/[.?!]\s+\p{Lu}/u.test(text)) {
+    return "The model was trained on single sentences and does not translate several "
+      + "at once: enter them one by one.";
   }
   return "";
 }

@@ -53,6 +53,7 @@ function writeAddress() {
   const isInNotebook = location.protocol === "about:";  // a frame without an address
   const [here] = location.href.split("#");
   byId("link").href = `${isInNotebook ? `${about.site}live_page.html` : here}#${query}`;
+  byId("copied").textContent = "";
   clearTimeout(addressTimer);
   addressTimer = setTimeout(() => {
     try {
@@ -99,6 +100,11 @@ function switches() {
 
 const isChanged = () => state.off.length + state.headsOff.length > 0;
 
+// Every change is compared with a search like this, with all parts on.
+const PLAIN = {temperature: START.temperature, seed: START.seed};
+const isPlain = () =>
+  !isChanged() && Object.keys(PLAIN).every(key => state[key] === PLAIN[key]);
+
 function sourceIds(text) {
   return [...vocab.encode(text).slice(0, MAX_TOKENS), vocab.eosId];
 }
@@ -109,8 +115,8 @@ function generatedIds({hypotheses: [best]}) {
   return hasEnded ? [...best.ids, vocab.eosId] : best.ids;
 }
 
-function searchTranslation(text, changes) {
-  const {beam, temperature, seed} = state;
+function searchTranslation(text, changes, {temperature, seed} = state) {
+  const {beam} = state;
   const srcIds = sourceIds(text);
   const isIntact = changes === SWITCHES;
   // a model with parts switched off may never generate EOS
@@ -128,22 +134,21 @@ function runModel() {
   run.search = searchTranslation(state.text, switches());
   run.ids = generatedIds(run.search);
   run.logProbs = run.search.hypotheses[0].tokenLogProbs;
-  run.intactIds = isChanged()
-    ? generatedIds(searchTranslation(state.text, SWITCHES)) : run.ids;
+  run.intactIds = isPlain() ? run.ids
+    : generatedIds(searchTranslation(state.text, SWITCHES, PLAIN));
   runDecoder();
 }
 
 // The tensors of the decoder when it predicts the token of the chosen step.
 function runDecoder() {
-  if (state.step < 1 || state.step > run.ids.length) state.step = 0;
-  run.step = state.step || run.ids.length;
+  run.step = Math.min(state.step || Infinity, run.ids.length);
   run.tgtIds = [vocab.bosId, ...run.ids.slice(0, run.step - 1)];
   decode(model, run.tgtIds, run.memory, switches(), run.trace);
 }
 
 // The probabilities of the next token, after the last token of the prefix.
-function nextProbabilities() {
-  const last = tracedRow("decoder.logits", run.tgtIds.length - 1);
+function nextProbabilities(logits = run.trace.get("decoder.logits")) {
+  const last = rowAt(logits, logits.shape[0] - 1);
   const data = last.map(logit => logit / state.temperature);
   return softmax({shape: [1, data.length], data}).data;
 }

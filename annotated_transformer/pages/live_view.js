@@ -87,7 +87,9 @@ function drawView() {
   drawChoices("drawings", drawings.map(name => [name, `As ${name}`]), state.drawing,
     drawing => change({drawing}));
   const isLines = drawings.length > 0 && state.drawing === "lines";
-  for (const id of ["matrix-figure", "number", "shape"]) byId(id).hidden = !stage;
+  for (const id of ["matrix-figure", "number", "shape", "row-text"]) {
+    byId(id).hidden = !stage;
+  }
   byId("matrix-figure").hidden ||= isLines;
   byId("heads").hidden = !stage?.perHead;
   byId("tokens").hidden = !isLines;
@@ -106,7 +108,9 @@ function drawBoxText(box, stage) {
   const head = stage?.perHead ? `, head ${state.head + 1}` : "";
   byId("box-title").textContent = `${box.title}${layer}${head}`;
   const [section, href] = NOTEBOOKS[box.notebook];
-  const text = typeset(`${box.text} ${stage ? stage.text : ""} `);
+  const [name, whileOff] = WHILE_OFF[stage?.key] ?? [];
+  const stageText = state.off.includes(name) ? whileOff : stage?.text ?? "";
+  const text = typeset(`${box.text} ${stageText} `);
   byId("box-text").replaceChildren(...text, notebookLink(section, href));
 }
 
@@ -210,7 +214,7 @@ function chooseNumber(row, column) {
 }
 
 function drawNumber() {
-  const {row, column, rows, rowNames, columnNames, stage} = view;
+  const {row, column, rows, columnNames, stage} = view;
   const {style} = byId("cursor");
   const [n, width] = [rows.length, rows[0].length];
   style.inset = `${100 * row / n}% auto auto ${100 * column / width}%`;
@@ -220,13 +224,27 @@ function drawNumber() {
     (name, i) => name.classList.toggle("chosen", i === row));
   [...byId("column-names").children].forEach((name, i) => name.classList.toggle(
     "chosen", stage.axes[1] !== "feature" && i === column));
-  fillSelect("row", stage.axes[0], rowNames, row);
+  fillSelect("row", stage.axes[0], rowTitles(), row);
+  byId("row-text").replaceChildren(...rowText(row));
   fillSelect("column", stage.axes[1], columnNames, column);
   const value = element("b", {textContent: show(rows[row][column])});
   byId("number-title").replaceChildren(
     ...typeset(numberName(row, column)), " = ", value);
   byId("arithmetic").replaceChildren(...arithmeticOf(row, column));
 }
+
+// The token that the position of a target token predicts.
+const predicted = row => shownTokens(run.ids)[row];
+
+function rowText(row) {
+  if (view.stage.axes[0] !== "tgt") return [];
+  const [token, next] = [view.rowNames[row], predicted(row)].map(
+    textContent => element("b", {textContent}));
+  return ["Row ", token, " → predicts ", next];
+}
+
+const rowTitles = () => view.stage.axes[0] === "tgt"
+  ? view.rowNames.map((name, row) => `${name} → ${predicted(row)}`) : view.rowNames;
 
 function fillSelect(id, axis, names, chosen) {
   const texts = names.map((name, i) => isTokens(axis) ? `${i} ${name}` : name);
