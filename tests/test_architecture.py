@@ -66,6 +66,7 @@ ALLOWED = {
     "background": "",
     "convolutions": "",
     "complexity": "attention",
+    "recall": "embedding feed_forward multi_head position stack",
     "batch": "vocab",
     "prepared": "atomic batch files vocab",
     "train": "batch distributed",
@@ -81,6 +82,7 @@ ALLOWED = {
     "translate": "batch batched_search decode distributed engines inference run_folder text transformer vocab",
     "evaluate": "batch batched_search text transformer translate vocab",
     "heads": "batch evaluate grammar translate visualize vocab",
+    "structure": "batch grammar heads parsing visualize vocab",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files inference optimizer "
     "prepared run_folder text train transformer vocab weights",
