@@ -125,7 +125,8 @@ class Followed(NamedTuple):
 
     distance: Int[Tensor, " n"]  # key − query, in words
     largest: Float[Tensor, "n n_layers h"]  # 1 if the key gets the largest weight
-    same_distance: Float[Tensor, "n n_layers h"]  # share of other words, see _follow
+    same_distance: Float[Tensor, "n n_layers h"]  # share of others, equally far
+    same_key: Float[Tensor, "n n_layers h"]  # share of others, on the same key
 
 
 def _follow(
@@ -134,16 +135,18 @@ def _follow(
     key: int,
     others: set[int],  # the words to compare with
 ) -> Followed:
-    "One dependency: its largest weight, and that of others at the same distance."
+    "One dependency, and what other words attend to at its distance and on its key."
     distance = key - query
     top = weights.argmax(-1)  # (n_layers, h, words_q)
-    compared = [i for i in others if 0 <= i + distance < weights.size(-1)]
     nothing = torch.full(top.shape[:2], float("nan"), device=top.device)
-    same = [(top[..., i] == i + distance).float() for i in compared] or [nothing]
+    compared = [i for i in others if 0 <= i + distance < weights.size(-1)]
+    as_far = [(top[..., i] == i + distance).float() for i in compared]
+    on_key = [(top[..., i] == key).float() for i in others - {key}]
     return Followed(
         torch.tensor(distance),
         (top[..., query] == key).float(),
-        torch.stack(same).mean(0),
+        torch.stack(as_far or [nothing]).mean(0),
+        torch.stack(on_key or [nothing]).mean(0),
     )
 
 # %% ../nbs/80c_structure.ipynb #80c00019
@@ -206,10 +209,9 @@ def dependency_attention(
     found: dict[str, list[Followed]] = {}
     for s, pair, maps in _map_pairs(model, vocab, sentences):
         words = word_attention(maps["encoder"], pair.src_words, pair.src_words)
-        all_of = dependencies(s)
-        for relation, query, key in all_of:
-            same = {x.query for x in all_of if x.relation == relation}
-            others = set(range(len(s.en.split()))) - same
+        some = dependencies(s)
+        others = set(range(len(s.en.split()))) - {query for _, query, _ in some}
+        for relation, query, key in some:
             one = _follow(words, query, key, others)
             found.setdefault(relation, []).append(one)
     return {relation: _stack(rows) for relation, rows in found.items()}
@@ -229,7 +231,8 @@ def prefix_attention(
         verb = separated_verb(s)
         if verb is None:
             continue
-        others = set(range(len(s.de.split()))) - {verb.prefix}
+        # the positions that may attend to the verb
+        others = set(range(verb.finite + 1, len(s.de.split()))) - {verb.prefix}
         for kind, keys, key in (
             ("decoder", pair.tgt_words, verb.finite),
             ("cross", pair.src_words, verb.english),

@@ -35,6 +35,7 @@ from annotated_transformer.structure import (
     prefix_attention,
     prefixes_predicted,
 )
+from annotated_transformer.transformer import build_transformer
 from annotated_transformer.translate import Translator
 from annotated_transformer.visualize import attention_maps, attention_modules
 
@@ -54,15 +55,25 @@ def shares(found: Followed) -> dict:
     by_distance = {}
     for distance in found.distance.unique().tolist():
         these = found.distance == distance
-        by_distance[distance] = {
-            "largest": numbers(found.largest[these].mean(0)),
-            "same_distance": numbers(found.same_distance[these].nanmean(0)),
-        }
-    return {
-        "largest": numbers(found.largest.mean(0)),
-        "same_distance": numbers(found.same_distance.nanmean(0)),
-        "by_distance": by_distance,
-    }
+        by_distance[distance] = means(Followed(*(column[these] for column in found)))
+    return means(found) | {"by_distance": by_distance}
+
+
+def means(found: Followed) -> dict[str, list]:
+    "By layer and head, without the dependencies that have no word to compare with."
+    names = ("largest", "same_distance", "same_key")
+    return {name: numbers(getattr(found, name).nanmean(0)) for name in names}
+
+
+def untrained(run: Run, sentences: list[Sentence]) -> dict[str, float]:
+    "The largest share of any head before training."
+    torch.manual_seed(0)
+    sizes = get_recipe("tiny").model
+    model = build_transformer(sizes, len(run.vocab), run.vocab.pad_id)
+    with torch.inference_mode():
+        along = dependency_attention(model, run.vocab, sentences)
+        along |= prefix_attention(model, run.vocab, sentences)
+    return {name: numbers(f.largest.mean(0).max()) for name, f in along.items()}
 
 
 def without_each(run: Run, kind: str, score: Callable[[], float]) -> list[list[float]]:
@@ -107,7 +118,7 @@ def measure(
         | {
             "right": numbers(right.mean()),
             "right_by_distance": {
-                d: right[distance == d].mean().item()
+                d: numbers(right[distance == d].mean())
                 for d in distance.unique().tolist()
             },
             "right_without": {
@@ -199,6 +210,7 @@ def main() -> None:
             name: dict(sorted(by.items())) for name, by in counts.items()
         }
         if seed == 0:
+            found["untrained"] = untrained(run, sentences)
             found["example"] = example(run, next(filter(has_all, sentences)))
     shown = {name: value for name, value in found.items() if name != "example"}
     print(json.dumps(shown, indent=1, ensure_ascii=False))

@@ -228,11 +228,16 @@ def test_follow_by_hand():
     found = _follow(weights, 2, 4, {0, 1, 3, 4})  # two ahead; for 3 and 4 there is none
     assert (found.distance.item(), found.largest.tolist()) == (2, [[1, 0]])
     assert found.same_distance.tolist() == [[0, 0]]
+    # of 0, 1 and 3, without the key
+    torch.testing.assert_close(found.same_key, torch.tensor([[0, 1 / 3]]))
     found = _follow(weights, 2, 3, {0, 1, 3})
     assert (found.distance.item(), found.largest.tolist()) == (1, [[0, 1]])
     torch.testing.assert_close(found.same_distance, torch.tensor([[1 / 3, 1]]))
+    assert found.same_key.tolist() == [[0, 0]]
     found = _follow(weights, 4, 2, {0, 1})  # two back: no other word has such a key
     assert found.largest.tolist() == [[1, 0]] and found.same_distance.isnan().all()
+    assert found.same_key.tolist() == [[0, 0.5]]
+    assert _follow(weights, 4, 2, {2}).same_key.isnan().all()
 
 
 def test_pairs_name_the_words(vocab, sentences):
@@ -338,6 +343,8 @@ def test_planted_heads_of_the_decoder(vocab, sentences, monkeypatch):
         assert f.largest[:, 0, 0].eq(1).all()
         assert torch.equal(f.largest[:, 0, 1], (f.distance == -4).float())
         assert kind == "cross" or (f.distance < 0).all()
+        on_key = f.same_key[:, 0, 0]  # from everywhere
+        assert set(on_key[~on_key.isnan()].tolist()) == {1.0}
         compared = f.same_distance[:, 0, 1][~f.same_distance[:, 0, 1].isnan()]
         assert set(compared.tolist()) <= {0.0, 1.0}
     expected = [v.finite - v.prefix for v in map(separated_verb, some)]
@@ -404,12 +411,13 @@ def test_benchmark_measures_a_run(tmp_path, vocab, monkeypatch):
     for run in found["runs"]:
         each = run["dependencies"] | {k: run["prefix"][k] for k in ("decoder", "cross")}
         for name, one in each.items():
-            for key in ("largest", "same_distance"):
+            for key in ("largest", "same_distance", "same_key"):
                 assert [len(layer) for layer in one[key]] == [2]
             if name in found["distances"]:
                 assert set(one["by_distance"]) == set(found["distances"][name])
         assert set(run["prefix"]["right_without"]) == {"decoder", "cross"}
         assert 0 <= run["prefix"]["right"] <= 1 and run["exact_match"]["n"] == 2
+    assert set(found["untrained"]) == {*MODIFIERS, *OBJECTS, "decoder", "cross"}
     example = found["example"]
     for kind, tokens in (("encoder", example["src"]), ("decoder", example["tgt"])):
         for head in example["maps"][kind][0]:
