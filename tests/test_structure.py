@@ -443,16 +443,22 @@ def test_the_record_says_what_the_text_says():
         assert where == best(found["adjective → noun"])
         for relation in MODIFIERS:
             one = found[relation]
-            share, others = (one[k][layer][head] for k in ("largest", "same_distance"))
-            assert share > 0.9 and others < 0.15
+            assert one["largest"][layer][head] > 0.9
+            for others in ("same_distance", "same_key"):
+                assert one[others][layer][head] < 0.2
         for relation in OBJECTS:
-            assert torch.tensor(found[relation]["largest"]).max() < 0.05
+            most = torch.tensor(found[relation]["largest"]).max()
+            assert most < 0.05 and most < record["untrained"][relation]
         layer, head = best(prefix["decoder"])
         assert prefix["decoder"]["largest"][layer][head] > 0.8
         assert prefix["decoder"]["same_distance"][layer][head] < 0.1
+        on_key = prefix["decoder"]["same_key"][layer][head]
+        assert on_key < prefix["decoder"]["largest"][layer][head] / 2
         by_distance = prefix["decoder"]["by_distance"].values()
         assert min(one["largest"][layer][head] for one in by_distance) > 0.7
         without = prefix["right_without"]["decoder"][layer][head]
         assert prefix["right"] - 0.02 < without < prefix["right"]
+        cross = torch.tensor(prefix["right_without"]["cross"])
+        assert cross.min() < without and cross[best(prefix["cross"])] > cross.min()
         ablated = torch.tensor(run["exact_match"]["without"])
         assert ablated[where] == ablated.min() < run["exact_match"]["whole"] - 0.05
