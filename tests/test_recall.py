@@ -158,3 +158,30 @@ def updates(runs: list[list[float]]) -> float:
         reached = [i for i, accuracy in enumerate(run) if accuracy >= 0.9]
         needed.append(25 * (reached[0] + 1) if reached else math.inf)
     return sum(needed) / len(needed)
+
+
+def test_the_record_says_what_the_text_says():
+    path = ROOT / "results/recall.json"
+    record = json.loads(path.read_text(encoding="utf-8"))["recall"]
+    assert record["distances"] == [10, 30, 100, 300] and len(record["seeds"]) == 2
+    needed = {
+        name: [
+            min(map(updates, by_distance[str(d)]["accuracies"].values()))
+            for d in record["distances"]
+        ]
+        for name, by_distance in record["models"].items()
+    }
+    assert set(needed) == set(NAMES)
+    ours, theirs = needed["self-attention"], needed["LSTM, long memory"]
+    assert max(ours) <= 1.5 * ours[0]
+    assert all(b <= 1.5 * a for a, b in zip(ours, theirs))
+    assert all(one[0] < math.inf for one in needed.values())
+    for name, n_learned in (("LSTM", 1), ("convolution", 2)):
+        assert [u < math.inf for u in needed[name]] == [i < n_learned for i in range(4)]
+        for d in (100, 300):  # at chance, whatever the rate
+            for runs in record["models"][name][str(d)]["accuracies"].values():
+                assert all(run[-1] < 0.2 and len(run) == 40 for run in runs)
+    dilated = needed["dilated convolution"]
+    assert dilated == sorted(set(dilated)) and dilated[2] < math.inf
+    last = record["models"]["dilated convolution"]["300"]["accuracies"]["0.003"]
+    assert sorted(run[-1] > 0.9 for run in last) == [False, True]  # one of two runs
