@@ -1532,3 +1532,29 @@ def builtin(
                 f"{len(found)} sentences for {split}"
             )
     return list(found.values())
+
+# %% ../nbs/51_grammar.ipynb #51ab2002
+class SeparatedVerb(NamedTuple):
+    "A German verb whose prefix is a word by itself, and the English verb."
+
+    finite: int  # index of the finite verb among de.split()
+    prefix: int  # index of the prefix, which ends the clause, among the same words
+    english: int  # index of the English verb among en.split()
+
+
+def separated_verb(sentence: Sentence) -> SeparatedVerb | None:
+    "The verb that is separated from its prefix; None if there is none."
+    german = sentence.de.split()
+    english = [word.strip(".,?").lower() for word in sentence.en.split()]
+    for verb in _VERB.values():
+        tenses, persons = ("present", "past"), ("1s", "3s", "pl")
+        forms = {_finite(verb, tense, p) for tense in tenses for p in persons}
+        ends = {verb.prefix + mark for mark in ".,?"}
+        finite = [i for i, word in enumerate(german) if word.lower() in forms]
+        prefix = [i for i, word in enumerate(german) if word in ends]
+        if verb.prefix and finite and prefix:
+            forms = {verb.base, verb.third, verb.past}
+            places = [i for i, word in enumerate(english) if word in forms]
+            # in the if-clause before it, the same verb is not separated
+            return SeparatedVerb(finite[-1], prefix[-1], places[-1])
+    return None

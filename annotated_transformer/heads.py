@@ -44,7 +44,7 @@ def pronoun_sentences(
     ]
 
 # %% ../nbs/80b_heads.ipynb #2a96c66b
-def _word_ids(tokens: list[str]) -> list[int]:
+def word_ids(tokens: list[str]) -> list[int]:
     """The word of each token, of a sentence with single spaces.
 
     Words are counted from 0, as by `split`. Punctuation marks are not part of a word:
@@ -77,14 +77,14 @@ class PronounExample(NamedTuple):
                 "pronoun_sentences"
             )
         src, tgt = vocab.encode(sentence.en), vocab.encode(sentence.de)
-        src_words = _word_ids(vocab.words(src))
+        src_words = word_ids(vocab.words(src))
         src_words.append(max(src_words) + 1)  # EOS
         return cls(
             src + [vocab.eos_id],
             [vocab.bos_id] + tgt,
             src_words,
             [i for i, word in enumerate(src_words) if word == sentence.pronoun.word],
-            _word_ids(vocab.words(tgt)).index(sentence.pronoun.answer_word),
+            word_ids(vocab.words(tgt)).index(sentence.pronoun.answer_word),
         )
 
 # %% ../nbs/80b_heads.ipynb #22210b4b

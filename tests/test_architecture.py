@@ -71,6 +71,7 @@ ALLOWED = {
     "convolutions": "",
     "complexity": "attention",
     "layer_costs": "",
+    "recall": "embedding feed_forward multi_head position stack",
     "batch": "vocab",
     "prepared": "atomic batch files vocab",
     "train": "batch distributed",
@@ -89,6 +90,7 @@ ALLOWED = {
     "evaluate": "batch batched_search text transformer translate vocab",
     "significance": "evaluate",
     "heads": "batch evaluate grammar translate visualize vocab",
+    "structure": "batch grammar heads parsing visualize vocab",
     "live": "atomic config corpus explorer prepared run_folder vocab weights",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files hooks inference optimizer "

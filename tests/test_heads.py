@@ -17,11 +17,11 @@ from annotated_transformer.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.heads import (
     PronounExample,
     PronounScores,
-    _word_ids,
     ablate_head,
     antecedent_attention,
     pronoun_scores,
     pronoun_sentences,
+    word_ids,
 )
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.run_folder import create_run, write_config
@@ -70,7 +70,7 @@ def test_pieces_spell_their_words(any_vocab):
         for side in (s.en, s.de)
     ):
         ids, words = vocab.encode(text), text.split()
-        of = _word_ids(vocab.words(ids))
+        of = word_ids(vocab.words(ids))
         spelt = [
             vocab.decode(i for i, w in zip(ids, of, strict=True) if w == word).strip()
             for word in range(len(words))

@@ -1,0 +1,224 @@
+#!/usr/bin/env python
+"""Which heads attend along the dependencies of held-out sentences of the grammar, near and far (notebook 80c).
+
+    python benchmarks/structure.py runs/seed0 runs/seed1 --out structure.json
+    tools/record.py results/structure.json --command "…" --seed 0 --json structure=structure.json
+
+Each RUN is a run on the built-in text. Where there is none, `tiny` is trained, from seed 0 for the first, 1 for the second, …, in some
+three minutes of one core each. Measuring takes about a minute a run. The first sentence that has every relation goes with it, with
+the maps of all heads, a line of thousandths for each query.
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from annotated_transformer.batch import pad_ids
+from annotated_transformer.batched_search import batched_greedy_search
+from annotated_transformer.config import get_recipe, override
+from annotated_transformer.corpus import load_corpus
+from annotated_transformer.explorer import display_tokens
+from annotated_transformer.grammar import Sentence, builtin, separated_verb
+from annotated_transformer.heads import ablate_head
+from annotated_transformer.run_folder import Run, load_run
+from annotated_transformer.runs import train_run
+from annotated_transformer.structure import (
+    Followed,
+    dependencies,
+    dependency_attention,
+    prefix_attention,
+    prefixes_predicted,
+)
+from annotated_transformer.transformer import build_transformer
+from annotated_transformer.translate import Translator
+from annotated_transformer.visualize import attention_maps, attention_modules
+
+OBJECT_FIRST = ("wh", "relative_object")  # patterns with an object before its verb
+
+
+def numbers(values: Tensor) -> list:
+    "Nested lists of numbers with four decimals, None for nan."
+    rounded = (1e4 * values.double()).round() / 1e4
+    if values.dim():
+        return [numbers(row) for row in rounded]
+    return None if values.isnan() else rounded.item()
+
+
+def shares(found: Followed) -> dict:
+    "The means over all dependencies, and over those of each distance, by layer and head."
+    by_distance = {}
+    for distance in found.distance.unique().tolist():
+        these = found.distance == distance
+        by_distance[distance] = means(Followed(*(column[these] for column in found)))
+    return means(found) | {"by_distance": by_distance}
+
+
+def means(found: Followed) -> dict[str, list]:
+    "By layer and head, without the dependencies that have no word to compare with."
+    names = ("largest", "same_distance", "same_key")
+    return {name: numbers(getattr(found, name).nanmean(0)) for name in names}
+
+
+def untrained(run: Run, sentences: list[Sentence]) -> dict[str, float]:
+    "The largest share of any head before training."
+    torch.manual_seed(0)
+    sizes = get_recipe("tiny").model
+    model = build_transformer(sizes, len(run.vocab), run.vocab.pad_id)
+    with torch.inference_mode():
+        along = dependency_attention(model, run.vocab, sentences)
+        along |= prefix_attention(model, run.vocab, sentences)
+    return {name: numbers(f.largest.mean(0).max()) for name, f in along.items()}
+
+
+def without_each(run: Run, kind: str, score: Callable[[], float]) -> list[list[float]]:
+    "A score without each head of one kind in turn, by layer and head."
+    scores = []
+    for layer, attn in enumerate(attention_modules(run.model)[kind]):
+        scores.append([])
+        for head in range(attn.n_heads):
+            with ablate_head(run.model, kind, layer, head):
+                scores[-1].append(round(score(), 4))
+    return scores
+
+
+def exact_match(run: Run, sentences: list[Sentence]) -> float:
+    "The share of sentences that greedy search translates exactly."
+    translator = Translator(run.model, run.vocab, search=batched_greedy_search)
+    found = translator.translate([s.en for s in sentences])
+    return sum(line == s.de for line, s in zip(found, sentences)) / len(sentences)
+
+
+def measure(
+    run: Run, sentences: list[Sentence], n_translated: int
+) -> tuple[dict, dict]:
+    "What the record holds about one run, and the counts of distances by relation."
+    some = sentences[:n_translated]
+    with torch.inference_mode():
+        along = dependency_attention(run.model, run.vocab, sentences)
+        to_verb = prefix_attention(run.model, run.vocab, sentences)
+    right = prefixes_predicted(run.model, run.vocab, sentences).float()
+
+    def prefixes() -> float:
+        return prefixes_predicted(run.model, run.vocab, sentences).float().mean().item()
+
+    def translations() -> float:
+        return exact_match(run, some)
+
+    distance = to_verb["decoder"].distance
+    found = {
+        "training": run.about["weights"],
+        "dependencies": {relation: shares(f) for relation, f in along.items()},
+        "prefix": {kind: shares(f) for kind, f in to_verb.items()}
+        | {
+            "right": numbers(right.mean()),
+            "right_by_distance": {
+                d: numbers(right[distance == d].mean())
+                for d in distance.unique().tolist()
+            },
+            "right_without": {
+                kind: without_each(run, kind, prefixes) for kind in ("decoder", "cross")
+            },
+        },
+        "exact_match": {
+            "n": len(some),
+            "whole": round(translations(), 4),
+            "without": without_each(run, "encoder", translations),
+        },
+    }
+    counts = {relation: Counter(f.distance.tolist()) for relation, f in along.items()}
+    return found, counts | {"prefix → verb": Counter(distance.tolist())}
+
+
+def thousandths(maps: Tensor) -> list:
+    "Maps (n_layers, h, n_q, n_k), each row of each as one line of text."
+    return [
+        [[" ".join(map(str, row)) for row in head] for head in layer]
+        for layer in (1000 * maps).round().int().tolist()
+    ]
+
+
+def example(run: Run, s: Sentence) -> dict:
+    "A sentence, its tokens, and the maps of all heads in its reference translation."
+    vocab = run.vocab
+    src = [*vocab.encode(s.en), vocab.eos_id]
+    tgt_in = [vocab.bos_id, *vocab.encode(s.de)]
+    maps = attention_maps(
+        run.model, *(pad_ids([ids], vocab.pad_id) for ids in (src, tgt_in))
+    )
+    verb = separated_verb(s)
+    return {
+        "en": s.en,
+        "de": s.de,
+        "dependencies": [list(d) for d in dependencies(s)],
+        "prefix": list(verb) if verb else None,
+        "src": display_tokens(vocab.words(src)),
+        "tgt": display_tokens(vocab.words(tgt_in)),
+        "maps": {
+            kind: thousandths(maps[kind][:, 0]) for kind in ("encoder", "decoder")
+        },
+    }
+
+
+def has_all(s: Sentence) -> bool:
+    "Are there a determiner, an adjective, an object and a prefix five words or more after its verb?"
+    wanted = {"determiner → noun", "adjective → noun", "verb → object"}
+    verb = separated_verb(s)
+    is_far = verb is not None and verb.prefix - verb.finite >= 5
+    return is_far and wanted <= {d.relation for d in dependencies(s)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument(
+        "--n",
+        type=int,
+        default=4000,
+        help="sentences of all patterns; a quarter as many with an object first",
+    )
+    parser.add_argument("--translate", type=int, default=300, help="of these")
+    parser.add_argument("--seed", type=int, default=1, help="of the sentences")
+    parser.add_argument("--out", help="write the figures as JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    sentences = builtin(args.n, args.seed, "test")
+    known = {s.en for s in sentences}
+    more = builtin(args.n // 4, args.seed, "test", OBJECT_FIRST)
+    sentences += [s for s in more if s.en not in known]
+    found: dict = {
+        "n_sentences": len(sentences),
+        "sentence_seed": args.seed,
+        "runs": [],
+    }
+    for seed, path in enumerate(args.runs):
+        if not (path / "model.safetensors").exists():
+            recipe = override(get_recipe("tiny"), [f"seed={seed}"])
+            train_run(load_corpus("builtin"), recipe, path)
+        run, began = load_run(path), time.process_time()
+        measured, counts = measure(run, sentences, args.translate)
+        measured["cpu_seconds"] = round(time.process_time() - began, 1)
+        found["runs"].append(measured)
+        found["distances"] = {
+            name: dict(sorted(by.items())) for name, by in counts.items()
+        }
+        if seed == 0:
+            found["untrained"] = untrained(run, sentences)
+            found["example"] = example(run, next(filter(has_all, sentences)))
+    shown = {name: value for name, value in found.items() if name != "example"}
+    print(json.dumps(shown, indent=1, ensure_ascii=False))
+    if args.out:
+        Path(args.out).write_text(
+            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"Recall over a distance: the task by its definition, models deep enough and of equal size, and what the record says."
+
+import json
+import math
+import runpy
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+from annotated_transformer.recall import (
+    _KEY,
+    _N_VALUES,
+    _accuracy,
+    learn_recall,
+    recall_batch,
+    recall_models,
+)
+
+NAMES = list(recall_models(10))
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# the task
+
+
+@pytest.mark.parametrize("distance", [0, 1, 4, 10, 57, 100])
+def test_value_follows_the_first_key(distance):
+    tokens, values = recall_batch(200, distance, rng())
+    firsts = set()
+    for row, value in zip(tokens.tolist(), values.tolist()):
+        first, last = [i for i, token in enumerate(row) if token == _KEY]
+        assert last == len(row) - 1 and row[first + 1] == value < _N_VALUES
+        assert last - (first + 1) - 1 >= distance  # distractors between them
+        rest = row[:first] + row[first + 2 : last]
+        assert all(token > _KEY for token in rest)
+        firsts.add(first)
+    assert firsts == set(range(distance // 5 + 1))
+    assert set(values.tolist()) == set(range(_N_VALUES))
+
+
+def test_a_seed_is_a_batch():
+    for a, b in zip(recall_batch(9, 7, rng(3)), recall_batch(9, 7, rng(3))):
+        assert torch.equal(a, b)
+
+
+# the models
+
+
+@pytest.mark.parametrize("distance", [10, 30, 100, 300])
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_size_and_deep_enough(name, distance):
+    "The last position depends on the first one, which may hold the key, by gradient."
+    torch.manual_seed(0)
+    model = recall_models(distance)[name]()
+    n_parameters = sum(p.numel() for p in model.parameters())
+    assert n_parameters == pytest.approx(50_000, rel=0.06)
+    tokens, _ = recall_batch(1, distance, rng())
+    x = model.double().embedding(tokens).detach().requires_grad_()
+    out = model.body(x)[0]
+    # a plain sum of normalised numbers would have no gradient
+    (out * torch.randn(out.shape, generator=rng())).sum().backward()
+    assert x.grad[0].any(-1).all()
+
+
+@pytest.mark.parametrize("distance", [10, 30, 100, 300])
+def test_no_layer_too_many(distance):
+    n = distance + distance // 5 + 3
+    for name, k in (("convolution", 9), ("dilated convolution", 3)):
+        body = recall_models(distance)[name]().body
+        dilations = [convolution.dilation[0] for convolution in body.convolutions]
+        assert body.reach == (k - 1) * sum(dilations) >= n - 1
+        assert (k - 1) * sum(dilations[:-1]) < n - 1
+
+
+def test_convolutions_are_causal_ones_with_padding():
+    "No padding inside gives the numbers of the usual layers, which pad each input."
+    torch.manual_seed(0)
+    body = recall_models(30)["dilated convolution"]().body.double()
+    d = body.convolutions[0].in_channels
+    x = torch.randn(2, body.reach + 1, d, dtype=torch.float64)
+    y = x.transpose(1, 2)
+    for convolution in body.convolutions:
+        left = (convolution.kernel_size[0] - 1) * convolution.dilation[0]
+        y = torch.relu(convolution(torch.nn.functional.pad(y, (left, 0))))
+    torch.testing.assert_close(body(x), y[..., -1])
+
+
+def test_long_memory_keeps_its_content():
+    "A cell of the default loses half a step; with memory, content lasts for u steps."
+    torch.manual_seed(0)
+    n = 100
+    for name, low, high in (("LSTM", 0.4, 0.6), ("LSTM, long memory", 0.5, 1 - 1 / n)):
+        lstm = recall_models(n)[name]().body.lstm
+        d = lstm.hidden_size
+        bias = lstm.bias_ih_l0 + lstm.bias_hh_l0
+        entering, forget = bias[:d].sigmoid(), bias[d : 2 * d].sigmoid()
+        assert (low < forget).all() and (forget < high + 1 / n).all()
+        if name != "LSTM":
+            torch.testing.assert_close(entering, 1 - forget)
+            steps = forget / (1 - forget)
+            assert steps.min() >= 1 and steps.max() > n / 2
+
+
+# training
+
+
+def test_learns_and_stops():
+    torch.manual_seed(0)
+    model = recall_models(4)["self-attention"]()
+    found = learn_recall(model, 4, 500, 3e-3, seed=0)
+    assert len(found) < 20 and min(found[-2:]) >= 0.99
+    assert all(min(pair) < 0.99 for pair in zip(found[:-2], found[1:-1]))
+    tokens, values = recall_batch(300, 4, rng(99))
+    assert _accuracy(model, tokens, values) > 0.9
+
+
+def test_accuracy_by_counting():
+    class Answers(torch.nn.Module):
+        "The value of each sequence, but 1 for those whose value is 0."
+
+        def forward(self, tokens):
+            first = (tokens == _KEY).int().argmax(1)
+            values = tokens[torch.arange(len(tokens)), first + 1]
+            return torch.eye(_N_VALUES)[torch.where(values == 0, 1, values)]
+
+    tokens, values = recall_batch(100, 5, rng())
+    expected = (values != 0).float().mean().item()
+    assert _accuracy(Answers(), tokens, values) == pytest.approx(expected)
+
+
+# the benchmark and its record
+
+
+def test_benchmark_measures(tmp_path, monkeypatch):
+    out = tmp_path / "recall.json"
+    options = "--distances 2 4 --rates 0.01 --seeds 0 5 --updates 50 --out".split()
+    monkeypatch.setattr(sys, "argv", ["recall.py", *options, str(out)])
+    runpy.run_path(str(ROOT / "benchmarks/recall.py"), run_name="__main__")
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["updates"] == 50 and found["seeds"] == [0, 5]
+    assert set(found["models"]) == set(NAMES)
+    for by_distance in found["models"].values():
+        assert set(by_distance) == {"2", "4"}
+        for one in by_distance.values():
+            assert [len(run) for run in one["accuracies"]["0.01"]] == [2, 2]
+            assert one["n_parameters"] > 40_000 and one["cpu_seconds"] > 0
+
+
+def updates(runs: list[list[float]]) -> float:
+    "Mean updates until 90 %, infinite if a run did not reach it."
+    needed = []
+    for run in runs:
+        reached = [i for i, accuracy in enumerate(run) if accuracy >= 0.9]
+        needed.append(25 * (reached[0] + 1) if reached else math.inf)
+    return sum(needed) / len(needed)
+
+
+def test_the_record_says_what_the_text_says():
+    path = ROOT / "results/recall.json"
+    record = json.loads(path.read_text(encoding="utf-8"))["recall"]
+    assert record["distances"] == [10, 30, 100, 300] and len(record["seeds"]) == 2
+    needed = {
+        name: [
+            min(map(updates, by_distance[str(d)]["accuracies"].values()))
+            for d in record["distances"]
+        ]
+        for name, by_distance in record["models"].items()
+    }
+    assert set(needed) == set(NAMES)
+    ours, theirs = needed["self-attention"], needed["LSTM, long memory"]
+    assert max(ours) <= 1.5 * ours[0]
+    assert all(b <= 1.5 * a for a, b in zip(ours, theirs))
+    assert all(one[0] < math.inf for one in needed.values())
+    for name, n_learned in (("LSTM", 1), ("convolution", 2)):
+        assert [u < math.inf for u in needed[name]] == [i < n_learned for i in range(4)]
+        for d in (100, 300):  # at chance, whatever the rate
+            for runs in record["models"][name][str(d)]["accuracies"].values():
+                assert all(run[-1] < 0.2 and len(run) == 40 for run in runs)
+    dilated = needed["dilated convolution"]
+    assert dilated == sorted(set(dilated)) and dilated[2] < math.inf
+    last = record["models"]["dilated convolution"]["300"]["accuracies"]["0.003"]
+    assert sorted(run[-1] > 0.9 for run in last) == [False, True]  # one of two runs
