@@ -27,7 +27,7 @@ class _Phrase(NamedTuple):
     label: str
     children: tuple["_Phrase", ...]  # none if it is a single word
     word: str  # the last word
-    index: int  # of this word among en.split()
+    position: int  # of this word among en.split()
 
 
 def _number_words(tree: Tree, n_before: int = 0) -> _Phrase:
@@ -38,9 +38,9 @@ def _number_words(tree: Tree, n_before: int = 0) -> _Phrase:
     children: list[_Phrase] = []
     for child in tree.children:
         children.append(_number_words(child, n_before))
-        n_before = children[-1].index + 1
+        n_before = children[-1].position + 1
     last = children[-1]
-    return _Phrase(tree.label, tuple(children), last.word, last.index)
+    return _Phrase(tree.label, tuple(children), last.word, last.position)
 
 # %% ../nbs/80c_structure.ipynb #80c00010
 class Dependency(NamedTuple):
@@ -78,30 +78,36 @@ def _objects(phrase: _Phrase) -> list[Dependency]:
             objects = [x for x in rest if _has_noun(x)]
             if objects and verb.word != "are":  # as in "there are seven eggs"
                 # the direct object is after the indirect one
-                return [Dependency("verb → object", verb.index, objects[-1].index)]
+                return [
+                    Dependency("verb → object", verb.position, objects[-1].position)
+                ]
         case "SBARQ", ["WHNP", "SQ", *_]:
             noun, clause = phrase.children[:2]
             if _has_noun(noun):
                 verb = _verb_of(clause)
-                return [Dependency("verb → earlier object", verb.index, noun.index)]
+                return [
+                    Dependency("verb → earlier object", verb.position, noun.position)
+                ]
         case "NP", [_, "SBAR"]:
             noun, clause = phrase.children
             if clause.children[0].word == "that":  # "who" is a subject
                 verb = _verb_of(clause)
-                return [Dependency("verb → earlier object", verb.index, noun.index)]
+                return [
+                    Dependency("verb → earlier object", verb.position, noun.position)
+                ]
     return []
 
 
 def dependencies(sentence: Sentence) -> list[Dependency]:
     "Determiners and adjectives with their nouns, and verbs with their objects."
-    found, stack = [], [_number_words(*read_trees(sentence.tree))]
+    found, stack = [], [_number_words(read_trees(sentence.tree)[0])]
     while stack:
         phrase = stack.pop()
         stack += phrase.children
         found += _objects(phrase)
         if _has_noun(phrase):
             found += [
-                Dependency(f"{_MODIFIERS[x.label]} → noun", x.index, phrase.index)
+                Dependency(f"{_MODIFIERS[x.label]} → noun", x.position, phrase.position)
                 for x in phrase.children
                 if x.label in _MODIFIERS
             ]
