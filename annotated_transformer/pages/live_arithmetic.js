@@ -12,13 +12,14 @@ function show(number, nDigits = 4) {  // significant digits
   const size = Math.abs(number);
   if (size === 0) return "0";
   if (size >= 1e-4 && size < 1e6) return minus(String(+number.toPrecision(nDigits)));
-  const [digits, exponent] = number.toExponential(2).split("e");
+  const nDecimals = Math.min(2, nDigits - 1);
+  const [digits, exponent] = number.toExponential(nDecimals).split("e");
   const raised = Array.from(String(Math.abs(exponent)), digit => SUPERSCRIPTS[digit]);
   return `${minus(digits)}·10${exponent < 0 ? "⁻" : ""}${raised.join("")}`;
 }
 
-function short(number) {  // two decimals, with what they hide
-  return number > 0 && number < .005 ? "< 0.01" : minus(number.toFixed(2));
+function short(number) {  // two decimals, or one digit of a small positive number
+  return number > 0 && number < .005 ? show(number, 1) : minus(number.toFixed(2));
 }
 
 const plusOf = (a, b) => `${show(a)} ${b < 0 ? "−" : "+"} ${show(Math.abs(b))}`;

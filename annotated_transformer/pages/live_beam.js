@@ -50,7 +50,7 @@ function prefixOf(step, index) {
 }
 
 function node({id, tokenLogProb, logProb, why}, step, i, isBest) {
-  const probability = Math.exp(tokenLogProb).toFixed(2);
+  const probability = short(Math.exp(tokenLogProb));
   const total = minus(logProb.toFixed(2));
   const numbers = [probability, total].map(
     textContent => element("small", {textContent}));
