@@ -37,7 +37,6 @@ from annotated_transformer.stack import (
 )
 from .transformer import Transformer
 from annotated_transformer.weights import (
-    Uninitialised,
     check_finite,
     check_shapes,
     tensor_shapes,
@@ -290,7 +289,7 @@ def _drop_copies(
 # %% ../nbs/91_marian.ipynb #18b575a5
 def marian_shapes(config: MarianConfig) -> dict[str, tuple[int, ...]]:
     "The shapes of a model's weights under our names, without memory for them."
-    with ModelConfig.must_fit(), Uninitialised():
+    with ModelConfig.must_fit(), torch.device("meta"):
         return tensor_shapes(build_marian(config).state_dict())
 
 # %% ../nbs/91_marian.ipynb #91000007
