@@ -7,10 +7,8 @@ __all__ = ['PRECISIONS', 'PreparedLinear', 'can_int8', 'Int8Linear', 'limit_kern
 
 # %% ../nbs/90f_inference.ipynb #384e052c
 import os
-import time
 import warnings
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -37,67 +35,9 @@ def _can_pack(
         return False
     return True
 
-# %% ../nbs/90f_inference.ipynb #d092d82a
-def _pack(weight: Float[Tensor, "n_out n_in"]) -> Tensor:
-    "The matrix in blocks, as oneDNN's product reads it."
-    reorder = torch.ops.mkldnn._reorder_linear_weight.default
-    return reorder(weight.detach().contiguous(), 64)  # 64 vectors: a hint
-
-
-def _packed_product(
-    x: Float[Tensor, "*batch n_in"],
-    packed: Tensor,
-    bias: Float[Tensor, " n_out"] | None,
-) -> Float[Tensor, "*batch n_out"]:
-    "xWᵀ + b, with W from `_pack`."
-    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
-
-# %% ../nbs/90f_inference.ipynb #d092d82e
-def _seconds(product: Callable[[], Tensor], n: int = 4) -> float:
-    "The shortest of some repetitions; the first one only warms up."
-    times = []
-    for _ in range(n):
-        started = time.perf_counter()
-        product()
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
-
-
-@cache
-def _timed_layouts(
-    n_out: int, n_in: int, dtype: torch.dtype, n_threads: int
-) -> tuple[bool, int]:
-    """Store by columns? Up to how many vectors is the plain product fastest?
-
-    `n_threads` is a part of the cache's key only.
-    """
-    weight = torch.ones(n_out, n_in, dtype=dtype)
-    columns = weight.t().contiguous().t()
-    packed = _pack(weight) if _can_pack(dtype) else None
-    by_columns, plain_rows = False, 0
-    for n in (1, 4, 64):
-        x = torch.ones(n, n_in, dtype=dtype)
-        by_row, by_column = (
-            _seconds(partial(F.linear, x, w)) for w in (weight, columns)
-        )
-        if n == 1:
-            by_columns = by_column < by_row
-        plain = by_column if by_columns else by_row
-        if packed is None:
-            return by_columns, 2**62
-        if plain > _seconds(partial(_packed_product, x, packed, None)):
-            break
-        plain_rows = n if n < 64 else 2**62
-    return by_columns, plain_rows
-
-
-def _fastest_layouts(weight: Float[Tensor, "n_out n_in"]) -> tuple[bool, int]:
-    "`_timed_layouts` of a matrix."
-    return _timed_layouts(*weight.shape, weight.dtype, torch.get_num_threads())
-
 # %% ../nbs/90f_inference.ipynb #d092d82c
 class PreparedLinear(nn.Module):
-    "xWᵀ + b on a CPU, in the layouts that were fastest here; without gradients."
+    "xWᵀ + b on a CPU, with W packed for oneDNN where it can be; without gradients."
 
     def __init__(
         self,
@@ -105,23 +45,23 @@ class PreparedLinear(nn.Module):
         bias: Float[Tensor, " n_out"] | None,
     ):
         super().__init__()
-        by_columns, self.plain_rows = _fastest_layouts(weight)
-        weight = weight.detach().t().contiguous().t() if by_columns else weight
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         if bias is not None:
             bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.bias = bias
         self.out_features = weight.size(0)
         self.dtype = weight.dtype
-        self._packed: Tensor | None = None  # made when it is needed
+        self._packed: Tensor | None = None
+        if _can_pack(weight.dtype):
+            reorder = torch.ops.mkldnn._reorder_linear_weight.default
+            self._packed = reorder(weight.detach().contiguous(), 64)  # a hint: vectors
 
     def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
-        few = x.numel() <= self.plain_rows * x.size(-1)
-        if few or x.dtype != self.dtype or x.device.type != "cpu":  # cast or moved
+        moved = x.dtype != self.dtype or x.device.type != "cpu"
+        if moved or self._packed is None:
             return F.linear(x, self.weight, self.bias)
-        if self._packed is None:
-            self._packed = _pack(self.weight)
-        return _packed_product(x, self._packed, self.bias)
+        product = torch.ops.mkldnn._linear_pointwise.default
+        return product(x, self._packed, self.bias, "none", [], "")
 
 # %% ../nbs/90f_inference.ipynb #97b5b366
 def _pack_int8(
