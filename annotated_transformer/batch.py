@@ -8,7 +8,7 @@ __all__ = ['RaggedArray', 'EncodedPairs', 'encode_pairs', 'drop_long_pairs', 'bu
 
 # %% ../nbs/51c_batch.ipynb #35a320c7
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, pairwise
 from typing import NamedTuple, SupportsIndex
 
@@ -340,6 +340,8 @@ def training_steps(
     seed: int,
     *,
     max_len: int | None = None,  # longer pairs are left out; None keeps all
+    # another segmentation of the same pairs for each epoch; None = the same for all
+    segment: Callable[[EncodedPairs, int], EncodedPairs] | None = None,
     start: RunPosition = _START,
     rank: int = 0,
     world_size: int = 1,
@@ -351,10 +353,11 @@ def training_steps(
             f"rank={rank} of world_size={world_size}, accumulate={accumulate}: "
             "take 0 ≤ rank < world_size and accumulate ≥ 1"
         )
-    lengths = data.lengths()
-    kept = _short_rows(lengths, max_len)
-    lengths, step, n_done = lengths[kept], start.step, start.i_batch
+    kept = _short_rows(data.lengths(), max_len)
+    step, n_done = start.step, start.i_batch
     for epoch in count(start.epoch):
+        pairs = segment(data, epoch) if segment else data
+        lengths = pairs.lengths()[kept]
         rng = np.random.default_rng([seed, epoch])
         batches = bucket_by_length(lengths, batch_tokens, rng)
         if n_done > len(batches):
@@ -368,6 +371,6 @@ def training_steps(
                 RunPosition(step, epoch, i),
                 _step_seed(seed, step, rank),
                 int(lengths[rows, 1].sum()),
-                _micro_batches(data, vocab, kept[rows], rank, world_size, accumulate),
+                _micro_batches(pairs, vocab, kept[rows], rank, world_size, accumulate),
             )
         n_done = 0

@@ -129,6 +129,7 @@ class TrainConfig:
     "How one model is trained (§5)."
 
     n_pieces: int = 37000  # tokens of the shared vocabulary (§5.1)
+    bpe_dropout: float = 0.0  # share of BPE merges left out; not in the paper
     # tokens of one step, the larger of source and target (§5.1)
     batch_tokens: int = 25000
     max_len: int = 256  # tokens; longer sentences are left out of training
@@ -143,6 +144,7 @@ class TrainConfig:
     dropout: float = 0.1  # P_drop (§5.4)
     attention_dropout: float = 0.0  # on attention weights; not listed in §5.4
     label_smoothing: float = 0.1  # ε_ls (§5.4), the mass taken from the target token
+    r_drop: float = 0.0  # weight α of R-Drop's KL term; not in the paper
     # "fp32", "bf16", or "auto": bf16 where the device multiplies it natively
     precision: str = "auto"
     valid_every: int = 500  # steps between two validation passes
@@ -177,6 +179,7 @@ class TrainConfig:
         check_range(self, "average_last", low=0, high=self.keep_last + 1)
         check_range(
             self,
+            "bpe_dropout",
             "dropout",
             "attention_dropout",
             "label_smoothing",
@@ -185,6 +188,7 @@ class TrainConfig:
             low=0,
             high=1,
         )
+        check_range(self, "r_drop", low=0, high=1000)
         check_range(self, "seed", low=0, high=2**63)
         for name in ("peak_lr", "adam_eps", "clip_norm"):
             value = getattr(self, name)
@@ -351,6 +355,13 @@ def recipe_to_dict(recipe: Recipe) -> dict:
     return asdict(recipe)
 
 # %% ../nbs/00_config.ipynb #1ec3f6a9
+# settings that runs of earlier versions do not name, with the value they trained with
+_ADDED_LATER: dict[str, dict[str, Any]] = {
+    "model": {},
+    "train": {"bpe_dropout": 0.0, "r_drop": 0.0},
+}
+
+
 def recipe_from_dict(values: dict) -> Recipe:
     """The recipe of a dictionary from `recipe_to_dict`; other entries are ignored.
 
@@ -363,6 +374,7 @@ def recipe_from_dict(values: dict) -> Recipe:
         given, names = values.get(part), {field.name for field in fields(kind)}
         if not isinstance(given, dict):
             raise UserError(f"not the settings of a recipe: {part} is missing")
+        given = _ADDED_LATER[part] | given
         for name in sorted(names ^ given.keys()):
             what = "missing" if name in names else "unknown"
             raise UserError(f"not the settings of a recipe: {part}.{name} is {what}")

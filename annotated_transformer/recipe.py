@@ -43,6 +43,7 @@ from .hooks import append_json
 from .inference import limit_kernels
 from .optimizer import adam, inverse_sqrt_schedule, linear_schedule
 from .prepared import Prepared, open_prepared, prepare
+from .r_drop import RDrop, repeat_batch
 from .run_folder import read_config, write_config
 from .text import fingerprint
 from .train import StepRecord, Stop
@@ -98,22 +99,29 @@ class BatchLoss(nn.Module):
         label_smoothing: float,
         autocast: AbstractContextManager = nullcontext(),
         loss: Callable = FAST.loss,
+        r_drop: RDrop | None = None,
     ):
-        "`label_smoothing` is ε_ls while training; `autocast` is for the forward pass."
+        """`label_smoothing` is ε_ls while training; `autocast` is for the forward pass.
+
+        `r_drop` replaces `loss` while training, and each batch is computed twice.
+        """
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
         self.autocast = autocast
         self.loss = loss
+        self.r_drop = r_drop
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
         "The loss of one batch, summed over its real target tokens, in nats."
         smoothing = self.label_smoothing if self.training else 0.0
-        model = self.model
+        model, loss = self.model, self.loss
+        if self.training and self.r_drop:
+            batch, loss = repeat_batch(batch), self.r_drop
         with self.autocast:
             hidden = model(batch.src, batch.tgt_in)  # (b, t, d_model)
             weight = model.embedding.weight
-            return self.loss(hidden, weight, batch.tgt_out, model.pad_id, smoothing)
+            return loss(hidden, weight, batch.tgt_out, model.pad_id, smoothing)
 
 # %% ../nbs/55_recipe.ipynb #d107b213
 @torch.no_grad()
@@ -368,7 +376,9 @@ def build_training(
     if settings.compile:
         model.compile(dynamic=True)
     autocast = precision_context(settings.precision, device)
-    objective = BatchLoss(model, settings.label_smoothing, autocast, engines.loss)
+    r_drop = RDrop(settings.r_drop) if settings.r_drop else None
+    smoothing = settings.label_smoothing
+    objective = BatchLoss(model, smoothing, autocast, engines.loss, r_drop)
     if sharded:
         layers = [*model.encoder.layers, *model.decoder.layers]
         parallel = shard(objective, layers, device, init)

@@ -31,6 +31,7 @@ from annotated_transformer.batch import (
     epoch_batches,
     training_steps,
 )
+from .bpe_dropout import BPEDropout
 from annotated_transformer.checkpoint import (
     Progress,
     checkpoints,
@@ -225,13 +226,17 @@ def _sync_interval(settings: TrainConfig, device: torch.device, groups: list) ->
 # %% ../nbs/55a_runs.ipynb #55ec0017
 def _steps(training: _Training) -> Iterator[Step]:
     "The steps that this rank still has to do."
-    settings = training.recipe.train
+    settings, segment = training.recipe.train, None
+    if p := settings.bpe_dropout:
+        longest = min(settings.max_len, settings.batch_tokens - 1)
+        segment = BPEDropout(training.data.vocab, p, settings.seed, longest)
     return training_steps(
         training.data.train,
         training.data.vocab,
         settings.batch_tokens,
         settings.seed,
         max_len=settings.max_len,
+        segment=segment,
         accumulate=settings.accumulate,
         start=training.start.position,
         rank=rank(),

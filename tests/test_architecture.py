@@ -73,6 +73,8 @@ ALLOWED = {
     "layer_costs": "",
     "recall": "embedding feed_forward multi_head position stack",
     "batch": "vocab",
+    "bpe_dropout": "batch vocab",
+    "r_drop": "batch label_smoothing",
     "prepared": "atomic batch files vocab",
     "train": "batch distributed",
     "hooks": "train",
@@ -93,10 +95,10 @@ ALLOWED = {
     "structure": "batch grammar heads parsing visualize vocab",
     "live": "atomic config corpus explorer prepared run_folder vocab weights",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
-    "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files hooks inference optimizer "
-    "prepared run_folder text train transformer vocab weights",
-    "runs": "atomic batch checkpoint config corpus distributed engines hooks prepared recipe run_folder train transformer "
-    "visualize vocab weights",
+    "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files hooks inference "
+    "optimizer prepared r_drop run_folder text train transformer vocab weights",
+    "runs": "atomic batch bpe_dropout checkpoint config corpus distributed engines hooks prepared recipe run_folder "
+    "train transformer visualize vocab weights",
     "ct2": "atomic attention attention_dropout config embedding fast_dropout feed_forward fused_attention multi_head "
     "position run_folder stack transformer vocab",
     "variation_runs": "atomic batched_search config corpus distributed evaluate files hooks run_folder text translate",

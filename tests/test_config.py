@@ -39,7 +39,14 @@ WORDS = {
     "schedule": "linear",
     "precision": "fp32",
 }
-SHARES = {"dropout", "attention_dropout", "label_smoothing", "adam_beta1", "adam_beta2"}
+SHARES = {
+    "bpe_dropout",
+    "dropout",
+    "attention_dropout",
+    "label_smoothing",
+    "adam_beta1",
+    "adam_beta2",
+}
 
 
 def another(field) -> object:

@@ -87,6 +87,8 @@ def test_the_first_loss_is_that_of_a_guess(corpus, tmp_path):
         "schedule=linear",
         "precision=bf16",
         "attention_dropout=0.1",
+        "bpe_dropout=0.1",
+        "r_drop=1",
     ],
 )
 def test_every_part_trains(change, corpus, tmp_path):

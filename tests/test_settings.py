@@ -491,6 +491,46 @@ def attention_dropout(base, new):
         assert layer.attend.dropout == 0.3
 
 
+def texts(seen: SimpleNamespace) -> list[set]:
+    "The sentence pairs of each epoch that was begun, as text."
+    return [
+        {tuple(seen.vocab.decode(side) for side in pair) for pair in pairs}
+        for pairs in epochs(seen)
+    ]
+
+
+@row("bpe_dropout=0.3", f"batches {LEARNING}", under=("batch_tokens=2000",))
+def bpe_dropout(base, new):
+    "Other tokens for the same text, and other ones in the next epoch."
+    first, second, *_ = epochs(new)
+    assert texts(base)[0] == texts(new)[0] and first != second
+    assert not first & epochs(base)[0]
+    assert len(new.steps) == len(base.steps)
+
+
+@row("r_drop=3", LEARNING, under=("dropout=0.2",))
+def r_drop(base, new):
+    "Both passes and how far they are apart, computed by hand with the same dropout."
+    assert base.objective.r_drop is None
+    (batch,) = new.batches[1]
+    torch.manual_seed(new.noise[1])
+    new.model.train()
+    hidden = torch.func.functional_call(
+        new.model, new.start, (batch.src.repeat(2, 1), batch.tgt_in.repeat(2, 1))
+    )
+    logits = hidden @ new.start["embedding.weight"].T
+    passes = logits.log_softmax(dim=-1).chunk(2)
+    real, target = batch.tgt_out != 0, batch.tgt_out[..., None]
+    nats = sum(-p.gather(-1, target)[..., 0][real].sum() for p in passes) / 2
+    one, other = (p[real] for p in passes)
+    apart = sum(
+        nn.functional.kl_div(b, a, reduction="sum", log_target=True)
+        for a, b in ((one, other), (other, one))
+    )
+    expected = (nats + 3 / 2 * apart / 2) / batch.n_tokens
+    assert new.steps[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
 @row("label_smoothing=0.2", LEARNING)
 def label_smoothing(base, new):
     "While training alone: what is measured on held-out text is the cross-entropy."
