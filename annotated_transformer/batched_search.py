@@ -62,23 +62,31 @@ def batched_greedy_search(
     max_lens: Int[Tensor, " b"],
 ) -> list[list[Hypothesis]]:
     "`greedy_search` in which sentences that are done leave the batch."
-    tokens, log_probs = [], torch.zeros(len(max_lens), device=max_lens.device)
-    rows = torch.arange(len(max_lens), device=max_lens.device)
-    last, done = torch.full_like(max_lens, bos_id), max_lens <= 0
+    found: list[list[Hypothesis]] = [[] for _ in max_lens]
+    limits, n = max_lens.clamp(min=0), 0
+    rows = torch.arange(len(limits), device=limits.device)
+    last, done = torch.full_like(limits, bos_id), limits == 0
+    log_probs = torch.zeros(len(limits), device=limits.device)
+    # one more than is needed, so that there is one
+    longest = 1 + (int(limits.max()) if len(limits) else 0)
+    tokens = limits.new_full((len(limits), longest), eos_id)
     while len(rows):
         if (active := _active_rows(done)) is not None:
+            scores = log_probs[done, None]
+            ended = _as_hypotheses(tokens[done, None], scores, scores, eos_id)
+            for row, of_sentence in zip(rows[done].tolist(), ended):
+                found[row] = of_sentence
+            each = rows, limits, last, log_probs, tokens, done
+            rows, limits, last, log_probs, tokens, done = (t[active] for t in each)
             state = _select_rows(state, active)
-            rows, last, done = rows[active], last[active], done[active]
             continue
         next_log_probs, state = step(last[:, None], state)
         log_prob, last = next_log_probs[:, 0].max(dim=-1)
-        log_probs[rows] += log_prob.masked_fill(done, 0)
-        ids = last.masked_fill(done, eos_id)
-        tokens.append(torch.full_like(max_lens, eos_id).index_copy(0, rows, ids))
-        done = done | (last == eos_id) | (max_lens[rows] <= len(tokens))
-    rows_of_tokens = torch.stack([*tokens, torch.full_like(max_lens, eos_id)], dim=1)
-    scores = log_probs[:, None]
-    return _as_hypotheses(rows_of_tokens[:, None], scores, scores, eos_id)
+        log_probs += log_prob.masked_fill_(done, 0)
+        tokens[:, n] = last.masked_fill(done, eos_id)
+        n += 1
+        done = done | (last == eos_id) | (limits <= n)
+    return found
 
 # %% ../nbs/90e_batched_search.ipynb #90e00012
 def _best_tokens(

@@ -8,16 +8,22 @@ __all__ = ['PRECISIONS', 'PreparedLinear', 'can_int8', 'Int8Linear', 'limit_kern
 # %% ../nbs/90f_inference.ipynb #384e052c
 import os
 import warnings
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
-from .fused_attention import FusedMultiHeadAttention
+from .feed_forward import FeedForward
+from annotated_transformer.fused_attention import (
+    FusedMultiHeadAttention,
+    fused_attention,
+)
+from .stack import DecoderLayer, PostNorm, PreNorm
 
 # %% ../nbs/90f_inference.ipynb #adcdc4dd
 def _can_pack(
@@ -147,6 +153,78 @@ class _PreparedEmbedding(nn.Module):
     ) -> Float[Tensor, "*batch n_vocab"]:
         return self.output(hidden)
 
+# %% ../nbs/90f_inference.ipynb #90f0a002
+class _PreparedStep:
+    "One position of a plain decoder layer, for the hypotheses of each sentence."
+
+    def __init__(self, layer: DecoderLayer):
+        attn, cross, ff = layer.self_attn, layer.cross_attn, layer.feed_forward
+        self.n_heads, self.cross_heads = attn.n_heads, cross.n_heads
+        self.widths = [w.out_features for w in (attn.w_q, attn.w_k, attn.w_v)]
+        self.w_qkv, self.w_o = attn.w_qkv.forward, attn.w_o.forward
+        self.w_q, self.cross_w_o = cross.w_q.forward, cross.w_o.forward
+        self.w_1, self.w_2 = ff.w_1.forward, ff.w_2.forward
+        self.activation = ff.activation.forward
+        self.pre_norm = type(layer.residuals[0]) is PreNorm
+        self.norms = [
+            partial(
+                F.layer_norm,
+                normalized_shape=list(residual.norm.normalized_shape),
+                weight=residual.norm.weight,
+                bias=residual.norm.bias,
+                eps=residual.norm.eps,
+            )
+            for residual in layer.residuals
+        ]
+
+    def __call__(
+        self,
+        x: Float[Tensor, "b beam d_model"],
+        append: Callable,  # adds new keys and values, and returns those of all positions
+        memory: tuple[Float[Tensor, "b h s d_k"], Float[Tensor, "b h s d_v"]],
+        slot_mask: Bool[Tensor, "b 1 beam n_slots"] | None,
+        src_mask: Bool[Tensor, "b 1 1 s"] | None,
+    ) -> Float[Tensor, "b beam d_model"]:
+        "Self-attention, cross-attention and feed-forward network (§3.1)."
+        pre, (norm_1, norm_2, norm_3) = self.pre_norm, self.norms
+        attend = F.scaled_dot_product_attention
+        y = self.w_qkv(norm_1(x) if pre else x)
+        q, k, v = (self._split(t, self.n_heads) for t in y.split(self.widths, dim=-1))
+        keys, values = append(k, v)
+        y = attend(q, keys, values, attn_mask=slot_mask)
+        x = x + self.w_o(y.transpose(1, 2).flatten(2))
+        x = x if pre else norm_1(x)
+        q = self._split(self.w_q(norm_2(x) if pre else x), self.cross_heads)
+        y = attend(q, *memory, attn_mask=src_mask)
+        x = x + self.cross_w_o(y.transpose(1, 2).flatten(2))
+        x = x if pre else norm_2(x)
+        y = self.w_1(norm_3(x) if pre else x)
+        x = x + self.w_2(self.activation(y))
+        return x if pre else norm_3(x)
+
+    @staticmethod
+    def _split(x: Float[Tensor, "b n width"], n_heads: int) -> Float[Tensor, "b h n d"]:
+        return x.view(x.size(0), x.size(1), n_heads, -1).transpose(1, 2)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    "Is a decoder layer, after its linear maps were exchanged, made of plain parts only?"
+    if type(layer) is not DecoderLayer or type(layer.feed_forward) is not FeedForward:
+        return False
+    attn, cross = layer.self_attn, layer.cross_attn
+    plain_attention = all(
+        type(part) is FusedMultiHeadAttention and part.attend is fused_attention
+        for part in (attn, cross)
+    )
+    return (
+        plain_attention
+        and attn.w_qkv is not None
+        and len({type(residual) for residual in layer.residuals}) == 1
+        and type(layer.residuals[0]) in (PostNorm, PreNorm)
+        and all(type(residual.norm) is nn.LayerNorm for residual in layer.residuals)
+        and all(type(residual.dropout) is nn.Identity for residual in layer.residuals)
+    )
+
 # %% ../nbs/90f_inference.ipynb #671eb89f
 PRECISIONS = ("fp32", "bf16", "int8")
 
@@ -206,4 +284,7 @@ def ready_to_translate(
     model.embedding = _PreparedEmbedding(
         model.embedding, exchanged(model.embedding.weight, bias)
     )
+    for layer in model.decoder.layers:
+        if _is_plain(layer):
+            layer.prepared_step = _PreparedStep(layer)
     return model

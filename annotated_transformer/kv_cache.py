@@ -77,17 +77,21 @@ def _decoder_layer_step(
     "A `DecoderLayer` for the newest position of each hypothesis, and the new `past`."
     attn, cross_attn = layer.self_attn, layer.cross_attn
 
-    def self_attention(y: Tensor) -> Tensor:
+    def append(*new: Tensor) -> list[Tensor]:
         nonlocal past
-        q, *new = _project(attn, y, step.positions)
         past = _KeyValue(*(_append_kv(*two, step.n_past) for two in zip(past, new)))
-        k, v = (kept[:, :, : step.n_past + y.size(1)] for kept in past)
-        return attn.output(q, k, v, step.slot_mask)
+        return [kept[:, :, : step.n_past + x.size(1)] for kept in past]
+
+    def self_attention(y: Tensor) -> Tensor:
+        q, *new = _project(attn, y, step.positions)
+        return attn.output(q, *append(*new), step.slot_mask)
 
     def cross_attention(y: Tensor) -> Tensor:
         q = cross_attn.queries(y, step.positions)
         return cross_attn.output(q, *memory, step.src_mask)
 
+    if prepared := getattr(layer, "prepared_step", None):
+        return prepared(x, append, memory, step.slot_mask, step.src_mask), past
     x = layer.residuals[0](x, self_attention)
     x = layer.residuals[1](x, cross_attention)
     return layer.residuals[2](x, layer.feed_forward), past
