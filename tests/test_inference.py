@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from annotated_transformer import UserError, inference
+from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.config import ModelConfig
+from annotated_transformer.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.inference import (
     Int8Linear,
     PreparedLinear,
@@ -268,3 +270,69 @@ def test_the_kernel_limit_leaves_what_the_environment_says(monkeypatch):
     monkeypatch.setenv(second, "8")
     limit_kernels()
     assert (os.environ[first], os.environ[second]) == ("9", "8")
+
+
+def two_beams(model) -> torch.Tensor:
+    "Log-probabilities of six steps: padded sources, three hypotheses that are reordered."
+    torch.manual_seed(1)
+    src = torch.randint(1, 50, (4, 9))
+    src[1, 5:] = 0
+    cache, found = KVCache(model), []
+    last = torch.full((4, 1), 2)
+    with torch.no_grad():
+        state = cache.start(src)
+        for _ in range(6):
+            log_probs, state = cache.step(last, state)
+            found.append(log_probs.flatten())
+            parents = torch.randint(last.size(1), (4, 3))
+            rows = torch.arange(4)[:, None]
+            kept = [t[rows, parents] for t in state.per_hypothesis]
+            state = state._replace(per_hypothesis=kept)
+            last = torch.randint(1, 50, (4, 3))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(
+    "sizes", [dict(norm="post"), dict(norm="pre"), dict(d_k=5, d_v=3)], ids=str
+)
+def test_prepared_step_is_the_general_one(sizes, precision, monkeypatch):
+    "The same operators in one function give the same numbers, to the bit."
+    torch.manual_seed(0)
+    config = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, **sizes)
+    model = build_transformer(config, 50, 0, attention=FusedMultiHeadAttention)
+    model = ready_to_translate(model, precision)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # no longer ones and zeros
+            parameter.add_(torch.rand_like(parameter))
+    calls, plain = [], inference._PreparedStep.__call__
+    monkeypatch.setattr(
+        inference._PreparedStep,
+        "__call__",
+        lambda *given: calls.append(1) or plain(*given),
+    )
+    prepared = two_beams(model)
+    assert len(calls) == 12  # two layers, six steps
+    for layer in model.decoder.layers:
+        del layer.prepared_step
+    assert torch.equal(prepared, two_beams(model)) and len(calls) == 12
+
+
+@pytest.mark.parametrize("change", ["attend", "activation", "dropout", "layer"])
+def test_layer_with_parts_of_its_own_keeps_the_general_step(change):
+    config = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4)
+    model = build_transformer(config, 50, 0, attention=FusedMultiHeadAttention)
+    layer = model.decoder.layers[0]
+    if change == "attend":
+        layer.cross_attn.attend = AttentionDropout(0.1)
+    elif change == "activation":
+        layer.feed_forward.activation = nn.SiLU()
+    elif change == "dropout":
+        layer.residuals[1].dropout = nn.Hardtanh()
+    else:
+        layer.__class__ = type("Own", (type(layer),), {})
+    ready = ready_to_translate(model)
+    has_step = [hasattr(each, "prepared_step") for each in ready.decoder.layers]
+    # any activation is called as it is
+    assert has_step == [change == "activation", True]
+    assert torch.isfinite(two_beams(ready)).all()

@@ -1,0 +1,125 @@
+#!/usr/bin/env python
+"""What each ingredient gives on the 29,000 sentence pairs of Multi30k: one training run per row and seed, all scored alike.
+
+    python benchmarks/ingredients.py --data-dir DATA --runs runs/ingredients --out ingredients.json
+    python tools/record.py results/ingredients.json --command "…" --seed 0 --json ingredients=ingredients.json
+
+A row is a list of settings for the recipe `multi30k-small`; `--rows` and `--seeds` choose some. A run takes one to three hours of one
+core. It can be interrupted at any time: the same command continues it from its newest checkpoint, and a run that has ended is only
+scored. The length penalty is chosen on the validation set, by BLEU; the test set is used once, with that choice.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from annotated_transformer import load
+from annotated_transformer.batched_search import search_with
+from annotated_transformer.config import Recipe, get_recipe, override
+from annotated_transformer.corpus import Corpus, load_corpus
+from annotated_transformer.evaluate import bleu, bleu_variants
+from annotated_transformer.run_folder import read_metrics
+from annotated_transformer.runs import RunOptions, train_or_resume
+
+SHORT = "max_steps=1600 valid_every=400 warmup_steps"
+LONG = "norm=pre peak_lr=2e-3 valid_every=500"
+ROWS = {  # name: settings
+    # a seventh of the steps: which norm placement and which peak rate learn fastest
+    "short, post-norm, 1e-3": f"{SHORT}=300 peak_lr=1e-3",
+    "short, post-norm, 2e-3": f"{SHORT}=400 peak_lr=2e-3",
+    "short, pre-norm, 1e-3": f"{SHORT}=300 peak_lr=1e-3 norm=pre",
+    "short, pre-norm, 2e-3": f"{SHORT}=300 peak_lr=2e-3 norm=pre",
+    "short, pre-norm, 4e-3": f"{SHORT}=300 peak_lr=4e-3 norm=pre",
+    # all steps
+    "post-norm": "valid_every=500",
+    "pre-norm": LONG,
+    "pre-norm, dropout 0.3": f"{LONG} dropout=0.3",
+    "pre-norm, dropout 0.3, BPE-dropout": f"{LONG} dropout=0.3 bpe_dropout=0.1",
+    "pre-norm, dropout 0.3, R-Drop": (
+        f"{LONG} dropout=0.3 r_drop=5 batch_tokens=750 max_steps=10000"
+    ),
+}
+ALPHAS = (0.6, 1.0, 1.4)
+BEAM = 5  # as Wu et al. 2021, with whom the result is compared
+
+
+def recipe_of(row: str, seed: int, settings: list[str]) -> Recipe:
+    "The recipe of a row; `settings` are for tests."
+    own = ROWS[row].split()
+    return override(get_recipe("multi30k-small"), [*own, *settings, f"seed={seed}"])
+
+
+def translated(run: Path, sources: list[str], alpha: float, device: str) -> list[str]:
+    return load(run, device, search_with(BEAM, alpha)).translate(sources)
+
+
+def scored(run: Path, corpus: Corpus, device: str) -> dict:
+    "BLEU on validation for each length penalty, and on the test set for the best."
+    sources, references = map(list, zip(*corpus.valid))
+    by_alpha = {
+        alpha: round(bleu(translated(run, sources, alpha, device), references).value, 2)
+        for alpha in ALPHAS
+    }
+    alpha = max(by_alpha, key=lambda alpha: by_alpha[alpha])
+    sources, references = map(list, zip(*corpus.test))
+    found = bleu_variants(translated(run, sources, alpha, device), references, "de")
+    return {
+        "validation": [{"alpha": a, "bleu": b} for a, b in by_alpha.items()],
+        "alpha": alpha,
+        "test": {score.name: round(score.value, 2) for score in found},
+        "signature": found[0].signature,
+    }
+
+
+def measured(
+    row: str, seed: int, corpus: Corpus, args: argparse.Namespace
+) -> dict[str, object]:
+    "Train a row to its end, or continue it, and score it."
+    recipe = recipe_of(row, seed, args.set)
+    run = args.runs / f"{row.replace(', ', '_').replace(' ', '-')}_{seed}"
+    options = RunOptions(
+        args.device, prepared=args.runs / f"text_{recipe.train.n_pieces}"
+    )
+    about = train_or_resume(corpus, recipe, run, options)
+    records = read_metrics(run)
+    passes = [record for record in records if "valid_loss" in record]
+    steps = [record for record in records if "loss" in record]
+    return {
+        "row": row,
+        "seed": seed,
+        "settings": ROWS[row],
+        "steps": about["steps"],
+        "epochs": steps[-1]["epoch"] + 1,
+        "seconds": round(steps[-1]["seconds"]),
+        "curve": [[r["step"], round(r["valid_loss"], 3)] for r in passes],
+        **scored(run, corpus, args.device),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", help="holds multi30k/; without it the text is downloaded"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs/ingredients"))
+    parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--set", nargs="*", default=[], help="settings for all rows")
+    parser.add_argument("--out", type=Path, help="write what is found as JSON")
+    args = parser.parse_args(argv)
+    corpus = load_corpus("multi30k", args.data_dir)
+    found = []
+    for seed in args.seeds:
+        for row in args.rows:
+            found.append(measured(row, seed, corpus, args))
+            print(json.dumps({k: v for k, v in found[-1].items() if k != "curve"}))
+            if args.out:  # after each, so that an interruption loses none
+                text = json.dumps({"beam_size": BEAM, "runs": found}, indent=1)
+                args.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"benchmarks/ingredients.py, with two tiny rows of the synthetic corpus in place of Multi30k."
+
+import json
+import runpy
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+
+from annotated_transformer.config import get_recipe
+from annotated_transformer.corpus import load_corpus
+
+SETTINGS = [
+    "n_layers=1",
+    "d_model=32",
+    "d_ff=64",
+    "n_heads=2",
+    "n_pieces=500",
+    "max_steps=4",
+    "warmup_steps=2",
+    "batch_tokens=400",
+    "valid_every=2",
+    "save_every=2",
+    "precision=fp32",
+]
+
+
+@pytest.fixture(scope="module")
+def bench() -> SimpleNamespace:
+    names = runpy.run_path(str(ROOT / "benchmarks/ingredients.py"), run_name="bench")
+    return SimpleNamespace(**names)
+
+
+def test_rows_are_settings_of_the_recipe(bench):
+    "Each row gives another recipe; the row that is called plain changes nothing else."
+    recipes = {row: bench.recipe_of(row, 0, []) for row in bench.ROWS}
+    assert len(set(map(str, recipes.values()))) == len(recipes)
+    plain, base = recipes["post-norm"], get_recipe("multi30k-small")
+    assert plain.model == base.model and plain.train.peak_lr == base.train.peak_lr
+    for row, recipe in recipes.items():
+        assert (recipe.model.norm == "pre") == ("pre-norm" in row)
+        assert (recipe.train.r_drop > 0) == ("R-Drop" in row)
+        assert (recipe.train.bpe_dropout > 0) == ("BPE-dropout" in row)
+    assert bench.recipe_of("post-norm", 7, []).train.seed == 7
+
+
+def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
+    "Two rows are trained and scored; a second call trains nothing and finds the same."
+    corpus = load_corpus("builtin", n_train=300, n_valid=10, n_test=10)
+    main, out = bench.main, tmp_path / "found.json"
+    monkeypatch.setitem(main.__globals__, "load_corpus", lambda *_: corpus)
+    rows = ["post-norm", "pre-norm, dropout 0.3, BPE-dropout"]
+    order = ["--runs", str(tmp_path / "runs"), "--out", str(out), "--rows", *rows]
+    records = []
+    for _ in range(2):
+        main([*order, "--set", *SETTINGS])
+        records.append(json.loads(out.read_text(encoding="utf-8")))
+    assert records[0] == records[1]
+    assert [run["row"] for run in records[0]["runs"]] == rows
+    for run in records[0]["runs"]:
+        assert run["steps"] == 4 and [step for step, _ in run["curve"]] == [2, 4]
+        tried = {each["alpha"]: each["bleu"] for each in run["validation"]}
+        assert tried[run["alpha"]] == max(tried.values())
+        assert "Moses, lower case" in run["test"]
