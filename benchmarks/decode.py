@@ -12,7 +12,8 @@ an end counts if it is among the best of its step, at most 50 tokens more than t
 prepared beforehand. A round times every contender once in each setting, one after the other; ratios are taken within a round, and
 medians are printed, with the share of sentences that are ours word by word, and every contender's BLEU. Each contender lives in a process of
 its own and sleeps while another is timed: in one process PyTorch and CTranslate2 would share one OpenMP, which stops its threads from
-waiting awake once there are more of them than cores, and small products then take twice the time.
+waiting awake once there are more of them than cores, and small products then take twice the time. The processor time of a contender is
+printed beside ours: below 1, it needs less than ours. `--kernels avx2` measures as on a processor that has no more instructions than these.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from sacrebleu.metrics import BLEU
@@ -50,6 +52,19 @@ SETTINGS = {
     "beam 4, one by one": (4, 1),
 }
 TRAIN = "annotated-transformer train --data multi30k --config multi30k-small --out"
+KERNELS = {  # variables that hide instructions of this processor from the libraries
+    "native": {},
+    "avx512": {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "CT2_FORCE_CPU_ISA": "AVX512",
+    },
+    "avx2": {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "CT2_FORCE_CPU_ISA": "AVX2",
+    },
+}
 MORE = 50  # tokens that a translation may have beyond its source's (§6.1)
 
 
@@ -269,6 +284,11 @@ def hugging_face_names(
     )
 
 
+class Took(NamedTuple):
+    seconds: float  # by the clock
+    processor: float  # seconds of all threads of the process
+
+
 def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
     "One contender's process: it is sent a list of batches and a beam, and answers with seconds and ids."
     torch.set_num_threads(args.threads)
@@ -280,11 +300,12 @@ def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
     while order := pipe.recv():
         batches, beam = order
         prepared = [contender.prepare(rows) for rows in batches]
-        began = time.perf_counter()
+        began, processor = time.perf_counter(), time.process_time()
         found = [contender.decode(batch, beam) for batch in prepared]
         if args.device != "cpu":
             torch.cuda.synchronize()
-        pipe.send((time.perf_counter() - began, [contender.ids(one) for one in found]))
+        took = Took(time.perf_counter() - began, time.process_time() - processor)
+        pipe.send((took, [contender.ids(one) for one in found]))
 
 
 class Apart:
@@ -300,8 +321,8 @@ class Apart:
 
     def decode(
         self, batches: list[list[list[int]]], beam: int
-    ) -> tuple[float, list[list[list[int]]]]:
-        "Seconds for all batches, and what it says to each."
+    ) -> tuple[Took, list[list[list[int]]]]:
+        "The time for all batches, and what it says to each."
         self.pipe.send((batches, beam))
         return self.pipe.recv()
 
@@ -434,30 +455,37 @@ def compare(
     }
 
 
-def summary(rounds: list[dict[str, float]], n: int, said: dict, setting: str) -> dict:
+def summary(rounds: list[dict[str, Took]], n: int, said: dict, setting: str) -> dict:
     "Medians over rounds; printed, and returned."
     middle = lambda values: round(statistics.median(values), 3)
     result = {
         name: {
-            "sentences_per_s": middle(n / r[name] for r in rounds),
-            "ours_is_faster_by": middle(r[name] / r["ours"] for r in rounds),
+            "sentences_per_s": middle(n / r[name].seconds for r in rounds),
+            "ours_is_faster_by": middle(
+                r[name].seconds / r["ours"].seconds for r in rounds
+            ),
+            "processor_time_by_ours": middle(
+                r[name].processor / r["ours"].processor for r in rounds
+            ),
             **said[name],
         }
         for name in rounds[0]
     }
     for name in result:
-        result[name]["seconds"] = [round(r[name], 3) for r in rounds]
+        result[name]["seconds"] = [round(r[name].seconds, 3) for r in rounds]
     print(
-        f"\n{setting}, {n} sentences\n{'':20}{'sentences/s':>12}{'ours is faster by':>19}{'same as ours':>14}{'BLEU':>8}"
+        f"\n{setting}, {n} sentences\n{'':20}{'sentences/s':>12}{'ours is faster by':>19}"
+        f"{'processor time':>16}{'same as ours':>14}{'BLEU':>8}"
     )
     for name, r in result.items():
         score = "" if r["bleu"] is None else r["bleu"]
         print(
-            f"{name:20}{r['sentences_per_s']:>12.1f}{r['ours_is_faster_by']:>19.2f}{r['same_as_ours']:>14.1%}{score:>8}"
+            f"{name:20}{r['sentences_per_s']:>12.1f}{r['ours_is_faster_by']:>19.2f}"
+            f"{r['processor_time_by_ours']:>16.2f}{r['same_as_ours']:>14.1%}{score:>8}"
         )
     if peers := HUGGING_FACE.keys() & rounds[0].keys():
         faster = result["ours over the faster Hugging Face"] = middle(
-            min(r[p] for p in peers) / r["ours"] for r in rounds
+            min(r[p].seconds for p in peers) / r["ours"].seconds for r in rounds
         )
         print(f"ours over the faster Hugging Face of each round: {faster:.2f}")
     return result
@@ -548,6 +576,12 @@ def main() -> None:
         choices=list(CONTENDERS),
         help="ours is always there",
     )
+    parser.add_argument(
+        "--kernels",
+        choices=list(KERNELS),
+        default="native",
+        help="as a processor with no more than these instructions",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -555,6 +589,7 @@ def main() -> None:
     parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    os.environ.update(KERNELS[args.kernels])  # for the contenders' processes
     try:
         run = load_run(args.run)
     except ValueError as e:
@@ -566,6 +601,7 @@ def main() -> None:
     result = {
         "threads": args.threads,
         "rounds": args.rounds,
+        "kernels": args.kernels,
         **compare(run, rows, references, args),
     }
     if args.out:
