@@ -343,15 +343,11 @@ def measure_step(
     return sizes | {"n_parameters": n_parameters} | found
 
 
-def steps(tiny: bool, n_sweeps: int) -> dict:
-    names = ("base", "big")
+def step_of(name: str, tiny: bool, n_sweeps: int) -> dict:
+    "Of base or big, with the vocabulary of §5.1."
     if tiny:
-        config = Sizes(d_model=32, n_layers=1).config()
-        return {name: measure_step(config, 50, 1, 1) for name in names}
-    return {
-        name: measure_step(get_recipe(name).model, 37_000, 32, n_sweeps)
-        for name in names
-    }
+        return measure_step(Sizes(d_model=32, n_layers=1).config(), 50, 1, 1)
+    return measure_step(get_recipe(name).model, 37_000, 16, n_sweeps)
 
 
 # ---- memory, measured in another way
@@ -376,17 +372,16 @@ def peak_resident_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def in_fresh_process(what: str, sizes: Sizes) -> dict:
-    given = json.dumps([what, sizes])
-    command = [sys.executable, __file__, "--resident", given]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return {"what": what, "sizes": sizes._asdict()} | found
+def in_fresh_process(job: str, *given) -> dict:
+    "What `resident` or `step_of` returns there; its memory is free afterwards."
+    command = [sys.executable, __file__, "--job", json.dumps([job, *given])]
+    return json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    )
 
 
 def resident_checks(tiny: bool) -> list[dict]:
     "Where much memory is used: long sentences, many tokens, many hypotheses."
-    if tiny:
-        return [in_fresh_process("training", Sizes(64, 1, 100, 8, 64))]
     long, many = Sizes(length=1024), Sizes(tokens=8192)
     points = [
         ("training", long),
@@ -394,7 +389,21 @@ def resident_checks(tiny: bool) -> list[dict]:
         ("training", many),
         ("beam", Sizes(lines=64, beam=8)),
     ]
-    return [in_fresh_process(what, sizes) for what, sizes in points]
+    if tiny:
+        points = [("training", Sizes(64, 1, 100, 8, 64))]
+    return [
+        {"what": what, "sizes": sizes._asdict()}
+        | in_fresh_process("resident", what, sizes)
+        for what, sizes in points
+    ]
+
+
+def do_job(job: str, *given) -> dict:
+    "In a fresh process: what the record needs of it."
+    if job == "step":
+        return step_of(*given)
+    what, sizes = given
+    return resident(what, Sizes(*sizes))
 
 
 def main() -> None:
@@ -405,23 +414,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="smallest sizes: a test")
     parser.add_argument("--out", help="write the figures as JSON")
-    parser.add_argument("--resident", help=argparse.SUPPRESS)  # of a fresh process
+    parser.add_argument("--job", help=argparse.SUPPRESS)  # of a fresh process
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    if args.resident:
-        what, sizes = json.loads(args.resident)
-        return print(json.dumps(resident(what, Sizes(*sizes))))
+    if args.job:
+        return print(json.dumps(do_job(*json.loads(args.job))))
     # first, while this process is small: on Linux a child inherits its parent's peak
     checks = resident_checks(args.tiny)
     result = {
         "threads": 1,
         "sweeps": args.sweeps,
         "resident": checks,
-        "steps": steps(args.tiny, args.sweeps),
+        "steps": {
+            name: in_fresh_process("step", name, args.tiny, args.sweeps)
+            for name in ("base", "big")
+        },
         "curves": measure(tiny_curves() if args.tiny else curves(), args.sweeps),
     }
-    print(f"processor time of all: {time.process_time():.0f} s")
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    print(f"processor time of all: {time.process_time() + of_children:.0f} s")
     if args.out:
         with open(args.out, "w") as f:
             json.dump(result, f, indent=1)
