@@ -315,7 +315,7 @@ def plain_memory(curve: Curve) -> list[float]:
     ]
 
 
-# ---- a step of the paper's models
+# ---- a step of the paper's base model
 
 
 def measure_step(
@@ -343,11 +343,11 @@ def measure_step(
     return sizes | {"n_parameters": n_parameters} | found
 
 
-def step_of(name: str, tiny: bool, n_sweeps: int) -> dict:
-    "Of base or big, with the vocabulary of §5.1."
+def step_of_base(tiny: bool, n_sweeps: int) -> dict:
+    "With the vocabulary of §5.1."
     if tiny:
         return measure_step(Sizes(d_model=32, n_layers=1).config(), 50, 1, 1)
-    return measure_step(get_recipe(name).model, 37_000, 16, n_sweeps)
+    return measure_step(get_recipe("base").model, 37_000, 16, n_sweeps)
 
 
 # ---- memory, measured in another way
@@ -373,7 +373,7 @@ def peak_resident_mb() -> float:
 
 
 def in_fresh_process(job: str, *given) -> dict:
-    "What `resident` or `step_of` returns there; its memory is free afterwards."
+    "What `resident` or `step_of_base` returns there; its memory is free afterwards."
     command = [sys.executable, __file__, "--job", json.dumps([job, *given])]
     return json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -401,7 +401,7 @@ def resident_checks(tiny: bool) -> list[dict]:
 def do_job(job: str, *given) -> dict:
     "In a fresh process: what the record needs of it."
     if job == "step":
-        return step_of(*given)
+        return step_of_base(*given)
     what, sizes = given
     return resident(what, Sizes(*sizes))
 
@@ -426,10 +426,7 @@ def main() -> None:
         "threads": 1,
         "sweeps": args.sweeps,
         "resident": checks,
-        "steps": {
-            name: in_fresh_process("step", name, args.tiny, args.sweeps)
-            for name in ("base", "big")
-        },
+        "base_step": in_fresh_process("step", args.tiny, args.sweeps),
         "curves": measure(tiny_curves() if args.tiny else curves(), args.sweeps),
     }
     of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
