@@ -21,6 +21,7 @@ PROSE = {
     "answers",
     "command_line",
     "comparison",
+    "costs",
     "many_gpus",
     "serving",
     "map",
