@@ -7,7 +7,11 @@ __all__ = ['rank', 'world_size', 'launched', 'pick_device', 'process_group', 'su
            'shard']
 
 # %% ../nbs/52a_distributed.ipynb #19615c22
+import functools
+import gc
+import importlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -64,6 +68,27 @@ def pick_device(
 # (NCCL) or 30 (gloo)
 _PATIENCE = timedelta(hours=4)
 
+# %% ../nbs/52a_distributed.ipynb #a5000223
+# functions that clear what PyTorch caches of sharded tensors; a version may lack some
+_CLEAR_CACHES = {
+    "debug": "_clear_sharding_prop_cache",
+    "_redistribute": "clear_redistribute_planner_cache",
+}
+
+
+def _release_group() -> None:
+    "Remove what would keep a process group after `destroy_process_group`."
+    if "torch.distributed.tensor" in sys.modules:
+        # a sharded tensor's arguments lead to the group of its ranks
+        for cached in gc.get_objects():
+            if isinstance(cached, functools._lru_cache_wrapper):
+                if cached.__module__.startswith("torch.distributed."):
+                    cached.cache_clear()
+        for name, clear in _CLEAR_CACHES.items():
+            module = sys.modules.get(f"torch.distributed.tensor.{name}")
+            getattr(module, clear, lambda: None)()
+    gc.collect()  # DDP and FSDP contain reference cycles
+
 # %% ../nbs/52a_distributed.ipynb #e579d39b
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
@@ -79,6 +104,9 @@ def process_group(device: torch.device) -> Iterator[None]:
         raise UserError(
             f"device {str(device)!r} cannot communicate with other processes: take cuda or cpu"
         )
+    # DDP would import it in the group, and its functions' default arguments keep the
+    # group that they find
+    importlib.import_module("torch.distributed.nn.functional")
     own = device if device.type == "cuda" else None
     if own:
         torch.cuda.set_device(own)
@@ -100,6 +128,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     )
     yield
     # not after an error: other ranks may wait in another call, and torchrun ends them
+    _release_group()
     dist.destroy_process_group()
 
 # %% ../nbs/52a_distributed.ipynb #58b376cd

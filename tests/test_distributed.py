@@ -324,11 +324,57 @@ def found(request, tmp_path_factory):
         timeout=120,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr
     assert (
         "broadcast_buffers" not in done.stderr
     )  # an argument of DDP that newer versions warn of
     return [torch.load(folder / f"{i}.pt") for i in range(n)]
+
+
+LEAVING = """
+import weakref
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from annotated_transformer.distributed import data_parallel, process_group, shard
+
+
+def train():
+    module = torch.nn.Linear(2, 2)
+    WRAP(module)(torch.ones(1, 2)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+
+
+with process_group(torch.device("cpu")):
+    group = weakref.ref(dist.group.WORLD)
+    train()
+threads = [p.read_text() for p in Path("/proc/self/task").glob("*/comm")]  # of Linux
+assert group() is None and "gloo" not in "".join(threads), threads
+"""
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "lambda module: data_parallel(module, torch.device('cpu'))",
+        "lambda module: shard(module, [])",
+    ],
+    ids=["data_parallel", "shard"],
+)
+def test_nothing_of_the_group_outlives_it(wrap, tmp_path):
+    "Its threads were still there when Python ended, and one that freed a tensor then aborted the process: status -6."
+    (tmp_path / "program.py").write_text(LEAVING.replace("WRAP", f"({wrap})"))
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*start, "--nproc-per-node", "2", tmp_path / "program.py"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def off(found, right):

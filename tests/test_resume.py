@@ -769,7 +769,7 @@ def test_torchrun_restarts_a_killed_rank(text, harming, tmp_path):
         torchrun=two,
         **harming("SIGKILL", 8),
     )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stderr
     assert command(*text, "--out", tmp_path / "one", *WITHOUT_DROPOUT).returncode == 0
     assert [r["step"] for r in read_metrics(tmp_path / "two") if "loss" in r] == list(
         range(1, 13)
@@ -793,7 +793,7 @@ def test_another_number_of_processes_goes_on(text, tmp_path):
         "--quiet",
         torchrun=["--nproc-per-node", "3"],
     )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stderr
     assert command(*text, "--out", tmp_path / "one", *WITHOUT_DROPOUT).returncode == 0
     assert distance(run, tmp_path / "one") < 1e-4
 
@@ -814,7 +814,7 @@ def test_sharded_from_the_command_line(text, harming, tmp_path):
     )
     assert killed.returncode != 0 and [
         p.name for p in checkpoints(run / "checkpoints")
-    ] == ["step-0000003", "step-0000006"], killed.stderr[-2000:]
+    ] == ["step-0000003", "step-0000006"], killed.stderr
     again = ["--resume", run, "--device", "cpu", "--quiet"]
     stopped = command(
         *again,
@@ -825,7 +825,7 @@ def test_sharded_from_the_command_line(text, harming, tmp_path):
         **never,
         WATCH=str(tmp_path / "second"),
     )
-    assert stopped.returncode == 0, stopped.stderr[-2000:]
+    assert stopped.returncode == 0, stopped.stderr
     assert latest(run / "checkpoints").name == "step-0000007"
     whole = command(*again, **never, WATCH=str(tmp_path / "third"))
     assert whole.returncode == 0, whole.stderr

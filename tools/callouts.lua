@@ -1,4 +1,4 @@
--- Quarto's callouts: a titled box, folded where it says collapse="true".
+-- For the preview alone. Quarto's callouts: a titled box, folded where it says collapse="true".
 local words = { note = "Note", tip = "Tip", warning = "Warning", important = "Important", caution = "Caution" }
 
 function Div(div)
@@ -21,4 +21,13 @@ function Div(div)
       return box
     end
   end
+end
+
+-- As pandoc writes it; but to learn that "cell-output" is no language, it would read the definitions of all languages, on every page.
+local escapes = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;" }
+
+function CodeBlock(block)
+  if block.classes[1] ~= "cell-output" then return nil end
+  local text = block.text:gsub("[&<>\"']", escapes)
+  return pandoc.RawBlock("html", '<pre class="' .. table.concat(block.classes, " ") .. '"><code>' .. text .. "</code></pre>")
 end

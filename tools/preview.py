@@ -31,7 +31,6 @@ from pages import (
 
 OUT = ROOT / "_preview"
 HERE = Path(__file__).resolve().parent
-PRELOAD = ["nbdev.processors", "nbdev.showdoc", "execnb.shell", "pypandoc"]
 
 
 def processed(path: Path):
@@ -152,7 +151,7 @@ def main(names: list[str]) -> None:
         shutil.copy2(file, OUT)
     if (ROOT / "nbs/images").exists():
         shutil.copytree(ROOT / "nbs/images", OUT / "images")
-    # A process for each page, since processing runs the notebook's exported cells; each begins with what all of them import.
+    # A process for each page, since processing runs the notebook's exported cells; each begins with preload.py.
     found, context = (
         [],
         multiprocessing.get_context(
@@ -162,7 +161,7 @@ def main(names: list[str]) -> None:
         ),
     )
     if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(PRELOAD)
+        context.set_forkserver_preload(["preload"])
     with ProcessPoolExecutor(2, mp_context=context, max_tasks_per_child=1) as pool:
         for path, inside in zip(
             paths, pool.map(page, paths, [menu] * len(paths)), strict=True
