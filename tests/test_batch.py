@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice, product
 
 import numpy as np
@@ -37,6 +38,8 @@ from annotated_transformer.batch import (
     pad_ids,
     training_steps,
 )
+from annotated_transformer.bpe_dropout import BPEDropout
+from annotated_transformer.grammar import builtin
 from annotated_transformer.prepared import (
     _ABOUT,
     _FILES,
@@ -799,3 +802,42 @@ def test_scale_benchmark(tmp_path, monkeypatch):
     assert "400" in scale.table(
         [json.loads(json.dumps({"n_pairs": 400, "disk_gb": 0.1, **found}))]
     )
+
+
+def test_bpe_dropout_depends_on_seed_and_epoch_alone(vocab_and_text):
+    "Not on what was sampled before, nor on the thread; decoding gives the text back."
+    vocab, text = vocab_and_text
+    data = encode_pairs(text, vocab)
+
+    def sample(seed: int, epoch: int) -> list[list[int]]:
+        pairs = BPEDropout(vocab, 0.2, seed)(data, epoch)
+        return [side[i].tolist() for side in pairs for i in range(len(data))]
+
+    first = sample(0, 0)
+    assert sample(1, 0) != first != sample(0, 1)
+    assert sample(0, 0) == first
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(sample, 0, 0).result() == first
+    sentences = [sentence for side in zip(*text, strict=True) for sentence in side]
+    assert [vocab.decode(ids) for ids in first] == sentences
+
+
+def test_bpe_dropout_keeps_what_it_cannot_sample(vocab_and_text):
+    "Without dropout nothing changes; SentencePiece's own sign and too long samples stay."
+    vocab, text = vocab_and_text
+    data = encode_pairs([*text, ("a▁b", "  ")], vocab)
+    for segment in (BPEDropout(vocab, 0.0, 0), BPEDropout(vocab, 0.9, 0, max_len=1)):
+        pairs = segment(data, 0)
+        for side, plain in zip(pairs, data, strict=True):
+            assert [side[i].tolist() for i in range(len(data))] == [
+                plain[i].tolist() for i in range(len(data))
+            ]
+    sampled = BPEDropout(vocab, 0.9, 0)(data, 0)
+    assert vocab.decode(sampled.src[len(text)]) == "a▁b"
+    assert len(sampled.src.ids) > len(data.src.ids)
+
+
+@pytest.fixture(scope="module")
+def vocab_and_text():
+    text = [(s.en, s.de) for s in builtin(200, seed=0)]
+    return learn_bpe((s for pair in text for s in pair), 500), text

@@ -13,13 +13,20 @@ import pytest
 import torch
 
 from annotated_transformer import UserError
-from annotated_transformer.config import TrainConfig, get_recipe, override
+from annotated_transformer.batch import Batch
+from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.distributed import pick_device
 from annotated_transformer.evaluate import validation_bleu
-from annotated_transformer.recipe import _learning_rate_schedule, precision_context
+from annotated_transformer.r_drop import RDrop
+from annotated_transformer.recipe import (
+    BatchLoss,
+    _learning_rate_schedule,
+    precision_context,
+)
 from annotated_transformer.runs import RunOptions, _sync_interval, resume_run, train_run
 from annotated_transformer.train import Stop
+from annotated_transformer.transformer import build_transformer
 from annotated_transformer.translate import load
 
 SMALL = [
@@ -384,3 +391,15 @@ def test_a_model_that_does_not_fit_into_memory(corpus, tmp_path, monkeypatch, wh
         else:
             load(run)
     assert run.exists() == (where == "run_folder")
+
+
+def test_validation_computes_each_batch_once():
+    "R-Drop repeats a batch in training only; without dropout both losses are the same."
+    config = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
+    model, rows = build_transformer(config, 20, 0), []
+    model.encoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    ids = torch.tensor([[5, 6, 3], [8, 3, 0]])
+    batch = Batch(ids, torch.tensor([[2, 5, 6], [2, 8, 0]]), ids, 5)
+    objective = BatchLoss(model, 0.0, r_drop=RDrop(5.0))
+    losses = [objective.train(mode)(batch).item() for mode in (True, False)]
+    assert rows == [4, 2] and losses[0] == pytest.approx(losses[1], rel=1e-5)
