@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -81,12 +81,14 @@ def _release_group() -> None:
     if "torch.distributed.tensor" in sys.modules:
         # a sharded tensor's arguments lead to the group of its ranks
         for cached in gc.get_objects():
-            if isinstance(cached, functools._lru_cache_wrapper):
+            # isinstance would ask objects of PyTorch that warn of their removal
+            if type(cached) is functools._lru_cache_wrapper:
                 if cached.__module__.startswith("torch.distributed."):
                     cached.cache_clear()
         for name, clear in _CLEAR_CACHES.items():
-            module = sys.modules.get(f"torch.distributed.tensor.{name}")
-            getattr(module, clear, lambda: None)()
+            with suppress(ImportError):
+                module = importlib.import_module(f"torch.distributed.tensor.{name}")
+                getattr(module, clear, lambda: None)()
     gc.collect()  # DDP and FSDP contain reference cycles
 
 # %% ../nbs/52a_distributed.ipynb #e579d39b
