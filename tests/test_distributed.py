@@ -338,12 +338,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from annotated_transformer.distributed import data_parallel, process_group, shard
+from annotated_transformer.distributed import data_parallel, process_group
 
 
 def train():
-    module = torch.nn.Linear(2, 2)
-    WRAP(module)(torch.ones(1, 2)).sum().backward()
+    module = data_parallel(torch.nn.Linear(2, 2), torch.device("cpu"))
+    module(torch.ones(1, 2)).sum().backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
 
 
@@ -355,17 +355,9 @@ assert group() is None and "gloo" not in "".join(threads), threads
 """
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        "lambda module: data_parallel(module, torch.device('cpu'))",
-        "lambda module: shard(module, [])",
-    ],
-    ids=["data_parallel", "shard"],
-)
-def test_nothing_of_the_group_outlives_it(wrap, tmp_path):
+def test_nothing_of_the_group_outlives_it(tmp_path):
     "Its threads were still there when Python ended, and one that freed a tensor then aborted the process: status -6."
-    (tmp_path / "program.py").write_text(LEAVING.replace("WRAP", f"({wrap})"))
+    (tmp_path / "program.py").write_text(LEAVING)
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*start, "--nproc-per-node", "2", tmp_path / "program.py"],
