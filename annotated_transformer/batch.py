@@ -353,11 +353,13 @@ def training_steps(
             f"rank={rank} of world_size={world_size}, accumulate={accumulate}: "
             "take 0 ≤ rank < world_size and accumulate ≥ 1"
         )
-    kept = _short_rows(data.lengths(), max_len)
-    step, n_done = start.step, start.i_batch
+    lengths = data.lengths()
+    kept = _short_rows(lengths, max_len)
+    pairs, lengths, step, n_done = data, lengths[kept], start.step, start.i_batch
     for epoch in count(start.epoch):
-        pairs = segment(data, epoch) if segment else data
-        lengths = pairs.lengths()[kept]
+        if segment:
+            pairs = segment(data, epoch)
+            lengths = pairs.lengths()[kept]
         rng = np.random.default_rng([seed, epoch])
         batches = bucket_by_length(lengths, batch_tokens, rng)
         if n_done > len(batches):

@@ -52,6 +52,16 @@ def _as_hypotheses(
         found.append(hypotheses)
     return found
 
+
+def _put_rows(
+    found: list[list[Hypothesis]],
+    rows: Int[Tensor, " n"],
+    ended: list[list[Hypothesis]],
+) -> None:
+    "Write the hypotheses of the sentences that ended into their rows of the result."
+    for row, of_sentence in zip(rows.tolist(), ended, strict=True):
+        found[row] = of_sentence
+
 # %% ../nbs/90e_batched_search.ipynb #90e0000d
 @torch.no_grad()
 def batched_greedy_search(
@@ -74,8 +84,7 @@ def batched_greedy_search(
         if (active := _active_rows(done)) is not None:
             scores = log_probs[done, None]
             ended = _as_hypotheses(tokens[done, None], scores, scores, eos_id)
-            for row, of_sentence in zip(rows[done].tolist(), ended):
-                found[row] = of_sentence
+            _put_rows(found, rows[done], ended)
             each = rows, limits, last, log_probs, tokens, done
             rows, limits, last, log_probs, tokens, done = (t[active] for t in each)
             state = _select_rows(state, active)
@@ -244,9 +253,7 @@ def batched_beam_search(
         if (active := _active_rows(beam.done)) is not None:
             ended = _Beam(*(t[beam.done] for t in beam))
             best = ended.best_tokens, ended.best_scores, ended.best_log_probs
-            hypotheses = _as_hypotheses(*best, eos_id)
-            for row, of_sentence in zip(ended.rows.tolist(), hypotheses):
-                found[row] = of_sentence
+            _put_rows(found, ended.rows, _as_hypotheses(*best, eos_id))
             beam, last = _Beam(*(t[active] for t in beam)), last[active]
             state = _select_rows(state, active)
             continue

@@ -82,6 +82,9 @@ def _decoder_layer_step(
         past = _KeyValue(*(_append_kv(*two, step.n_past) for two in zip(past, new)))
         return [kept[:, :, : step.n_past + x.size(1)] for kept in past]
 
+    if prepared := getattr(layer, "prepared_step", None):
+        return prepared(x, append, memory, step.slot_mask, step.src_mask), past
+
     def self_attention(y: Tensor) -> Tensor:
         q, *new = _project(attn, y, step.positions)
         return attn.output(q, *append(*new), step.slot_mask)
@@ -90,8 +93,6 @@ def _decoder_layer_step(
         q = cross_attn.queries(y, step.positions)
         return cross_attn.output(q, *memory, step.src_mask)
 
-    if prepared := getattr(layer, "prepared_step", None):
-        return prepared(x, append, memory, step.slot_mask, step.src_mask), past
     x = layer.residuals[0](x, self_attention)
     x = layer.residuals[1](x, cross_attention)
     return layer.residuals[2](x, layer.feed_forward), past
