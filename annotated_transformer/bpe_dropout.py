@@ -6,40 +6,76 @@
 __all__ = ['sample_segmentation', 'BPEDropout']
 
 # %% ../nbs/51e_bpe_dropout.ipynb #51e00004
-from concurrent.futures import ThreadPoolExecutor
+import math
+import random
+import re
+from itertools import pairwise
 
 import numpy as np
-import sentencepiece as spm
 
 from .batch import EncodedPairs, RaggedArray
 from .vocab import SPACE, Vocab
 
+# %% ../nbs/51e_bpe_dropout.ipynb #51e00010
+def _sample_word(
+    word: str,
+    ranks: dict[str, float],  # of merges, by the token that results
+    dropout: float,
+    rng: random.Random,
+) -> list[str]:
+    "The tokens of a word, with random merges left out."
+    tokens = list(word)
+    found = [ranks.get(a + b, math.inf) for a, b in pairwise(tokens)]
+    while found and (lowest := min(found)) < math.inf:
+        i = found.index(lowest)
+        if rng.random() < dropout:
+            found[i] = math.inf  # this pair is left out
+            continue
+        tokens[i : i + 2] = [tokens[i] + tokens[i + 1]]
+        del found[i]
+        for j in (i - 1, i):  # the new token's pairs with its neighbours
+            if 0 <= j < len(found):
+                found[j] = ranks.get(tokens[j] + tokens[j + 1], math.inf)
+    return tokens
+
 # %% ../nbs/51e_bpe_dropout.ipynb #51e00007
-def _sample_in_thread(
-    pieces: spm.SentencePieceProcessor, texts: list[str], dropout: float, seed: int
-) -> list[list[int]]:
-    "Token ids of sentences, with random merges left out; called in a new thread."
-    spm.set_random_generator_seed(seed)
-    return pieces.encode(
-        texts, enable_sampling=True, alpha=dropout, nbest_size=-1, num_threads=1
-    )
+def _merge_ranks(vocab: Vocab) -> dict[str, float]:
+    "The rank of each merge, by the token that results from it; the lowest is first."
+    pieces = vocab.pieces
+    tests = (pieces.is_control, pieces.is_byte, pieces.is_unknown, pieces.is_unused)
+    return {
+        pieces.id_to_piece(i): -pieces.get_score(i)
+        for i in range(len(vocab))
+        if not any(test(i) for test in tests)
+    }
 
 
+def _token_ids(tokens: list[str], vocab: Vocab) -> list[int]:
+    "The ids of tokens; a character that is not in the vocabulary becomes its bytes."
+    pieces = vocab.pieces
+    ids: list[int] = []
+    for token, i in zip(tokens, pieces.piece_to_id(tokens), strict=True):
+        ids += pieces.encode(token) if i == pieces.unk_id() else [i]
+    return ids
+
+# %% ../nbs/51e_bpe_dropout.ipynb #51e00017
 def sample_segmentation(
     texts: list[str],
     vocab: Vocab,
     dropout: float,  # probability that a merge is left out
-    seed: int,  # below 2^32; the same seed gives the same segmentation
+    seed: int,  # the same seed gives the same segmentation, in any process
 ) -> list[list[int]]:
-    "Token ids of sentences, with random BPE merges left out; `vocab.decode` inverts it."
-    plain = [i for i, text in enumerate(texts) if SPACE in text]
-    marked = [" " + text.replace(SPACE, " ") for text in texts]
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        ids = thread.submit(
-            _sample_in_thread, vocab.pieces, marked, dropout, seed
-        ).result()
-    for i in plain:  # a text with SentencePiece's own sign for a space
-        ids[i] = vocab.encode(texts[i])
+    "Token ids with random BPE merges left out; `vocab.decode` gives the texts back."
+    ranks, rng = _merge_ranks(vocab), random.Random(seed)
+    ids: list[list[int]] = []
+    for text in texts:
+        if SPACE in text:  # the sign itself, which is no space: not sampled
+            ids.append(vocab.encode(text))
+            continue
+        tokens: list[str] = []
+        for word in re.findall(" [^ ]*", " " + text):
+            tokens += _sample_word(word.replace(" ", SPACE), ranks, dropout, rng)
+        ids.append(_token_ids(tokens, vocab))
     return ids
 
 # %% ../nbs/51e_bpe_dropout.ipynb #51e0000a
@@ -51,7 +87,7 @@ class BPEDropout:
         vocab: Vocab,
         dropout: float,  # probability that a merge is left out
         seed: int,
-        max_len: int | None = None,  # tokens of the longest sample; None = any
+        max_len: int | None = None,  # tokens of the longest sample; None = no limit
     ):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
@@ -64,6 +100,7 @@ class BPEDropout:
         epoch: int,  # counted from 0
     ) -> EncodedPairs:
         "The same pairs, segmented for one epoch; the same for the same seed and epoch."
+        # one seed for each side
         seeds = np.random.SeedSequence([self.seed, epoch]).generate_state(2)
         src, tgt = (
             self._resegment(side, int(seed))

@@ -104,7 +104,8 @@ def process_group(device: torch.device) -> Iterator[None]:
     backend = {"cuda": "nccl", "cpu": "gloo"}.get(device.type)
     if backend is None:
         raise UserError(
-            f"device {str(device)!r} cannot communicate with other processes: take cuda or cpu"
+            f"device {str(device)!r} cannot communicate with other processes: "
+            "take cuda or cpu"
         )
     # DDP would import it in the group, and its functions' default arguments keep the
     # group that they find

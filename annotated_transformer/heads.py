@@ -141,9 +141,10 @@ def antecedent_attention(
 # %% ../nbs/80b_heads.ipynb #e1fadd58
 @contextmanager
 def ablate_head(model: nn.Module, kind: str, layer: int, head: int) -> Iterator[None]:
-    """Inside the block, the columns of `w_o.weight` of one head are 0 (§3.2.2); then restored.
+    """Inside the block, the columns of `w_o.weight` of one head are 0 (§3.2.2).
 
-    `kind` is "encoder", "decoder" or "cross"; `layer` and `head` are counted from 0.
+    After it they are restored. `kind` is "encoder", "decoder" or "cross"; `layer` and
+    `head` are counted from 0.
     """
     modules = attention_modules(model)
     if kind not in modules:

@@ -180,7 +180,7 @@ class _PreparedStep:
     def __call__(
         self,
         x: Float[Tensor, "b beam d_model"],
-        append: Callable,  # adds new keys and values, and returns those of all positions
+        append: Callable,  # adds new keys and values; returns those of all positions
         memory: tuple[Float[Tensor, "b h s d_k"], Float[Tensor, "b h s d_v"]],
         slot_mask: Bool[Tensor, "b 1 beam n_slots"] | None,
         src_mask: Bool[Tensor, "b 1 1 s"] | None,
@@ -208,7 +208,7 @@ class _PreparedStep:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    "Is a decoder layer, after its linear maps were exchanged, made of plain parts only?"
+    "Has a decoder layer, once its linear maps are exchanged, plain parts only?"
     if type(layer) is not DecoderLayer or type(layer.feed_forward) is not FeedForward:
         return False
     attn, cross = layer.self_attn, layer.cross_attn

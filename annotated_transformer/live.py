@@ -68,7 +68,7 @@ def _pack_tensors(weights: dict[str, Tensor]) -> dict[str, dict]:
 
 # %% ../nbs/81_live.ipynb #81000014
 def _pack_vocab(vocab: Vocab) -> dict:
-    """The tokens in the order of their ids, as the class `Vocab` of tokenizer.js takes them.
+    """The tokens in the order of their ids, for the class `Vocab` of tokenizer.js.
 
     UserError unless that is also the order in which they were learned.
     """
@@ -107,10 +107,10 @@ def _pack_config(run: Run, recipe: Recipe) -> dict:
 
 # %% ../nbs/81_live.ipynb #81000016
 def pack_model(run: Run, weights: str = "int8") -> dict:
-    """What `readModel` of weights.js takes: sizes, vocabulary and weights as plain values.
+    """Sizes, vocabulary and weights as plain values, for `readModel` of weights.js.
 
-    `weights` is "int8" (8 bits, a scale per row) or "fp32". UserError if the page cannot
-    run this model.
+    `weights` is "int8" (8 bits, a scale per row) or "fp32". UserError if the page
+    cannot run this model.
     """
     recipe = check_live(run)
     if weights not in ("int8", "fp32"):
@@ -158,7 +158,7 @@ _GENERATOR = "annotated_transformer live page 1"
 
 
 def is_live_page(path: Path) -> bool:
-    "Whether `write_live_page` made this file, so that another such page may replace it."
+    "Did `write_live_page` make this file, so that another such page may replace it?"
     with open(path, "rb") as file:
         return _GENERATOR.encode() in file.read(1000)
 

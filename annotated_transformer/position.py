@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 # %% ../nbs/35_position.ipynb #64a21f59
 def positional_encoding(n: int, d_model: int) -> Float[Tensor, "{n} {d_model}"]:
-    "Sines in even features, cosines in odd ones, wavelengths from 2π to 10000·2π (§3.5)."
+    "Sines in even features, cosines in odd, wavelengths from 2π to 10000·2π (§3.5)."
     if d_model % 2:
         raise ValueError(f"d_model={d_model} must be even: sine and cosine are pairs")
     pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
@@ -60,7 +60,7 @@ class LearnedPosition(nn.Module):
         end, n = start + x.size(1), self.n_positions
         if end > n:
             raise ValueError(
-                f"position {end - 1} was never learned: n_positions={n} ends at {n - 1},"
-                " so shorten the sentence"
+                f"position {end - 1} was never learned: n_positions={n} ends at "
+                f"{n - 1}, so shorten the sentence"
             )
         return x + self.table[start:end]

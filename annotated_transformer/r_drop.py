@@ -16,7 +16,7 @@ from .label_smoothing import check_smoothing
 
 # %% ../nbs/54b_r_drop.ipynb #54b00007
 def repeat_batch(batch: Batch) -> Batch:
-    "The batch twice, one below the other; `n_tokens` stays that of one."
+    "Every sentence twice, first all, then all again; `n_tokens` is not doubled."
     src, tgt_in, tgt_out = (ids.repeat(2, 1) for ids in batch[:3])
     return Batch(src, tgt_in, tgt_out, batch.n_tokens)
 
@@ -25,7 +25,7 @@ class RDrop(nn.Module):
     "A loss like `smoothed_loss`, for a batch that went through the model twice."
 
     def __init__(self, alpha: float):
-        "`alpha` is the weight of the divergence; the publication translates with 5."
+        "`alpha` is the weight of the divergence; Liang et al. take 5 for translation."
         super().__init__()
         if alpha < 0:
             raise ValueError(f"alpha={alpha} must not be negative")
@@ -39,7 +39,7 @@ class RDrop(nn.Module):
         pad_id: int,
         label_smoothing: float,
     ) -> Float[Tensor, ""]:
-        "The loss in nats, summed over the real target tokens of one of the two passes."
+        "The loss in nats, summed over the real target tokens of the batch, each once."
         check_smoothing(label_smoothing)
         real = tgt_out != pad_id
         logits = F.linear(hidden[real], weight)  # (2 n, n_vocab)
@@ -49,6 +49,7 @@ class RDrop(nn.Module):
         of_target = F.nll_loss(log_p, tgt_out[real], reduction="sum")
         of_all = -log_p.mean(dim=-1).sum()
         loss = (1 - label_smoothing) * of_target + label_smoothing * of_all
+        # the first half of the rows is the first pass
         first, second = log_p.chunk(2)  # (n, n_vocab) each
         divergence = ((first.exp() - second.exp()) * (first - second)).sum()
         return loss / 2 + self.alpha / 4 * divergence

@@ -215,8 +215,8 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
 
 # %% ../nbs/55a_runs.ipynb #3a0e2295
 def _sync_interval(settings: TrainConfig, device: torch.device, groups: list) -> int:
-    """Steps that the loop reports together: 1, but on CUDA with a fused optimizer
-    the largest number up to 10 that divides the intervals of validation and checkpoints.
+    """How many steps the loop reports together: 1, but on CUDA with a fused optimizer
+    the largest number up to 10 that divides `valid_every` and `save_every`.
     """
     if device.type != "cuda" or not all(group.get("fused") for group in groups):
         return 1

@@ -64,7 +64,7 @@ class EncoderLayer(nn.Module):
 
 # %% ../nbs/31_stack.ipynb #3cf96b1d
 class Encoder(nn.Module):
-    "N encoder layers, then `norm`: `nn.Identity()` for post-norm (§3.1, Figure 1 left)."
+    "N encoder layers, then `norm`, `nn.Identity()` in post-norm (§3.1, Figure 1 left)."
 
     def __init__(self, layers: Sequence[nn.Module], norm: nn.Module):
         super().__init__()
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
 # %% ../nbs/31_stack.ipynb #64883e5e
 class DecoderLayer(nn.Module):
-    "Masked self-attention, cross-attention, feed-forward, each in a residual connection."
+    "Masked self-attention, cross-attention, feed-forward, with residual connections."
 
     def __init__(
         self,

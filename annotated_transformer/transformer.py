@@ -83,7 +83,7 @@ class Transformer(nn.Module):
 
 # %% ../nbs/36_transformer.ipynb #c38253a4
 def init_weights(model: nn.Module) -> nn.Module:
-    "Xavier for projections, 0 for biases, in place; the embedding keeps N(0, 1/d_model)."
+    "In place: Xavier for projections, 0 for biases; embeddings stay N(0, 1/d_model)."
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

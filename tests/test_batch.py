@@ -38,7 +38,7 @@ from annotated_transformer.batch import (
     pad_ids,
     training_steps,
 )
-from annotated_transformer.bpe_dropout import BPEDropout
+from annotated_transformer.bpe_dropout import BPEDropout, sample_segmentation
 from annotated_transformer.grammar import builtin
 from annotated_transformer.prepared import (
     _ABOUT,
@@ -820,6 +820,52 @@ def test_bpe_dropout_depends_on_seed_and_epoch_alone(vocab_and_text):
         assert threads.submit(sample, 0, 0).result() == first
     sentences = [sentence for side in zip(*text, strict=True) for sentence in side]
     assert [vocab.decode(ids) for ids in first] == sentences
+
+
+SAMPLE = """
+import sys
+from pathlib import Path
+from annotated_transformer.bpe_dropout import sample_segmentation
+from annotated_transformer.vocab import Vocab
+text = Path(sys.argv[2]).read_text(encoding="utf-8").split("\\n")
+print(sample_segmentation(text, Vocab.load(Path(sys.argv[1])), 0.2, 3))
+"""
+
+
+def test_bpe_dropout_is_the_same_in_another_process(vocab_and_text, tmp_path):
+    "As a resumed run and the ranks of a parallel one need it."
+    vocab, pairs = vocab_and_text
+    text = [sentence for pair in pairs[:20] for sentence in pair]
+    vocab.save(tmp_path / "vocab.model")
+    (tmp_path / "text").write_text("\n".join(text), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-c",
+        SAMPLE,
+        tmp_path / "vocab.model",
+        tmp_path / "text",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == sample_segmentation(text, vocab, 0.2, 3)
+
+
+def test_bpe_dropout_samples_as_sentencepiece(vocab_and_text):
+    "Without dropout the same ids; with it the same number of tokens on average."
+    vocab, pairs = vocab_and_text
+    odd = ["", "  two  spaces ", "a\ttab", "a ﬁne day", "Kaffee ☕", "<s> <unk> <0x41>"]
+    text = [sentence for pair in pairs for sentence in pair]
+    plain = [vocab.encode(sentence) for sentence in odd + text]
+    assert sample_segmentation(odd + text, vocab, 0.0, 0) == plain
+    for dropout in (0.1, 0.5):
+        ours = sum(map(len, sample_segmentation(text * 5, vocab, dropout, 0)))
+        spaced = [" " + sentence for sentence in text * 5]
+        theirs = sum(
+            len(ids)
+            for ids in vocab.pieces.encode(
+                spaced, enable_sampling=True, alpha=dropout, nbest_size=-1
+            )
+        )
+        assert abs(ours / theirs - 1) < 0.01  # 5 standard deviations or more
 
 
 def test_bpe_dropout_keeps_what_it_cannot_sample(vocab_and_text):

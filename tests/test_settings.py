@@ -499,7 +499,7 @@ def texts(seen: SimpleNamespace) -> list[set]:
     ]
 
 
-@row("bpe_dropout=0.3", f"batches {LEARNING}", under=("batch_tokens=2000",))
+@row("bpe_dropout=0.5", f"batches {LEARNING}", under=("batch_tokens=2000",))
 def bpe_dropout(base, new):
     "Other tokens for the same text, and other ones in the next epoch."
     first, second, *_ = epochs(new)
