@@ -141,6 +141,7 @@ class TrainConfig:
     adam_beta1: float = 0.9  # §5.3
     adam_beta2: float = 0.98  # §5.3
     adam_eps: float = 1e-9  # §5.3
+    init_gain: float = 1.0  # factor of the initial weights of all projections
     dropout: float = 0.1  # P_drop (§5.4)
     attention_dropout: float = 0.0  # on attention weights; not listed in §5.4
     label_smoothing: float = 0.1  # ε_ls (§5.4), the mass taken from the target token
@@ -190,7 +191,7 @@ class TrainConfig:
         )
         check_range(self, "r_drop", low=0, high=1000)
         check_range(self, "seed", low=0, high=2**63)
-        for name in ("peak_lr", "adam_eps", "clip_norm"):
+        for name in ("peak_lr", "adam_eps", "init_gain", "clip_norm"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"{name}={value} must be greater than 0")
@@ -358,7 +359,7 @@ def recipe_to_dict(recipe: Recipe) -> dict:
 # settings that runs of earlier versions do not name, with the value they trained with
 _ADDED_LATER: dict[str, dict[str, Any]] = {
     "model": {},
-    "train": {"bpe_dropout": 0.0, "r_drop": 0.0},
+    "train": {"bpe_dropout": 0.0, "init_gain": 1.0, "r_drop": 0.0},
 }
 
 

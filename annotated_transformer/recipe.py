@@ -356,6 +356,7 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
             recipe.train.dropout,
             attention=attention,
             make_dropout=engines.make_dropout,
+            init_gain=recipe.train.init_gain,
         )
 
 # %% ../nbs/55_recipe.ipynb #55ec0008

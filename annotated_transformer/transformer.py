@@ -82,11 +82,14 @@ class Transformer(nn.Module):
         return self.dropout(self.position(self.embedding(ids)))
 
 # %% ../nbs/36_transformer.ipynb #c38253a4
-def init_weights(model: nn.Module) -> nn.Module:
-    "In place: Xavier for projections, 0 for biases; embeddings stay N(0, 1/d_model)."
+def init_weights(model: nn.Module, gain: float = 1.0) -> nn.Module:
+    """In place: Xavier for projections, 0 for biases; embeddings stay N(0, 1/d_model).
+
+    `gain` is a factor of the projections' initial weights.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
+            nn.init.xavier_uniform_(module.weight, gain)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     return model
@@ -100,6 +103,7 @@ def build_transformer(
     *,
     attention: Callable[..., MultiHeadAttention] = MultiHeadAttention,
     make_dropout: Callable[[float], nn.Module] = nn.Dropout,
+    init_gain: float = 1.0,  # as for `init_weights`
 ) -> Transformer:
     "The paper's model in the given sizes, initialised; `dropout` is P_drop (§5.4)."
     if not 0 <= pad_id < n_vocab:
@@ -121,5 +125,5 @@ def build_transformer(
         position = LearnedPosition(d, config.n_positions)
     parts = Embedding(n_vocab, d), position, make_dropout(dropout), pad_id
     model = Transformer(encoder, Decoder(decoder_layers, norm()), *parts)
-    init_weights(model)
+    init_weights(model, init_gain)
     return model

@@ -11,10 +11,13 @@ scored. The length penalty is chosen on the validation set, by BLEU; the test se
 
 import argparse
 import json
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from annotated_transformer import load
 from annotated_transformer.batched_search import search_with
+from annotated_transformer.checkpoint import latest
 from annotated_transformer.config import Recipe, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.evaluate import bleu, bleu_variants
@@ -49,22 +52,42 @@ def recipe_of(row: str, seed: int, settings: list[str]) -> Recipe:
     return override(get_recipe("multi30k-small"), [*own, *settings, f"seed={seed}"])
 
 
-def translated(run: Path, sources: list[str], alpha: float, device: str) -> list[str]:
-    return load(run, device, search_with(BEAM, alpha)).translate(sources)
+def validation_bleu(
+    run: Path, corpus: Corpus, device: str, beam_size: int, alpha: float
+) -> float:
+    "Cased BLEU on the validation set."
+    sources, references = map(list, zip(*corpus.valid))
+    translator = load(run, device, search_with(beam_size, alpha))
+    return round(bleu(translator.translate(sources), references).value, 2)
+
+
+def last_checkpoint_bleu(run: Path, corpus: Corpus, device: str, alpha: float) -> float:
+    "`validation_bleu` of the newest checkpoint, in place of an average of some."
+    with TemporaryDirectory() as folder:
+        newest = latest(run / "checkpoints")
+        for path in (
+            run / "config.json",
+            run / "vocab.model",
+            newest / "model.safetensors",
+        ):
+            shutil.copy(path, folder)
+        return validation_bleu(Path(folder), corpus, device, BEAM, alpha)
 
 
 def scored(run: Path, corpus: Corpus, device: str) -> dict:
-    "BLEU on validation for each length penalty, and on the test set for the best."
-    sources, references = map(list, zip(*corpus.valid))
-    by_alpha = {
-        alpha: round(bleu(translated(run, sources, alpha, device), references).value, 2)
-        for alpha in ALPHAS
-    }
+    """BLEU on validation for each length penalty, and on the test set for the best.
+
+    Greedy search and the newest checkpoint are for comparison, on validation alone.
+    """
+    by_alpha = {a: validation_bleu(run, corpus, device, BEAM, a) for a in ALPHAS}
     alpha = max(by_alpha, key=lambda alpha: by_alpha[alpha])
     sources, references = map(list, zip(*corpus.test))
-    found = bleu_variants(translated(run, sources, alpha, device), references, "de")
+    translations = load(run, device, search_with(BEAM, alpha)).translate(sources)
+    found = bleu_variants(translations, references, "de")
     return {
         "validation": [{"alpha": a, "bleu": b} for a, b in by_alpha.items()],
+        "greedy": validation_bleu(run, corpus, device, 1, alpha),
+        "last_checkpoint": last_checkpoint_bleu(run, corpus, device, alpha),
         "alpha": alpha,
         "test": {score.name: round(score.value, 2) for score in found},
         "signature": found[0].signature,

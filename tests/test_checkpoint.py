@@ -352,7 +352,8 @@ def test_wrong_settings(run, part, name, value):
         load_run(run)
 
 
-ADDED_LATER = {"bpe_dropout", "r_drop"}  # with an older run they were off
+# with an older run they had no effect
+ADDED_LATER = {"bpe_dropout": 0, "init_gain": 1, "r_drop": 0}
 
 
 def test_settings_that_an_older_version_did_not_have(run):
@@ -362,7 +363,7 @@ def test_settings_that_an_older_version_did_not_have(run):
 
     rewritten(run, older)
     train = load_run(run).recipe.train
-    assert train.bpe_dropout == train.r_drop == 0
+    assert {name: getattr(train, name) for name in ADDED_LATER} == ADDED_LATER
 
 
 @pytest.mark.parametrize(

@@ -476,6 +476,15 @@ def adam_eps(base, new):
         check_first_step(seen)
 
 
+@row("init_gain=0.5", f"start held_out {LEARNING}")
+def init_gain(base, new):
+    "Half of each projection; embeddings, layer norms and biases are the same."
+    for name, weight in new.start.items():
+        projection = weight.dim() == 2 and "embedding" not in name
+        factor = 0.5 if projection else 1.0
+        torch.testing.assert_close(weight, factor * base.start[name])
+
+
 @row("dropout=0.3", LEARNING)
 def dropout(base, new):
     for seen, p in ((base, 0.0), (new, 0.3)):

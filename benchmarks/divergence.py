@@ -1,0 +1,159 @@
+#!/usr/bin/env python
+"""Why the shape of `multi30k-tiny` does not learn at a peak rate of 4e-3 with post-norm, and which changes cure it.
+
+    python benchmarks/divergence.py --data-dir DATA --out divergence.json
+    python tools/record.py results/divergence.json --command "…" --seed 0 --json divergence=divergence.json
+
+Each row of ROWS trains 1,200 steps of 1,000 tokens, a few minutes of one core. Every 50 steps, without dropout and on the same held-out
+sentences, it measures the loss, the loss if each sentence gets another source, how similar the encoder's outputs of one sentence are,
+and the norm of the gradient in the first and the last layer.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from annotated_transformer.batch import Batch, epoch_batches, training_steps
+from annotated_transformer.config import Recipe, get_recipe, override
+from annotated_transformer.corpus import load_corpus
+from annotated_transformer.prepared import Prepared, prepare
+from annotated_transformer.recipe import BatchLoss, build_training
+from annotated_transformer.text import fingerprint
+from annotated_transformer.train import NotFinite, StepRecord, train
+from annotated_transformer.transformer import Transformer
+
+COMMON = "batch_tokens=1000 max_steps=1200 peak_lr=4e-3 warmup_steps=200 dropout=0.1"
+ROWS: dict[str, tuple[str, float]] = {  # settings, factor of the first projections
+    "post-norm": ("", 1.0),
+    "peak rate 1e-3": ("peak_lr=1e-3", 1.0),
+    "warm-up of 800 steps": ("warmup_steps=800", 1.0),
+    "projections at half scale": ("", 0.5),
+    "gradient clipped at 0.5": ("clip_norm=0.5", 1.0),
+    "pre-norm": ("norm=pre", 1.0),
+}
+EVERY = 50  # steps from one measurement to the next
+
+
+def similarity(
+    memory: Float[Tensor, "b s d_model"], real: Float[Tensor, "b s"]
+) -> float:
+    "Mean cosine between the encoder's outputs of two positions of one sentence."
+    unit = nn.functional.normalize(memory, dim=-1) * real[..., None]
+    n = real.sum(dim=1)  # positions of each sentence
+    off_diagonal = unit.sum(dim=1).square().sum(dim=-1) - n  # (b,)
+    return (off_diagonal / (n * (n - 1))).mean().item()
+
+
+def with_other_sources(batch: Batch) -> Batch:
+    "The batch, in which each target sentence has the source of its neighbour."
+    return batch._replace(src=batch.src.roll(1, dims=0))
+
+
+@torch.no_grad()
+def measured(objective: BatchLoss, batch: Batch) -> dict[str, float]:
+    "Loss in nats per token, the same with other sources, and the similarity."
+    model: Transformer = objective.model
+    objective.eval()
+    loss = objective(batch).item() / batch.n_tokens
+    other = objective(with_other_sources(batch)).item() / batch.n_tokens
+    real = batch.src != model.pad_id
+    with objective.autocast:
+        memory, _ = model.encode(batch.src)
+    objective.train()
+    return {
+        "loss": loss,
+        "other_source": other,
+        "similarity": similarity(memory.float(), real.float()),
+    }
+
+
+def gradient_norm(layer: nn.Module) -> float:
+    "Norm of the gradient of all parameters of a layer."
+    return nn.utils.get_total_norm([p.grad for p in layer.parameters()]).item()
+
+
+def recipe_of(row: str, seed: int, settings: list[str]) -> Recipe:
+    "The recipe of a row; `settings` are for tests."
+    own = [*COMMON.split(), *ROWS[row][0].split()]
+    return override(get_recipe("multi30k-tiny"), [*own, *settings, f"seed={seed}"])
+
+
+def curve(recipe: Recipe, factor: float, data: Prepared) -> list[dict[str, float]]:
+    "Train, and measure every EVERY steps; it ends early if the loss is not finite."
+    settings, found = recipe.train, []
+    objective, parallel, optimizer, schedule = build_training(
+        recipe, data.vocab, torch.device("cpu")
+    )
+    with torch.no_grad():
+        for module in objective.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(factor)
+    layers = [*objective.model.encoder.layers, *objective.model.decoder.layers]
+    held_out = next(epoch_batches(data.valid, data.vocab, 2000, seed=0, epoch=0))
+
+    def hook(record: StepRecord) -> None:
+        if record.step == 1 or record.step % EVERY == 0:
+            norms = {
+                "first": gradient_norm(layers[0]),
+                "last": gradient_norm(layers[-1]),
+            }
+            found.append({"step": record.step} | measured(objective, held_out) | norms)
+
+    steps = training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed)
+    try:
+        train(
+            parallel,
+            steps,
+            optimizer,
+            schedule,
+            settings.max_steps,
+            [hook],
+            settings.clip_norm,
+        )
+    except NotFinite as error:
+        print(error)
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", help="holds multi30k/; without it the text is downloaded"
+    )
+    parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", nargs="*", default=[], help="settings for all rows")
+    parser.add_argument("--out", type=Path, help="write what is found as JSON")
+    args = parser.parse_args(argv)
+    corpus = load_corpus("multi30k", args.data_dir)
+    found = []
+    with TemporaryDirectory() as folder:
+        n_pieces = recipe_of(args.rows[0], args.seed, args.set).train.n_pieces
+        data = prepare(
+            Path(folder) / "text",
+            corpus.train,
+            corpus.valid,
+            f"{fingerprint(corpus.train)} {fingerprint(corpus.valid)}",
+            n_pieces,
+        )
+        for row in args.rows:
+            recipe = recipe_of(row, args.seed, args.set)
+            points = curve(recipe, ROWS[row][1], data)
+            rounded = [{k: round(v, 4) for k, v in point.items()} for point in points]
+            found.append({"row": row, "settings": ROWS[row][0], "factor": ROWS[row][1]})
+            print(json.dumps(found[-1] | rounded[-1]), flush=True)
+            found[-1]["curve"] = rounded
+            if args.out:  # after each, so that an interruption loses none
+                text = json.dumps({"common": COMMON, "rows": found}, indent=1)
+                args.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
