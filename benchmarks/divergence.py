@@ -28,13 +28,13 @@ from annotated_transformer.train import NotFinite, StepRecord, train
 from annotated_transformer.transformer import Transformer
 
 COMMON = "batch_tokens=1000 max_steps=1200 peak_lr=4e-3 warmup_steps=200 dropout=0.1"
-ROWS: dict[str, tuple[str, float]] = {  # settings, factor of the first projections
-    "post-norm": ("", 1.0),
-    "peak rate 1e-3": ("peak_lr=1e-3", 1.0),
-    "warm-up of 800 steps": ("warmup_steps=800", 1.0),
-    "projections at half scale": ("", 0.5),
-    "gradient clipped at 0.5": ("clip_norm=0.5", 1.0),
-    "pre-norm": ("norm=pre", 1.0),
+ROWS = {  # name: settings
+    "post-norm": "",
+    "peak rate 1e-3": "peak_lr=1e-3",
+    "warm-up of 800 steps": "warmup_steps=800",
+    "half of the initial weights": "init_gain=0.5",
+    "gradient clipped at 0.5": "clip_norm=0.5",
+    "pre-norm": "norm=pre",
 }
 EVERY = 50  # steps from one measurement to the next
 
@@ -79,20 +79,16 @@ def gradient_norm(layer: nn.Module) -> float:
 
 def recipe_of(row: str, seed: int, settings: list[str]) -> Recipe:
     "The recipe of a row; `settings` are for tests."
-    own = [*COMMON.split(), *ROWS[row][0].split()]
+    own = [*COMMON.split(), *ROWS[row].split()]
     return override(get_recipe("multi30k-tiny"), [*own, *settings, f"seed={seed}"])
 
 
-def curve(recipe: Recipe, factor: float, data: Prepared) -> list[dict[str, float]]:
+def curve(recipe: Recipe, data: Prepared) -> list[dict[str, float]]:
     "Train, and measure every EVERY steps; it ends early if the loss is not finite."
     settings, found = recipe.train, []
     objective, parallel, optimizer, schedule = build_training(
         recipe, data.vocab, torch.device("cpu")
     )
-    with torch.no_grad():
-        for module in objective.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.mul_(factor)
     layers = [*objective.model.encoder.layers, *objective.model.decoder.layers]
     held_out = next(epoch_batches(data.valid, data.vocab, 2000, seed=0, epoch=0))
 
@@ -145,9 +141,9 @@ def main(argv: list[str] | None = None) -> None:
         )
         for row in args.rows:
             recipe = recipe_of(row, args.seed, args.set)
-            points = curve(recipe, ROWS[row][1], data)
+            points = curve(recipe, data)
             rounded = [{k: round(v, 4) for k, v in point.items()} for point in points]
-            found.append({"row": row, "settings": ROWS[row][0], "factor": ROWS[row][1]})
+            found.append({"row": row, "settings": ROWS[row]})
             print(json.dumps(found[-1] | rounded[-1]), flush=True)
             found[-1]["curve"] = rounded
             if args.out:  # after each, so that an interruption loses none
