@@ -12,12 +12,14 @@ from typing import NamedTuple
 from torch import nn
 
 from .chunked_loss import chunked_loss
+from .chunked_r_drop import ChunkedRDrop
 from .decode import PrefixDecoder
 from .fast_dropout import FastDropout
 from .fused_attention import FusedMultiHeadAttention
 from .kv_cache import KVCache
 from .label_smoothing import smoothed_loss
 from .multi_head import MultiHeadAttention
+from .r_drop import RDrop
 
 # %% ../nbs/90g_engines.ipynb #9e000007
 class Engines(NamedTuple):
@@ -26,8 +28,11 @@ class Engines(NamedTuple):
     make_dropout: Callable[[float], nn.Module]
     attention: Callable[..., MultiHeadAttention]
     loss: Callable
+    r_drop: Callable[[float], RDrop]
     decoder: Callable[..., PrefixDecoder | KVCache]
 
 # %% ../nbs/90g_engines.ipynb #9e000008
-PLAIN = Engines(nn.Dropout, MultiHeadAttention, smoothed_loss, PrefixDecoder)
-FAST = Engines(FastDropout, FusedMultiHeadAttention, chunked_loss, KVCache)
+PLAIN = Engines(nn.Dropout, MultiHeadAttention, smoothed_loss, RDrop, PrefixDecoder)
+FAST = Engines(
+    FastDropout, FusedMultiHeadAttention, chunked_loss, ChunkedRDrop, KVCache
+)

@@ -377,7 +377,7 @@ def build_training(
     if settings.compile:
         model.compile(dynamic=True)
     autocast = precision_context(settings.precision, device)
-    r_drop = RDrop(settings.r_drop) if settings.r_drop else None
+    r_drop = engines.r_drop(settings.r_drop) if settings.r_drop else None
     smoothing = settings.label_smoothing
     objective = BatchLoss(model, smoothing, autocast, engines.loss, r_drop)
     if sharded:

@@ -3,8 +3,10 @@
 
     python benchmarks/loss.py --threads 1 --out loss.json
     python benchmarks/loss.py --precision bf16 --tokens 25000 --rounds 3
+    python benchmarks/loss.py --r-drop --tokens 2048 --vocab 8000 --d_model 128 --threads 1
 
-Contenders: `chunked_loss`; PyTorch's `F.cross_entropy` over all logits; the formula written out over all logits.
+Contenders: `chunked_loss`; PyTorch's `F.cross_entropy` over all logits; the formula written out over all logits. With `--r-drop`:
+`ChunkedRDrop` and `RDrop`, for two passes of so many tokens.
 Each one's peak memory is measured in a process of its own: what forward and backward add, the gradients included. A round times every
 contender once, one after the other; ratios are taken within a round, and the median over rounds is printed. Value and gradients are
 compared with the formula in float64, some places at a time.
@@ -25,6 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from annotated_transformer.chunked_loss import chunked_loss
+from annotated_transformer.chunked_r_drop import ChunkedRDrop
+from annotated_transformer.r_drop import RDrop
 
 PAD, SMOOTHING = -1, 0.1  # no place is padding
 
@@ -59,19 +63,34 @@ CONTENDERS = {
 }
 
 
-def example(
-    n_tokens: int, n_vocab: int, d_model: int, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def r_drop(hidden: Tensor, weight: Tensor, tgt_out: Tensor) -> Tensor:
+    return RDrop(5.0)(hidden, weight, tgt_out, PAD, SMOOTHING)
+
+
+def chunked_r_drop(hidden: Tensor, weight: Tensor, tgt_out: Tensor) -> Tensor:
+    return ChunkedRDrop(5.0)(hidden, weight, tgt_out, PAD, SMOOTHING)
+
+
+R_DROP = {"ours": chunked_r_drop, "plain": r_drop}
+
+
+def contenders(args: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
+    return R_DROP if args.r_drop else CONTENDERS
+
+
+def example(args: argparse.Namespace, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     "Hidden states as a layer norm leaves them, an output matrix that makes logits of size 1 of them, and words."
+    n_tokens, n_vocab, d_model = args.tokens, args.vocab, args.d_model
+    n_passes = 2 if args.r_drop else 1
     rng = torch.Generator().manual_seed(seed)
     hidden, weight = (
-        torch.randn(1, n_tokens, d_model, generator=rng),
+        torch.randn(n_passes, n_tokens, d_model, generator=rng),
         torch.randn(n_vocab, d_model, generator=rng) * d_model**-0.5,
     )
     return (
         hidden.requires_grad_(),
         weight.requires_grad_(),
-        torch.randint(n_vocab, (1, n_tokens), generator=rng),
+        torch.randint(n_vocab, (1, n_tokens), generator=rng).repeat(n_passes, 1),
     )
 
 
@@ -93,9 +112,11 @@ def peak_mb() -> float:
 
 def added_mb(name: str, kind: str, args: argparse.Namespace) -> float:
     "What one forward and backward adds to what this process held at most."
-    forward_backward(CONTENDERS[name], example(64, 64, 64), kind)  # loads the kernels
-    inputs, before = example(args.tokens, args.vocab, args.d_model), peak_mb()
-    forward_backward(CONTENDERS[name], inputs, kind)
+    loss = contenders(args)[name]
+    small = argparse.Namespace(tokens=64, vocab=64, d_model=64, r_drop=args.r_drop)
+    forward_backward(loss, example(small), kind)  # loads the kernels
+    inputs, before = example(args), peak_mb()
+    forward_backward(loss, inputs, kind)
     return peak_mb() - before
 
 
@@ -112,19 +133,20 @@ def in_own_process(name: str, kind: str, args: argparse.Namespace) -> float:
         "--precision",
         kind,
         *sizes,
+        *(["--r-drop"] if args.r_drop else []),
     ]
     return json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     )
 
 
-def exact(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+def exact(
+    inputs: tuple[Tensor, Tensor, Tensor], loss: Callable[..., Tensor]
+) -> tuple[Tensor, ...]:
     "Value and gradients in float64; the loss is a sum over places."
     hidden, weight, tgt_out = inputs[0].double(), inputs[1].double(), inputs[2]
     parts = [
-        forward_backward(
-            written_out, (h.detach().requires_grad_(), weight, words), "float64"
-        )
+        forward_backward(loss, (h.detach().requires_grad_(), weight, words), "float64")
         for h, words in zip(hidden.split(256, dim=1), tgt_out.split(256, dim=1))
     ]
     values, at_hidden, at_weight = zip(*parts)
@@ -144,19 +166,19 @@ def compare(
 ) -> dict:
     "Rounds of all contenders in turn, beside their memory and how far off they are."
     inputs, names, rounds = (
-        example(args.tokens, args.vocab, args.d_model),
-        list(CONTENDERS),
+        example(args),
+        list(contenders(args)),
         [],
     )
     wrong = {
         name: off(forward_backward(loss, inputs, kind), right)
-        for name, loss in CONTENDERS.items()
+        for name, loss in contenders(args).items()
     }  # and warm
     for i in range(args.rounds):
         seconds = {}
         for name in names[i % len(names) :] + names[: i % len(names)]:
             began = time.perf_counter()
-            forward_backward(CONTENDERS[name], inputs, kind)
+            forward_backward(contenders(args)[name], inputs, kind)
             seconds[name] = time.perf_counter() - began
         rounds.append(seconds)
     result = {
@@ -200,11 +222,14 @@ def main() -> None:
     )
     parser.add_argument("--vocab", type=int, default=37_000)
     parser.add_argument("--d_model", type=int, default=512)
+    parser.add_argument(
+        "--r-drop", action="store_true", help="compare the losses of R-Drop"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="write the figures as JSON")
     parser.add_argument(
-        "--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS
+        "--memory-of", choices=[*CONTENDERS, *R_DROP], help=argparse.SUPPRESS
     )  # what the process of one contender is started with
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -212,10 +237,10 @@ def main() -> None:
         return print(added_mb(args.memory_of, args.precision[0], args))
     # First, while this process is small: on Linux another one inherits the peak of the one that starts it.
     memory = {
-        kind: {name: in_own_process(name, kind, args) for name in CONTENDERS}
+        kind: {name: in_own_process(name, kind, args) for name in contenders(args)}
         for kind in args.precision
     }
-    right = exact(example(args.tokens, args.vocab, args.d_model))
+    right = exact(example(args), r_drop if args.r_drop else written_out)
     result = {kind: compare(kind, memory[kind], right, args) for kind in args.precision}
     if args.out:
         with open(args.out, "w") as f:

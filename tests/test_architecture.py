@@ -18,6 +18,7 @@ PROSE = {
     "introduction",
     "systems_compared",
     "scoring",
+    "small_data",
     "answers",
     "command_line",
     "comparison",
@@ -67,7 +68,8 @@ ALLOWED = {
     # layer 1: what holds parts together
     "transformer": "config stack multi_head masking feed_forward embedding position",
     "kv_cache": "decode fused_attention transformer",
-    "engines": "chunked_loss decode fast_dropout fused_attention kv_cache label_smoothing multi_head",
+    "chunked_r_drop": "chunked_loss label_smoothing r_drop",
+    "engines": "chunked_loss chunked_r_drop decode fast_dropout fused_attention kv_cache label_smoothing multi_head r_drop",
     "background": "",
     "convolutions": "",
     "complexity": "attention",
@@ -118,6 +120,7 @@ ENGINES = {
     "fast_dropout",
     "fused_attention",
     "chunked_loss",
+    "chunked_r_drop",
     "kv_cache",
     "batched_search",
     "inference",
@@ -142,7 +145,7 @@ def notebooks() -> list[Path]:
 
 
 def stem_of(path: Path) -> str:
-    return re.sub(r"^\d+[a-z]?_", "", path.stem)
+    return re.sub(r"^\d+[a-z]*_", "", path.stem)
 
 
 def modules() -> set[str]:
@@ -324,7 +327,7 @@ def test_captions_are_shown_everywhere(path):
         source = joined(cell["source"])
         if cell["cell_type"] == "markdown":
             assert not re.search(r"\{#fig-|^:::|@fig-", source, re.M), source
-            assert not re.search(r"\[\d+[a-z]?\]\((?!http)", source), (
+            assert not re.search(r"\[\d+[a-z]*\]\((?!http)", source), (
                 f"a link says where it leads: {source}"
             )
         elif re.search(r"^#\| *fig-cap:", source, re.M):

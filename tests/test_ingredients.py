@@ -31,17 +31,18 @@ def bench() -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-def test_rows_are_settings_of_the_recipe(bench):
-    "Each row gives another recipe; the row that is called plain changes nothing else."
+def test_rows_are_settings_of_a_recipe(bench):
+    "Each row gives another recipe, with the settings that its name says."
     recipes = {row: bench.recipe_of(row, 0, []) for row in bench.ROWS}
     assert len(set(map(str, recipes.values()))) == len(recipes)
-    plain, base = recipes["post-norm"], get_recipe("multi30k-small")
-    assert plain.model == base.model and plain.train.peak_lr == base.train.peak_lr
+    plain, base = recipes["small, post-norm"], get_recipe("multi30k-small")
+    assert plain == base
     for row, recipe in recipes.items():
+        assert (recipe.model.d_model == 128) == row.startswith("tiny")
         assert (recipe.model.norm == "pre") == ("pre-norm" in row)
         assert (recipe.train.r_drop > 0) == ("R-Drop" in row)
-        assert (recipe.train.bpe_dropout > 0) == ("BPE-dropout" in row)
-    assert bench.recipe_of("post-norm", 7, []).train.seed == 7
+        assert (recipe.train.init_gain == 0.5) == ("half weights" in row)
+    assert bench.recipe_of("small, post-norm", 7, []).train.seed == 7
 
 
 def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
@@ -49,7 +50,7 @@ def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
     corpus = load_corpus("builtin", n_train=300, n_valid=10, n_test=10)
     main, out = bench.main, tmp_path / "found.json"
     monkeypatch.setitem(main.__globals__, "load_corpus", lambda *_: corpus)
-    rows = ["post-norm", "pre-norm, dropout 0.3, BPE-dropout"]
+    rows = ["small, post-norm", "tiny, pre-norm"]
     order = ["--runs", str(tmp_path / "runs"), "--out", str(out), "--rows", *rows]
     records = []
     for _ in range(2):
@@ -61,4 +62,5 @@ def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
         assert run["steps"] == 4 and [step for step, _ in run["curve"]] == [2, 4]
         tried = {each["alpha"]: each["bleu"] for each in run["validation"]}
         assert tried[run["alpha"]] == max(tried.values())
+        assert {"greedy", "last_checkpoint"} <= run.keys()
         assert "Moses, lower case" in run["test"]

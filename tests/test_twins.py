@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from annotated_transformer import chunked_loss as chunks
+from annotated_transformer import chunked_r_drop as r_drop_chunks
 from annotated_transformer.attention import attention
 from annotated_transformer.batch import Batch
 from annotated_transformer.batched_search import (
@@ -26,6 +27,7 @@ from annotated_transformer.batched_search import (
     batched_greedy_search,
 )
 from annotated_transformer.chunked_loss import chunked_loss
+from annotated_transformer.chunked_r_drop import ChunkedRDrop
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.decode import (
     DecodingState,
@@ -47,6 +49,7 @@ from annotated_transformer.inference import (
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.label_smoothing import smoothed_loss
 from annotated_transformer.multi_head import MultiHeadAttention
+from annotated_transformer.r_drop import RDrop
 from annotated_transformer.recipe import BatchLoss
 from annotated_transformer.transformer import build_transformer
 
@@ -160,6 +163,14 @@ def loss_inputs(
     return hidden, weight, tgt_out, 0, eps
 
 
+def r_drop_inputs(rng: torch.Generator, shape=(3, 7), **case) -> tuple:
+    "Two passes whose hidden states differ, and a batch that is the same in both."
+    hidden, weight, tgt_out, *rest = loss_inputs(rng, shape=shape, **case)
+    noise = torch.randn(hidden.shape, generator=rng).bfloat16().double() / 4
+    other = (hidden + noise).bfloat16().double()
+    return torch.cat([hidden, other]), weight, tgt_out.repeat(2, 1), *rest
+
+
 LOSSES = {
     "no smoothing": dict(eps=0.0),
     "smoothing": dict(eps=0.1),
@@ -187,7 +198,7 @@ def with_padding(*args) -> Tensor:
 
 def small_chunks(*args) -> Tensor:
     "Chunks of four positions, on any device."
-    with mock.patch.object(chunks, "_chunk_size", lambda n_vocab, device: 4):
+    with mock.patch.object(chunks, "chunk_size", lambda n_vocab, device: 4):
         return chunked_loss(*args)
 
 
@@ -446,7 +457,37 @@ def linear_cases(
     return cases
 
 
+def small_chunks_of_pairs(*args) -> Tensor:
+    "R-Drop in chunks of two target tokens."
+    with mock.patch.object(r_drop_chunks, "chunk_size", lambda n_vocab, device: 4):
+        return ChunkedRDrop(5.0)(*args)
+
+
 TWINS = [
+    Twin(
+        "R-Drop in chunks",
+        RDrop(5.0),
+        ChunkedRDrop(5.0),
+        r_drop_inputs,
+        LOSSES | LARGE,
+        LOSS_TOLERANCE,
+    ),
+    Twin(
+        "R-Drop in chunks of two target tokens",
+        RDrop(5.0),
+        small_chunks_of_pairs,
+        r_drop_inputs,
+        LOSSES,
+        LOSS_TOLERANCE,
+    ),
+    Twin(
+        "R-Drop without a divergence",
+        RDrop(0.0),
+        ChunkedRDrop(0.0),
+        r_drop_inputs,
+        LOSSES,
+        LOSS_TOLERANCE,
+    ),
     Twin(
         "chunked loss",
         smoothed_loss,
