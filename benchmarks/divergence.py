@@ -27,7 +27,10 @@ from annotated_transformer.text import fingerprint
 from annotated_transformer.train import NotFinite, StepRecord, train
 from annotated_transformer.transformer import Transformer
 
-COMMON = "batch_tokens=1000 max_steps=1200 peak_lr=4e-3 warmup_steps=200 dropout=0.1"
+COMMON = (
+    "batch_tokens=1000 max_steps=1200 peak_lr=4e-3 warmup_steps=200 dropout=0.1 "
+    "init_gain=1"
+)
 ROWS = {  # name: settings
     "post-norm": "",
     "peak rate 1e-3": "peak_lr=1e-3",

@@ -35,12 +35,13 @@ def test_rows_are_settings_of_a_recipe(bench):
     "Each row gives another recipe, with the settings that its name says."
     recipes = {row: bench.recipe_of(row, 0, []) for row in bench.ROWS}
     assert len(set(map(str, recipes.values()))) == len(recipes)
-    plain, base = recipes["small, post-norm"], get_recipe("multi30k-small")
-    assert plain == base
+    assert recipes["small, post-norm"] == get_recipe("multi30k-small")
+    assert recipes["tiny, half weights"] == get_recipe("multi30k-tiny")
     for row, recipe in recipes.items():
         assert (recipe.model.d_model == 128) == row.startswith("tiny")
         assert (recipe.model.norm == "pre") == ("pre-norm" in row)
         assert (recipe.train.r_drop > 0) == ("R-Drop" in row)
+        assert (recipe.train.bpe_dropout > 0) == ("BPE-dropout" in row)
         assert (recipe.train.init_gain == 0.5) == ("half weights" in row)
     assert bench.recipe_of("small, post-norm", 7, []).train.seed == 7
 
