@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
+from safetensors.torch import load_file
 
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
@@ -65,3 +66,16 @@ def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
         assert tried[run["alpha"]] == max(tried.values())
         assert {"greedy", "last_checkpoint"} <= run.keys()
         assert "Moses, lower case" in run["test"]
+
+    weights = []
+
+    def read(folder, *_):
+        weights.append(load_file(folder / "model.safetensors"))
+
+    monkeypatch.setitem(main.__globals__, "validation_bleu", read)
+    run = tmp_path / "runs" / "tiny_pre-norm_0"
+    bench.last_checkpoint_bleu(run, corpus, "cpu", 1.0)
+    read(run)
+    read(run / "checkpoints" / "step-0000004")
+    scored, average, newest = ({k: v.tolist() for k, v in w.items()} for w in weights)
+    assert scored == newest != average
