@@ -9,9 +9,13 @@ __all__ = ['ChunkedRDrop']
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .chunked_loss import chunk_size
+from annotated_transformer.chunked_loss import (
+    GradientsInForward,
+    add_product,
+    chunk_size,
+    product_dtype,
+)
 from .label_smoothing import check_smoothing
 from .r_drop import RDrop
 
@@ -38,7 +42,7 @@ def _loss_and_gradient(
     return loss / 2 + alpha / 4 * kl.sum(), grad.scatter_add_(-1, target, less)
 
 # %% ../nbs/90ca_chunked_r_drop.ipynb #90ca000a
-class _ChunkedRDrop(torch.autograd.Function):
+class _ChunkedRDrop(GradientsInForward):
     "The summed loss and its gradients, a chunk of target tokens at a time."
 
     @staticmethod
@@ -66,17 +70,9 @@ class _ChunkedRDrop(torch.autograd.Function):
             total += loss
             grad = grad.to(dtype)
             grad_hidden[:, rows] = grad @ w
-            grad_weight += grad.flatten(0, 1).T @ h.flatten(0, 1)
+            add_product(grad_weight, grad.flatten(0, 1).T, h.flatten(0, 1))
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Float[Tensor, ""]) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        at_hidden = grad_hidden * grad.to(grad_hidden.dtype)
-        at_weight = (grad_weight * grad).to(grad_weight.dtype)
-        return at_hidden, at_weight, None, None, None, None
 
 # %% ../nbs/90ca_chunked_r_drop.ipynb #90ca000c
 class ChunkedRDrop(RDrop):
@@ -92,13 +88,11 @@ class ChunkedRDrop(RDrop):
     ) -> Float[Tensor, ""]:
         "The loss in nats, summed over the real target tokens of the batch, each once."
         check_smoothing(label_smoothing)
-        device, dtype = hidden.device.type, hidden.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
+        dtype = product_dtype(hidden)
         real = tgt_out != pad_id
         target = tgt_out[real].chunk(2)[0]
         passes = hidden[real].view(2, len(target), hidden.size(-1))
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False):
             return _ChunkedRDrop.apply(
                 passes, weight, target, self.alpha, label_smoothing, dtype
             )
