@@ -2,12 +2,14 @@
 
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -236,3 +238,9 @@ def chromium() -> str:
             print(f"\n::warning::{line}", file=sys.__stderr__)
         pytest.skip(line)
     return found
+
+
+def benchmark(name: str) -> SimpleNamespace:
+    "What a program of benchmarks/ defines; its `main` is not run."
+    path = ROOT / "benchmarks" / f"{name}.py"
+    return SimpleNamespace(**runpy.run_path(str(path), run_name="bench"))

@@ -1,12 +1,11 @@
 "benchmarks/divergence.py: its measures against values computed by hand, and its rows."
 
 import json
-import runpy
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import benchmark
 from test_ingredients import SETTINGS
 
 from annotated_transformer.batch import Batch
@@ -15,8 +14,7 @@ from annotated_transformer.corpus import load_corpus
 
 @pytest.fixture(scope="module")
 def bench() -> SimpleNamespace:
-    names = runpy.run_path(str(ROOT / "benchmarks/divergence.py"), run_name="bench")
-    return SimpleNamespace(**names)
+    return benchmark("divergence")
 
 
 def test_similarity_is_the_mean_over_pairs_of_positions(bench):

@@ -1,11 +1,10 @@
 "benchmarks/ingredients.py, with two tiny rows of the synthetic corpus in place of Multi30k."
 
 import json
-import runpy
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import benchmark
 from safetensors.torch import load_file
 
 from annotated_transformer.config import get_recipe
@@ -28,8 +27,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def bench() -> SimpleNamespace:
-    names = runpy.run_path(str(ROOT / "benchmarks/ingredients.py"), run_name="bench")
-    return SimpleNamespace(**names)
+    return benchmark("ingredients")
 
 
 def test_rows_are_settings_of_a_recipe(bench):
