@@ -7,13 +7,14 @@ __all__ = ['ChunkedRDrop']
 
 # %% ../nbs/90ca_chunked_r_drop.ipynb #90ca0004
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from annotated_transformer.chunked_loss import (
     GradientsInForward,
     add_product,
     chunk_size,
+    flat_positions,
     product_dtype,
 )
 from .label_smoothing import check_smoothing
@@ -23,13 +24,15 @@ from .r_drop import RDrop
 def _loss_and_gradient(
     log_p: Float[Tensor, "2 n n_vocab"],  # of the two passes
     target: Int[Tensor, "2 n 1"],  # twice the same
+    real: Bool[Tensor, "n 1"],  # False: the position does not count
     alpha: float,
     label_smoothing: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "2 n n_vocab"]]:
     "The summed loss of some target tokens, and its gradient at the logits."
     of_all = label_smoothing / log_p.size(-1)  # of q, for each token
     of_target = 1 - label_smoothing
-    loss = -of_target * log_p.gather(-1, target).sum() - of_all * log_p.sum()
+    loss = -of_target * log_p.gather(-1, target)  # (2, n, 1)
+    loss -= of_all * log_p.sum(dim=-1, keepdim=True)
     sign = log_p.new_tensor([1, -1]).view(2, 1, 1)
     p = log_p.exp()
     grad = p * (log_p[0] - log_p[1])
@@ -39,7 +42,8 @@ def _loss_and_gradient(
     grad.sub_(p.flip(0), alpha=alpha / 4)
     grad.sub_(of_all / 2)
     less = torch.full_like(target, -of_target / 2, dtype=grad.dtype)
-    return loss / 2 + alpha / 4 * kl.sum(), grad.scatter_add_(-1, target, less)
+    loss = (loss / 2 + alpha / 4 * kl).masked_fill(~real, 0)
+    return loss.sum(), grad.scatter_add_(-1, target, less)
 
 # %% ../nbs/90ca_chunked_r_drop.ipynb #90ca000a
 class _ChunkedRDrop(GradientsInForward):
@@ -51,6 +55,7 @@ class _ChunkedRDrop(GradientsInForward):
         hidden: Float[Tensor, "2 n d_model"],  # of the two passes
         weight: Float[Tensor, "n_vocab d_model"],
         target: Int[Tensor, " n"],
+        real: Bool[Tensor, " n"],
         alpha: float,
         label_smoothing: float,
         dtype: torch.dtype,  # of the matrix products
@@ -66,7 +71,9 @@ class _ChunkedRDrop(GradientsInForward):
             h = hidden[:, rows].to(dtype)  # (2, rows, d_model)
             log_p = (h @ w.T).log_softmax(dim=-1, dtype=sum_dtype)
             ids = target[rows, None].expand(2, -1, 1)
-            loss, grad = _loss_and_gradient(log_p, ids, alpha, label_smoothing)
+            loss, grad = _loss_and_gradient(
+                log_p, ids, real[rows, None], alpha, label_smoothing
+            )
             total += loss
             grad = grad.to(dtype)
             grad_hidden[:, rows] = grad @ w
@@ -89,10 +96,9 @@ class ChunkedRDrop(RDrop):
         "The loss in nats, summed over the real target tokens of the batch, each once."
         check_smoothing(label_smoothing)
         dtype = product_dtype(hidden)
-        real = tgt_out != pad_id
-        target = tgt_out[real].chunk(2)[0]
-        passes = hidden[real].view(2, len(target), hidden.size(-1))
+        settings = self.alpha, label_smoothing, dtype
         with torch.autocast(hidden.device.type, enabled=False):
-            return _ChunkedRDrop.apply(
-                passes, weight, target, self.alpha, label_smoothing, dtype
-            )
+            flat, target, real = flat_positions(hidden, tgt_out, pad_id)
+            n = len(target) // 2  # the same targets follow for the second pass
+            passes = flat.view(2, n, hidden.size(-1))
+            return _ChunkedRDrop.apply(passes, weight, target[:n], real[:n], *settings)

@@ -463,6 +463,12 @@ def small_chunks_of_pairs(*args) -> Tensor:
         return ChunkedRDrop(5.0)(*args)
 
 
+def pairs_with_padding(*args) -> Tensor:
+    "R-Drop in chunks as on a GPU, where padding is set to zero."
+    with mock.patch.object(chunks, "_SELECT_ON", ()):
+        return ChunkedRDrop(5.0)(*args)
+
+
 TWINS = [
     Twin(
         "R-Drop in chunks",
@@ -478,6 +484,14 @@ TWINS = [
         small_chunks_of_pairs,
         r_drop_inputs,
         LOSSES,
+        LOSS_TOLERANCE,
+    ),
+    Twin(
+        "R-Drop in chunks with padding",
+        RDrop(5.0),
+        pairs_with_padding,
+        r_drop_inputs,
+        LOSSES | LARGE,
         LOSS_TOLERANCE,
     ),
     Twin(
