@@ -49,6 +49,11 @@ ROWS = {  # name: recipe, settings
     # 2.3 million parameters, 68 epochs without variations
     "tiny, pre-norm": ("multi30k-tiny", "norm=pre init_gain=1"),
     "tiny, half weights": ("multi30k-tiny", ""),
+    "tiny, half weights, batches of 2,048": (
+        "multi30k-tiny",
+        "batch_tokens=2048 max_steps=16000 warmup_steps=2000 peak_lr=3e-3 "
+        "valid_every=800 save_every=200",
+    ),
     "tiny, half weights, BPE-dropout": ("multi30k-tiny", "bpe_dropout=0.1"),
     "tiny, half weights, R-Drop": (
         "multi30k-tiny",
