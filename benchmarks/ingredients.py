@@ -55,9 +55,11 @@ ROWS = {  # name: recipe, settings
         "valid_every=800 save_every=200",
     ),
     "tiny, half weights, BPE-dropout": ("multi30k-tiny", "bpe_dropout=0.1"),
-    "tiny, half weights, R-Drop": (
+    "tiny, half weights, vocabulary of 12,000": ("multi30k-tiny", "n_pieces=12000"),
+    "tiny, half weights, dropout 0.2, R-Drop": (
         "multi30k-tiny",
-        "r_drop=5 batch_tokens=2048 max_steps=10000 peak_lr=3e-3 valid_every=500",
+        "r_drop=3 dropout=0.2 batch_tokens=1024 max_steps=20000 warmup_steps=2000 "
+        "peak_lr=3e-3 valid_every=1000 save_every=250",
     ),
 }
 ALPHAS = (0.6, 1.0, 1.4)
@@ -70,17 +72,20 @@ def recipe_of(row: str, seed: int, settings: list[str]) -> Recipe:
     return override(get_recipe(name), [*own.split(), *settings, f"seed={seed}"])
 
 
-def validation_bleu(
-    run: Path, corpus: Corpus, device: str, beam_size: int, alpha: float
+Pairs = list[tuple[str, str]]
+
+
+def bleu_on(
+    pairs: Pairs, run: Path, device: str, beam_size: int, alpha: float
 ) -> float:
-    "Cased BLEU on the validation set."
-    sources, references = map(list, zip(*corpus.valid))
+    "Cased BLEU of a run's translations of `pairs`."
+    sources, references = map(list, zip(*pairs))
     translator = load(run, device, search_with(beam_size, alpha))
     return round(bleu(translator.translate(sources), references).value, 2)
 
 
-def last_checkpoint_bleu(run: Path, corpus: Corpus, device: str, alpha: float) -> float:
-    "`validation_bleu` of the newest checkpoint, in place of an average of some."
+def last_checkpoint_bleu(pairs: Pairs, run: Path, device: str, alpha: float) -> float:
+    "`bleu_on` for the newest checkpoint, in place of an average of some."
     with TemporaryDirectory() as folder:
         newest = latest(run / "checkpoints")
         for path in (
@@ -89,23 +94,27 @@ def last_checkpoint_bleu(run: Path, corpus: Corpus, device: str, alpha: float) -
             newest / "model.safetensors",
         ):
             shutil.copy(path, folder)
-        return validation_bleu(Path(folder), corpus, device, BEAM, alpha)
+        return bleu_on(pairs, Path(folder), device, BEAM, alpha)
 
 
 def scored(run: Path, corpus: Corpus, device: str) -> dict:
     """BLEU on validation for each length penalty, and on the test set for the best.
 
-    Greedy search and the newest checkpoint are for comparison, on validation alone.
+    For comparison: greedy search on validation and on about 1,000 training pairs, and
+    the newest checkpoint on validation.
     """
-    by_alpha = {a: validation_bleu(run, corpus, device, BEAM, a) for a in ALPHAS}
+    train = list(corpus.train)
+    train, valid = train[:: len(train) // 1000 or 1], list(corpus.valid)
+    by_alpha = {a: bleu_on(valid, run, device, BEAM, a) for a in ALPHAS}
     alpha = max(by_alpha, key=lambda alpha: by_alpha[alpha])
     sources, references = map(list, zip(*corpus.test))
     translations = load(run, device, search_with(BEAM, alpha)).translate(sources)
     found = bleu_variants(translations, references, "de")
     return {
         "validation": [{"alpha": a, "bleu": b} for a, b in by_alpha.items()],
-        "greedy": validation_bleu(run, corpus, device, 1, alpha),
-        "last_checkpoint": last_checkpoint_bleu(run, corpus, device, alpha),
+        "greedy": bleu_on(valid, run, device, 1, alpha),
+        "greedy_on_train": bleu_on(train, run, device, 1, alpha),
+        "last_checkpoint": last_checkpoint_bleu(valid, run, device, alpha),
         "alpha": alpha,
         "test": {score.name: round(score.value, 2) for score in found},
         "signature": found[0].signature,

@@ -62,18 +62,28 @@ def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
         assert run["steps"] == 4 and [step for step, _ in run["curve"]] == [2, 4]
         tried = {each["alpha"]: each["bleu"] for each in run["validation"]}
         assert tried[run["alpha"]] == max(tried.values())
-        assert {"greedy", "last_checkpoint"} <= run.keys()
+        assert {"greedy", "greedy_on_train", "last_checkpoint"} <= run.keys()
         assert "Moses, lower case" in run["test"]
 
     weights = []
 
-    def read(folder, *_):
+    def read(_, folder, *__):
         weights.append(load_file(folder / "model.safetensors"))
 
-    monkeypatch.setitem(main.__globals__, "validation_bleu", read)
+    monkeypatch.setitem(main.__globals__, "bleu_on", read)
     run = tmp_path / "runs" / "tiny_pre-norm_0"
-    bench.last_checkpoint_bleu(run, corpus, "cpu", 1.0)
-    read(run)
-    read(run / "checkpoints" / "step-0000004")
+    bench.last_checkpoint_bleu(corpus.valid, run, "cpu", 1.0)
+    read(corpus.valid, run)
+    read(corpus.valid, run / "checkpoints" / "step-0000004")
     scored, average, newest = ({k: v.tolist() for k, v in w.items()} for w in weights)
     assert scored == newest != average
+
+    asked = []
+
+    def note(pairs, run, device, beam_size, alpha):
+        asked.append((len(pairs), beam_size))
+        return alpha
+
+    monkeypatch.setitem(main.__globals__, "bleu_on", note)
+    assert bench.scored(run, corpus, "cpu")["alpha"] == max(bench.ALPHAS)
+    assert asked == [(10, 5)] * 3 + [(10, 1), (300, 1), (10, 5)]
