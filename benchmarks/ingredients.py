@@ -21,6 +21,7 @@ from annotated_transformer.checkpoint import latest
 from annotated_transformer.config import Recipe, get_recipe, override
 from annotated_transformer.corpus import Corpus, load_corpus
 from annotated_transformer.evaluate import bleu, bleu_variants
+from annotated_transformer.prepared import open_prepared
 from annotated_transformer.run_folder import read_metrics
 from annotated_transformer.runs import RunOptions, train_or_resume
 
@@ -127,10 +128,9 @@ def measured(
     "Train a row to its end, or continue it, and score it."
     recipe = recipe_of(row, seed, args.set)
     run = args.runs / f"{row.replace(', ', '_').replace(' ', '-')}_{seed}"
-    options = RunOptions(
-        args.device, prepared=args.runs / f"text_{recipe.train.n_pieces}"
-    )
-    about = train_or_resume(corpus, recipe, run, options)
+    text = args.runs / f"text_{recipe.train.n_pieces}"
+    about = train_or_resume(corpus, recipe, run, RunOptions(args.device, prepared=text))
+    _, tgt_lengths = open_prepared(text).valid.lengths().T
     records = read_metrics(run)
     passes = [record for record in records if "valid_loss" in record]
     steps = [record for record in records if "loss" in record]
@@ -143,6 +143,7 @@ def measured(
         "epochs": steps[-1]["epoch"] + 1,
         "seconds": round(steps[-1]["seconds"]),
         "curve": [[r["step"], round(r["valid_loss"], 3)] for r in passes],
+        "tokens_per_sentence": round(float(tgt_lengths.mean()), 3),  # of validation
         **scored(run, corpus, args.device),
     }
 

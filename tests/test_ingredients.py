@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from annotated_transformer.config import get_recipe
 from annotated_transformer.corpus import load_corpus
+from annotated_transformer.vocab import Vocab
 
 SETTINGS = [
     "n_layers=1",
@@ -64,6 +65,9 @@ def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
         assert tried[run["alpha"]] == max(tried.values())
         assert {"greedy", "greedy_on_train", "last_checkpoint"} <= run.keys()
         assert "Moses, lower case" in run["test"]
+        vocab = Vocab.load(tmp_path / "runs" / "tiny_pre-norm_0" / "vocab.model")
+        n_tokens = sum(len(vocab.encode(tgt)) + 1 for _, tgt in corpus.valid)
+        assert run["tokens_per_sentence"] == n_tokens / 10
 
     weights = []
 
