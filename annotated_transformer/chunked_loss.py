@@ -126,7 +126,7 @@ def flat_positions(
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00024a
 def product_dtype(hidden: Float[Tensor, "..."]) -> torch.dtype:
-    "The dtype of matrix products with these hidden states, which `autocast` may choose."
+    "The dtype of matrix products with hidden states, which `autocast` may choose."
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

@@ -59,14 +59,14 @@ def test_from_text_to_record(bench, tmp_path, monkeypatch, capsys):
         records.append(json.loads(out.read_text(encoding="utf-8")))
     assert records[0] == records[1]
     assert [run["row"] for run in records[0]["runs"]] == rows
+    vocab = Vocab.load(tmp_path / "runs" / "tiny_pre-norm_0" / "vocab.model")
+    n_tokens = sum(len(vocab.encode(tgt)) + 1 for _, tgt in corpus.valid)
     for run in records[0]["runs"]:
         assert run["steps"] == 4 and [step for step, _ in run["curve"]] == [2, 4]
         tried = {each["alpha"]: each["bleu"] for each in run["validation"]}
         assert tried[run["alpha"]] == max(tried.values())
         assert {"greedy", "greedy_on_train", "last_checkpoint"} <= run.keys()
         assert "Moses, lower case" in run["test"]
-        vocab = Vocab.load(tmp_path / "runs" / "tiny_pre-norm_0" / "vocab.model")
-        n_tokens = sum(len(vocab.encode(tgt)) + 1 for _, tgt in corpus.valid)
         assert run["tokens_per_sentence"] == n_tokens / 10
 
     weights = []
