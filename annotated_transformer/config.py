@@ -274,6 +274,24 @@ RECIPES = {
             average_last=10,
         ),
     ),
+    "multi30k-tiny-r-drop": Recipe(
+        ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
+        TrainConfig(
+            n_pieces=8000,
+            batch_tokens=1024,
+            max_steps=20_000,
+            schedule="linear",
+            peak_lr=3e-3,
+            warmup_steps=2000,
+            init_gain=0.5,
+            dropout=0.2,
+            r_drop=3.0,
+            valid_every=1000,
+            save_every=250,
+            keep_last=10,
+            average_last=10,
+        ),
+    ),
     "multi30k-small": Recipe(
         ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
         TrainConfig(

@@ -37,6 +37,9 @@ def test_rows_are_settings_of_a_recipe(bench):
     assert len(set(map(str, recipes.values()))) == len(recipes)
     assert recipes["small, post-norm"] == get_recipe("multi30k-small")
     assert recipes["tiny, half weights"] == get_recipe("multi30k-tiny")
+    r_drop = recipes["tiny, half weights, dropout 0.2, R-Drop"]
+    assert r_drop == get_recipe("multi30k-tiny-r-drop")
+    assert (r_drop.train.dropout, r_drop.train.batch_tokens) == (0.2, 1024)
     for row, recipe in recipes.items():
         assert (recipe.model.d_model == 128) == row.startswith("tiny")
         assert (recipe.model.norm == "pre") == ("pre-norm" in row)
