@@ -40,7 +40,7 @@ def _sample_word(
 
 # %% ../nbs/51e_bpe_dropout.ipynb #51e00007
 def _merge_ranks(vocab: Vocab) -> dict[str, float]:
-    "The rank of each merge, by the token that results from it; the lowest is first."
+    "By token: the rank of the merge that makes it. Characters, which none makes, follow."
     pieces = vocab.pieces
     tests = (pieces.is_control, pieces.is_byte, pieces.is_unknown, pieces.is_unused)
     return {

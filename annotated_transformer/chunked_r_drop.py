@@ -18,7 +18,7 @@ from annotated_transformer.chunked_loss import (
     product_dtype,
 )
 from .label_smoothing import check_smoothing
-from .r_drop import RDrop
+from .r_drop import RDrop, check_repeated
 
 # %% ../nbs/90ca_chunked_r_drop.ipynb #90ca0009
 def _loss_and_gradient(
@@ -28,11 +28,15 @@ def _loss_and_gradient(
     alpha: float,
     label_smoothing: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "2 n n_vocab"]]:
-    "The summed loss of some target tokens, and its gradient at the logits."
-    of_all = label_smoothing / log_p.size(-1)  # of q, for each token
-    of_target = 1 - label_smoothing
-    loss = -of_target * log_p.gather(-1, target)  # (2, n, 1)
-    loss -= of_all * log_p.sum(dim=-1, keepdim=True)
+    """The summed loss of some target tokens, and its gradient at the logits.
+
+    The gradient of a position that does not count is not 0, but its hidden state is
+    (`flat_positions`), so it changes neither the weights nor a position that counts.
+    """
+    uniform = label_smoothing / log_p.size(-1)  # q of every token
+    certain = 1 - label_smoothing  # what q has more at the target token
+    loss = -certain * log_p.gather(-1, target)  # (2, n, 1)
+    loss -= uniform * log_p.sum(dim=-1, keepdim=True)
     sign = log_p.new_tensor([1, -1]).view(2, 1, 1)
     p = log_p.exp()
     grad = p * (log_p[0] - log_p[1])
@@ -40,8 +44,8 @@ def _loss_and_gradient(
     grad.mul_(sign * alpha / 4)
     grad.addcmul_(p, 1 / 2 + alpha / 4 * (1 - kl))
     grad.sub_(p.flip(0), alpha=alpha / 4)
-    grad.sub_(of_all / 2)
-    less = torch.full_like(target, -of_target / 2, dtype=grad.dtype)
+    grad.sub_(uniform / 2)
+    less = torch.full_like(target, -certain / 2, dtype=grad.dtype)
     loss = (loss / 2 + alpha / 4 * kl).masked_fill(~real, 0)
     return loss.sum(), grad.scatter_add_(-1, target, less)
 
@@ -95,6 +99,7 @@ class ChunkedRDrop(RDrop):
     ) -> Float[Tensor, ""]:
         "The loss in nats, summed over the real target tokens of the batch, each once."
         check_smoothing(label_smoothing)
+        check_repeated(tgt_out)
         dtype = product_dtype(hidden)
         settings = self.alpha, label_smoothing, dtype
         with torch.autocast(hidden.device.type, enabled=False):

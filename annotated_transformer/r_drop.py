@@ -20,6 +20,14 @@ def repeat_batch(batch: Batch) -> Batch:
     src, tgt_in, tgt_out = (ids.repeat(2, 1) for ids in batch[:3])
     return Batch(src, tgt_in, tgt_out, batch.n_tokens)
 
+# %% ../nbs/54b_r_drop.ipynb #54b00014
+def check_repeated(tgt_out: Int[Tensor, "b t"]) -> None:
+    "ValueError if this cannot be every sentence twice."
+    if len(tgt_out) % 2:
+        raise ValueError(
+            f"tgt_out has {len(tgt_out)} sentences, but it must have each one twice"
+        )
+
 # %% ../nbs/54b_r_drop.ipynb #54b00009
 class RDrop(nn.Module):
     "A loss like `smoothed_loss`, for a batch that went through the model twice."
@@ -41,6 +49,7 @@ class RDrop(nn.Module):
     ) -> Float[Tensor, ""]:
         "The loss in nats, summed over the real target tokens of the batch, each once."
         check_smoothing(label_smoothing)
+        check_repeated(tgt_out)
         real = tgt_out != pad_id
         logits = F.linear(hidden[real], weight)  # (2 n, n_vocab)
         # float32 at least: under autocast the logits are bfloat16

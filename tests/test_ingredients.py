@@ -7,7 +7,7 @@ import pytest
 from conftest import benchmark
 from safetensors.torch import load_file
 
-from annotated_transformer.config import get_recipe
+from annotated_transformer.config import get_recipe, override
 from annotated_transformer.corpus import load_corpus
 from annotated_transformer.vocab import Vocab
 
@@ -40,12 +40,15 @@ def test_rows_are_settings_of_a_recipe(bench):
     r_drop = recipes["tiny, half weights, dropout 0.2, R-Drop"]
     assert r_drop == get_recipe("multi30k-tiny-r-drop")
     assert (r_drop.train.dropout, r_drop.train.batch_tokens) == (0.2, 1024)
+    without = recipes["tiny, half weights, dropout 0.2"]
+    assert override(without, ["r_drop=3"]) == r_drop
     for row, recipe in recipes.items():
         assert (recipe.model.d_model == 128) == row.startswith("tiny")
         assert (recipe.model.norm == "pre") == ("pre-norm" in row)
         assert (recipe.train.r_drop > 0) == ("R-Drop" in row)
         assert (recipe.train.bpe_dropout > 0) == ("BPE-dropout" in row)
         assert (recipe.train.init_gain == 0.5) == ("half weights" in row)
+        assert (recipe.train.attention_dropout > 0) == ("attention dropout" in row)
     assert bench.recipe_of("small, post-norm", 7, []).train.seed == 7
 
 
