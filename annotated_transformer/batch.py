@@ -316,7 +316,7 @@ def _micro_batches(
     Every rank gets the same number of batches. One without text is a row of padding and
     counts no token.
     """
-    # at least one row each
+    # not more than the largest share has rows
     n_micro = min(accumulate, max(1, -(-len(rows) // world_size)))
     parts = np.array_split(rows, world_size * n_micro)
     padding = torch.full((1, 1), vocab.pad_id)

@@ -82,8 +82,8 @@ class _ChunkedLoss(GradientsInForward):
         real: Bool[Tensor, " n"],
         label_smoothing: float,
         dtype: torch.dtype,  # of the matrix products
+        needs_grad: bool,
     ) -> Float[Tensor, ""]:
-        needs_grad = any(ctx.needs_input_grad)
         sum_dtype = torch.promote_types(dtype, torch.float32)
         w = weight.to(dtype)
         mean_row = weight.mean(dim=0).to(sum_dtype)
@@ -147,4 +147,9 @@ def chunked_loss(
     # the mean in bf16 everywhere
     with torch.autocast(hidden.device.type, enabled=False):
         flat, target, real = flat_positions(hidden, tgt_out, pad_id)
-        return _ChunkedLoss.apply(flat, weight, target, real, label_smoothing, dtype)
+        # inside `forward` gradients are always off
+        needs_grad = torch.is_grad_enabled() and (
+            flat.requires_grad or weight.requires_grad
+        )
+        settings = label_smoothing, dtype, needs_grad
+        return _ChunkedLoss.apply(flat, weight, target, real, *settings)

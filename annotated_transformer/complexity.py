@@ -37,7 +37,10 @@ def _powers(order: str) -> dict[str, int]:
 
 # %% ../nbs/40_complexity.ipynb #f4a9c7d1
 class SelfAttention(nn.Module):
-    "Every position attends to all positions, without projections (§4, Table 1)."
+    """Every position attends to all positions (§4, Table 1).
+
+    `attend` is called with query, key, value and mask; `attention` has no projections.
+    """
 
     def __init__(self, attend: Callable = attention):
         super().__init__()

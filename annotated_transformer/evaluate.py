@@ -288,7 +288,7 @@ PRONOUNS = ("er", "sie", "es")
 
 # %% ../nbs/61c_evaluate.ipynb #af24d172
 def pronouns(text: str) -> list[str]:
-    "The German pronouns of the third person in a sentence, in order."
+    "The words er, sie and es of a sentence, in order."
     return [word for word in re.findall(r"\w+", text.lower()) if word in PRONOUNS]
 
 # %% ../nbs/61c_evaluate.ipynb #317ac42d

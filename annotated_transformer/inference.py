@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from . import UserError
+from .fast_dropout import FastDropout
 from .feed_forward import FeedForward
 from annotated_transformer.fused_attention import (
     FusedMultiHeadAttention,
@@ -257,7 +258,7 @@ def ready_to_translate(
     model: _Model,  # a trained `Transformer`; changed in place
     precision: str = "fp32",  # "fp32", "bf16" (the whole model) or "int8" (CPU only)
 ) -> _Model:  # the same model, in eval mode and without gradients
-    """Exchange the linear layers for ones that are faster for few vectors.
+    """On a CPU, exchange the linear layers for ones that are faster for few vectors.
 
     Dropout, which does nothing in eval mode, is left out. UserError if `precision` is
     not supported here.
@@ -276,7 +277,7 @@ def ready_to_translate(
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, exchanged(child.weight, child.bias))
-            elif isinstance(child, nn.Dropout):
+            elif isinstance(child, (nn.Dropout, FastDropout)):
                 setattr(module, name, nn.Identity())
     bias = getattr(model.embedding, "bias", None)  # Marian's embedding has one
     if bias is not None:

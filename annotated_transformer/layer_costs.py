@@ -55,11 +55,11 @@ def cpu_seconds(
     n_rounds: int = 3,
     at_least: float = 2e-3,  # seconds per round; shorter actions are repeated
 ) -> dict[str, float]:
-    "The minimum CPU time of a call of each action, over rounds that alternate."
+    "The mean CPU time of a call of each action, the minimum over alternating rounds."
     n_calls, best = {}, dict.fromkeys(actions, math.inf)
     for name, action in actions.items():
         started = time.process_time()
-        action()  # a warm-up call, not measured
+        action()  # a warm-up call, whose time gives the number of calls
         n_calls[name] = math.ceil(at_least / max(time.process_time() - started, 1e-6))
     for _ in range(n_rounds):
         for name, action in actions.items():

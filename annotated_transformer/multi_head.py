@@ -30,15 +30,16 @@ class MultiHeadAttention(nn.Module):
         `attend` is called with query, key, value and mask of all heads.
         """
         super().__init__()
-        if n_heads < 1:
-            raise ValueError(f"n_heads={n_heads} must be 1 or more")
+        for name, size in (("n_heads", n_heads), ("d_k", d_k), ("d_v", d_v)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name}={size} must be 1 or more")
         if (d_k is None or d_v is None) and d_model % n_heads:
             raise ValueError(
                 f"d_model={d_model} does not split into n_heads={n_heads} equal heads:"
                 f" take a multiple of {n_heads}"
             )
-        d_k = d_k or d_model // n_heads
-        d_v = d_v or d_model // n_heads
+        d_k = d_model // n_heads if d_k is None else d_k
+        d_v = d_model // n_heads if d_v is None else d_v
         self.n_heads = n_heads
         self.attend = attend
         self.w_q = nn.Linear(d_model, n_heads * d_k, bias=False)

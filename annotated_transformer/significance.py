@@ -84,7 +84,7 @@ def score_systems(
     systems: dict[str, list[str]],  # translations by the system's name
     references: list[str],
     metric: Metric,
-    n_bootstrap: int = 0,  # as for `corpus_score`
+    n_bootstrap: int = 0,  # as for `corpus_score`, of one system
 ) -> list[Score] | list[_Comparison]:
     "The score of one system, or of several, which are compared with the first."
     if len(systems) > 1:

@@ -321,7 +321,10 @@ def plain_memory(curve: Curve) -> list[float]:
 def measure_step(
     config: ModelConfig, n_vocab: int, n_sentences: int, n_sweeps: int
 ) -> dict:
-    "Seconds of a token and of Adam, in both precisions; memory in the first."
+    """Seconds of a token and of Adam; the memory of such a step and of one twice as large.
+
+    In both precisions.
+    """
     length = 28  # a sentence of WMT 2014, as in 55
     n_tokens, found = length * n_sentences, {}
     for precision in ("fp32", "bf16"):
@@ -336,6 +339,7 @@ def measure_step(
             "seconds_per_token": min(of_tokens) / n_tokens,
             "adam_seconds": min(of_adam),
             "mb": peak_mb(partial(training.step, length, n_tokens)),
+            "mb_of_twice": peak_mb(partial(training.step, length, 2 * n_tokens)),
         }
         n_parameters = sum(p.numel() for p in training.model.parameters())
         del training

@@ -64,7 +64,7 @@ ALLOWED = {
     "fused_attention": "attention multi_head",
     "chunked_loss": "label_smoothing",
     "batched_search": "decode",
-    "inference": "feed_forward fused_attention stack",
+    "inference": "fast_dropout feed_forward fused_attention stack",
     # layer 1: what holds parts together
     "transformer": "config stack multi_head masking feed_forward embedding position",
     "kv_cache": "decode fused_attention transformer",

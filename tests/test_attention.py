@@ -473,6 +473,8 @@ def test_errors_name_the_value_and_what_would_be_right(unchecked):
             "d_model=10 does not split into n_heads=4 equal heads: take a multiple of 4",
         ),
         (lambda: MultiHeadAttention(8, 0), "n_heads=0 must be 1 or more"),
+        (lambda: MultiHeadAttention(8, 2, d_k=0), "d_k=0 must be 1 or more"),
+        (lambda: MultiHeadAttention(8, 2, d_v=-1), "d_v=-1 must be 1 or more"),
         (
             lambda: AttentionDropout(1.0),
             "dropout=1.0 must be at least 0 and less than 1",

@@ -201,6 +201,16 @@ def test_estimate_by_arithmetic():
     assert page()["n_steps"] == 100_000
 
 
+def test_memory_of_a_step_is_a_line():
+    "Through both measurements, with the 12 bytes of a parameter that are always there."
+    n, at = (
+        page()["found"]["base_step"]["n_parameters"],
+        {"mb": 100, "mb_of_twice": 110},
+    )
+    found = page()["step_gb"](at, n_tokens=500)
+    assert found == pytest.approx((12 * n + 1e6 * (90 + 10 * 25_000 / 500)) / 1e9)
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(600, "10 minutes"), (9000, "2.5 hours"), (2e5, "2.3 days"), (9e7, "1,042 days")],
@@ -236,4 +246,5 @@ def test_benchmark_runs(tmp_path, monkeypatch):
         (c.what, c.axis) for c in bench()["curves"]()
     }
     assert all(min(c["seconds"]) > 0 and min(c["mb"]) > 0 for c in found["curves"])
+    assert found["base_step"]["bf16"]["mb_of_twice"] > found["base_step"]["bf16"]["mb"]
     assert found["base_step"]["bf16"]["mb"] > 0 and found["resident"][0]["mb"] > 0

@@ -9,6 +9,7 @@ from torch import nn
 from annotated_transformer import UserError, inference
 from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.config import ModelConfig
+from annotated_transformer.fast_dropout import FastDropout
 from annotated_transformer.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.inference import (
     Int8Linear,
@@ -300,7 +301,10 @@ def test_prepared_step_is_the_general_one(sizes, precision, monkeypatch):
     "The same operators in one function give the same numbers, to the bit."
     torch.manual_seed(0)
     config = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, **sizes)
-    model = build_transformer(config, 50, 0, attention=FusedMultiHeadAttention)
+    # as in training
+    model = build_transformer(
+        config, 50, 0, 0.1, attention=FusedMultiHeadAttention, make_dropout=FastDropout
+    )
     model = ready_to_translate(model, precision)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # no longer ones and zeros

@@ -231,6 +231,19 @@ def test_without_gradients_the_loss_is_the_same(loss_of):
     assert torch.equal(twice, 2 * once)
 
 
+def test_without_gradients_none_is_computed(monkeypatch):
+    def fail(*_):
+        raise AssertionError("a gradient was computed")
+
+    monkeypatch.setattr("annotated_transformer.chunked_loss._grad_of_chunk", fail)
+    hidden, weight, tgt_out = example(5, 2, 6, 8, 40, pad_id=0)
+    with torch.no_grad():
+        chunked_loss(hidden, weight, tgt_out, 0, 0.1)
+    chunked_loss(hidden.detach(), weight.detach(), tgt_out, 0, 0.1)
+    with pytest.raises(AssertionError, match="a gradient was computed"):
+        chunked_loss(hidden.detach(), weight, tgt_out, 0, 0.1)
+
+
 def made_up(seed: int, certainty: float, n_vocab: int):
     "Places of a model that knows nothing (0) to one that is sure of the right word (20)."
     rng = torch.Generator().manual_seed(seed)

@@ -327,7 +327,7 @@ def test_reference_says_what_one_needs(reference):
         "def keys_values(",
         'key: Float[Tensor, "b n_k d_model"]',
         "keys and values of each head",
-        "ValueError: n&#95;heads=&#123;n&#95;heads&#125; must be 1 or more",
+        "ValueError: &#123;name&#125;=&#123;size&#125; must be 1 or more",
         'href="322_multi_head.ipynb#multiheadattention"',
         "/annotated_transformer/multi_head.py#L",
     ):
