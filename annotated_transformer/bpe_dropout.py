@@ -40,7 +40,7 @@ def _sample_word(
 
 # %% ../nbs/51e_bpe_dropout.ipynb #51e00007
 def _merge_ranks(vocab: Vocab) -> dict[str, float]:
-    "By token: the rank of the merge that makes it. Characters, which none makes, follow."
+    "The rank of the merge that makes each token; characters follow."
     pieces = vocab.pieces
     tests = (pieces.is_control, pieces.is_byte, pieces.is_unknown, pieces.is_unused)
     return {

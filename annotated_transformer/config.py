@@ -274,24 +274,6 @@ RECIPES = {
             average_last=10,
         ),
     ),
-    "multi30k-tiny-r-drop": Recipe(
-        ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
-        TrainConfig(
-            n_pieces=8000,
-            batch_tokens=1024,
-            max_steps=20_000,
-            schedule="linear",
-            peak_lr=3e-3,
-            warmup_steps=2000,
-            init_gain=0.5,
-            dropout=0.2,
-            r_drop=3.0,
-            valid_every=1000,
-            save_every=250,
-            keep_last=10,
-            average_last=10,
-        ),
-    ),
     "multi30k-small": Recipe(
         ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
         TrainConfig(
@@ -307,6 +289,21 @@ RECIPES = {
         ),
     ),
 }
+_tiny = RECIPES["multi30k-tiny"]
+RECIPES["multi30k-tiny-r-drop"] = replace(
+    _tiny,
+    train=replace(
+        _tiny.train,
+        batch_tokens=1024,
+        max_steps=20_000,
+        peak_lr=3e-3,
+        warmup_steps=2000,
+        dropout=0.2,
+        r_drop=3.0,
+        valid_every=1000,
+        save_every=250,
+    ),
+)
 RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
 
 # %% ../nbs/00_config.ipynb #20fbf0e5

@@ -39,7 +39,7 @@ def _append_kv(
     new: Float[Tensor, "b h n d"],
     n_past: int,
 ) -> Float[Tensor, "b h n_more d"]:
-    "Write `new` behind the first `n_past` slots; a full cache is replaced by a larger one."
+    "Write `new` behind the first `n_past` slots; a full cache is exchanged."
     end = n_past + new.size(2)
     if end > cache.size(2):
         larger = cache.new_empty(*cache.shape[:2], 2 * end, cache.size(3))

@@ -321,9 +321,9 @@ def plain_memory(curve: Curve) -> list[float]:
 def measure_step(
     config: ModelConfig, n_vocab: int, n_sentences: int, n_sweeps: int
 ) -> dict:
-    """Seconds of a token and of Adam; the memory of such a step and of one twice as large.
+    """Seconds of a token and of Adam, in both precisions.
 
-    In both precisions.
+    Memory is that of this step, and of one with twice as many sentences.
     """
     length = 28  # a sentence of WMT 2014, as in 55
     n_tokens, found = length * n_sentences, {}

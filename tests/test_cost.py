@@ -203,11 +203,8 @@ def test_estimate_by_arithmetic():
 
 def test_memory_of_a_step_is_a_line():
     "Through both measurements, with the 12 bytes of a parameter that are always there."
-    n, at = (
-        page()["found"]["base_step"]["n_parameters"],
-        {"mb": 100, "mb_of_twice": 110},
-    )
-    found = page()["step_gb"](at, n_tokens=500)
+    n = page()["found"]["base_step"]["n_parameters"]
+    found = page()["step_gb"]({"mb": 100, "mb_of_twice": 110}, n_tokens=500)
     assert found == pytest.approx((12 * n + 1e6 * (90 + 10 * 25_000 / 500)) / 1e9)
 
 
