@@ -53,7 +53,7 @@ notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_s
 docs: $(VENV)/.stamp-docs export  ## the site with Quarto: _docs
 	@touch README.md
 	@rm -rf _proc
-	@$(WITH) PYTHONPATH=tools $(BIN)/nbdev_docs --n_workers 2
+	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
 	@$(BIN)/python tools/pages.py _docs
 	@$(BIN)/python tools/links.py _docs
 
@@ -103,9 +103,11 @@ $(VENV)/.stamp-run: $(VENV)/.stamp-torch $(SETUP)
 	@$(BIN)/pip install --quiet $(PIN) -e .
 	@touch $@
 
+# tools.pth: nbdev's own commands find the processors that settings.ini names, which are in tools/.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	@echo 'setting up $(VENV), once: the tools for notebooks and tests'
 	@$(BIN)/pip install --quiet $(PIN) -e '.[dev]'
+	@$(BIN)/python -c 'import os, sysconfig; print(os.path.abspath("tools"), file=open(sysconfig.get_path("purelib") + "/tools.pth", "w"))'
 	@touch $@
 
 $(VENV)/.stamp-preview: $(VENV)/.stamp-run

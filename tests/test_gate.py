@@ -115,6 +115,14 @@ def test_version_of_init(toy):
     assert "annotated_transformer/__init__.py: not what settings.ini says" in drift(toy)
 
 
+def test_export_leaves_the_setup_alone(toy):
+    "make installs again when one of these files is newer than the environment."
+    files = [toy / "settings.ini", toy / "pyproject.toml"]
+    before = [file.stat().st_mtime_ns for file in files]
+    remake(toy)
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
 def test_reexports_stay(toy):
     "nbdev owns the version line of __init__.py and leaves the rest of it alone."
     with open(toy / "annotated_transformer/__init__.py", "a") as f:

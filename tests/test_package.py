@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -375,6 +376,24 @@ def test_oldest_python_has_one_source(cfg):
             r"Python (3\.\d+) or newer", (ROOT / name).read_text(encoding="utf-8")
         )
         assert set(said) == {cfg["min_python"]}, name
+
+
+def test_pyproject_says_what_settings_say(cfg):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["name"] == cfg["lib_name"]
+    assert project["requires-python"] == f">={cfg['min_python']}"
+
+
+@pytest.mark.skipif(
+    not (Path(sys.prefix) / ".stamp-dev").exists(), reason="needs make's environment"
+)
+def test_nbdevs_commands_find_our_processors():
+    "nbdev_readme and nbdev_docs, called without make."
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    code = "from nbdev.processors import FilterDefaults; FilterDefaults().procs()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_command_line_starts_without_torch():

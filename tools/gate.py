@@ -81,11 +81,7 @@ def drift(root: Path) -> list[str]:
         made = Path(tmp).resolve()
         copy(root, made, names)
         remake(made)
-        watched = [
-            n
-            for n in names
-            if n.startswith((lib, nbs)) or n in ("README.md", "pyproject.toml")
-        ]
+        watched = [n for n in names if n.startswith((lib, nbs)) or n == "README.md"]
         watched += [
             p.relative_to(made).as_posix()
             for p in [*(made / lib).glob("*.py"), *made.glob("README.md")]
@@ -105,7 +101,7 @@ def drift(root: Path) -> list[str]:
                 lines.append(f"{name}: not clean (execution counts or metadata)")
             elif name == "README.md":
                 lines.append(f"{name}: not what {nbs}{cfg['readme_nb']} makes")
-            elif name == "pyproject.toml" or Path(name).name in BY_HAND:
+            elif Path(name).name in BY_HAND:
                 lines.append(f"{name}: not what settings.ini says")
             else:
                 lines.append(
