@@ -14,13 +14,14 @@ from pages import (
     Definitions,
     Folds,
     Names,
-    clean_search,
     install_cell,
     leave_site,
     link_names,
     names_of_package,
     page_name,
+    sections,
     sidebar,
+    write_search,
 )
 from test_gate import cell
 
@@ -344,23 +345,62 @@ def test_folded_cells_say_what_is_in_them(source, becomes):
     assert nb.cells[0].source == becomes + source
 
 
-def test_search_shows_the_text_of_a_page(tmp_path):
-    index = tmp_path / "search.json"
-    index.write_text(
-        json.dumps(
-            [
-                {
-                    "text": "Open in Colab View source\nDownload notebook Markdown\nA stack."
-                },
-                {"text": "Open in Colab, they said."},
-            ]
-        )
-    )
-    clean_search(index)
-    assert [e["text"] for e in json.loads(index.read_text())] == [
-        "A stack.",
-        "Open in Colab, they said.",
+# A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it and as the preview does.
+QUARTO_PAGE = """<main><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
+<nav class="page-links"><a>Markdown</a></nav><p>A <em>st</em>ack.</p>
+<details class="code-fold">\n<summary>Imports</summary><pre>import torch</pre></details>
+<section id="one" class="level2"><h2 class="anchored" data-anchor-id="one">One &amp; <code>x</code></h2>
+<p>Half <math><mi>d</mi><annotation>d_k</annotation></math> &lt; 2<svg><text>box</text></svg></p>
+<iframe srcdoc="<main><h2>No</h2></main>"></iframe>
+<span class="place" id="stack"></span><span class="place" id="take"></span>\n<div id="ab" class="cell"><pre><code><span>class</span> Stack: ...
+<span>def</span> take(): ...</code></pre></div><p>Then</p><pre>print(1)</pre></section></main><footer>Foot</footer>"""
+PREVIEW_PAGE = (
+    QUARTO_PAGE.replace('<section id="one" class="level2">', "")
+    .replace(' class="anchored" data-anchor-id="one"', ' id="one"')
+    .replace("</section></main>", "<footer>near</footer></main>")
+)
+
+
+@pytest.mark.parametrize("page", [QUARTO_PAGE, PREVIEW_PAGE], ids=["quarto", "preview"])
+def test_search_has_sections_and_definitions(page, tmp_path):
+    code = "class Stack: ... def take(): ..."
+    assert sections(page) == [
+        ("", "", "About A stack."),
+        ("one", "One & x", "Half d < 2 Then print(1)"),
+        ("stack", "Stack", code),
+        ("take", "take", code),
     ]
+    (tmp_path / "t.html").write_text(page)
+    index, crumbs = tmp_path / "search.json", ["Part", "T"]
+    old = {"href": "t.html", "title": "T", "section": "", "text": "", "crumbs": crumbs}
+    index.write_text(json.dumps([old, old | {"href": "t.html#one"}]))
+    write_search(tmp_path)
+    new = json.loads(index.read_text())
+    assert [e["href"] for e in new] == [
+        "t.html",
+        "t.html#one",
+        "t.html#stack",
+        "t.html#take",
+    ]
+    assert new[1] == {
+        "objectID": "t.html#one",
+        "href": "t.html#one",
+        "title": "T",
+        "section": "One & x",
+        "text": "Half d &lt; 2 Then print(1)",
+        "crumbs": crumbs,
+    }
+
+
+def test_search_finds_each_definition(site):
+    "Once, unless it has the name of a section; its import is found nowhere."
+    text = (site / "search.js").read_text(encoding="utf-8")
+    found = json.loads(text.removeprefix("window.sections = ").rstrip(";\n"))
+    addresses = [address for address, *_ in found]
+    for name, places in names_of_package().places.items():
+        for page, anchor in places.items():
+            assert addresses.count(f"{page}#{anchor}") == 1, name
+    assert not [entry for entry in found if "from __future__" in entry[3]]
 
 
 def test_what_quarto_is_told_of_is_there():

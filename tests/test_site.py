@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from browser import Browser
 from links import check
-from pages import page_name, sidebar
+from pages import names_of_package, page_name, sidebar
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 NAMES = [page_name(e.path) for e in sidebar() if e.path]
@@ -138,6 +138,20 @@ def test_page_of_docs(docs, published, browser, broken_in_docs, name):
         for line in broken_in_docs
         if re.match(rf"(_docs/)?{re.escape(name)}(\.md)?: ", line)
     ] == []
+
+
+def test_search_of_docs(published, browser):
+    "By Quarto's own script: whoever searches a name is led to its definition first."
+    browser.open(published + "index.html")
+    search = """readSearchData().then(index => { subSearchFuse = undefined;
+        return fuseSearch("%s", index, {limit: 50}) }).then(hits => hits[0]?.section)"""
+    names = [
+        name
+        for name in names_of_package().places
+        if re.fullmatch(r"[A-Za-z]+(_[a-z0-9]+|[A-Z][a-z]+)\w*", name)
+    ]  # others may be a word of the text
+    assert len(names) > 100
+    assert [n for n in names[::3] if browser.ask(search % n) != n] == []
 
 
 def test_links_of_readme_and_notebooks(broken):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
-from html import escape
+from html import escape, unescape
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,14 @@ CAPTION = "**Figure.** "  # how a notebook's captions begin
 CAPTIONED = (
     rf"^!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]*)\)\n\n{re.escape(CAPTION)}(?P<caption>.*)$"
 )
+# Of a page's HTML, for search.
+NOT_FOUND = "annotation|footer|iframe|nav|script|style|svg"
+IN_LINE = "a|b|code|em|i|kbd|m[a-z]+|small|span|strong|sub|sup"
+IMPORTS = r"<details[^>]*>\s*<summary>Imports</summary>.*?</details>"
+DEFINITION = (
+    r'(?P<places>(?:<span class="place" id="[^"]+"></span>)+)\s*(?P<code>.*?</pre>)'
+)
+HEADING = r'<h[23][^>]*? (?:data-anchor-)?id="([^"]+)"[^>]*>(.*?)</h[23]>'
 CHARTS = """for (const box of document.querySelectorAll(".chart")) {
     const spec = JSON.parse(box.querySelector("script").textContent);
     delete spec.$schema;  // of an older Vega-Lite, which the newer reads
@@ -631,15 +639,44 @@ def finish(menu: list[Entry], folder: Path) -> None:
     write_live(folder)
 
 
-def clean_search(index: Path) -> None:
-    "What Quarto's search shows of a page begins with its text, not with the links that stand on every page."
-    entries = json.loads(index.read_text(encoding="utf-8"))
-    every = re.compile(r"^\s*" + r"\s*".join(map(re.escape, PAGE_LINKS)) + r"\s*")
-    for entry in entries:
-        entry["text"] = every.sub("", entry["text"])
-    index.write_text(
-        json.dumps(entries, ensure_ascii=False, indent=2), encoding="utf-8"
-    )
+def sections(page: str) -> list[tuple[str, str, str]]:
+    """What search looks through: (anchor, heading, text) of a page's sections and definitions.
+
+    Without imports, drawings, scripts, links that every page has, and the TeX beside MathML. A definition's code is its own entry's alone.
+    """
+
+    def plain(html: str) -> str:
+        html = re.sub(rf"</?(?:{IN_LINE})\b[^>]*>", "", html)
+        return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+    def define(m: re.Match) -> str:
+        code = plain(m["code"])
+        for anchor in re.findall(r'id="([^"]+)"', m["places"]):
+            name = re.search(rf"(?:class|def) ({anchor})\b", code, re.I)[1]
+            definitions.append((anchor, name, code))
+        return ""
+
+    definitions = []
+    text = re.search(r"</h1>(.*)</main>", page, re.S)[1]
+    text = re.sub(rf"<({NOT_FOUND})\b.*?</\1>|{IMPORTS}", " ", text, flags=re.S)
+    text = re.sub(DEFINITION, define, text, flags=re.S)
+    first, *rest = re.split(HEADING, text, flags=re.S)
+    heads = zip(rest[::3], map(plain, rest[1::3]), map(plain, rest[2::3]), strict=True)
+    return [("", "", plain(first)), *heads, *definitions]
+
+
+def write_search(folder: Path) -> None:
+    "The index of Quarto's search, whose texts are HTML, with our sections; its trail of parts is kept."
+    index, entries = folder / "search.json", []
+    for old in json.loads(index.read_text(encoding="utf-8")):
+        if "#" in old["href"]:
+            continue
+        page = (folder / old["href"]).read_text(encoding="utf-8")
+        for anchor, heading, text in sections(page):
+            href = f"{old['href']}#{anchor}".rstrip("#")
+            new = {"objectID": href, "href": href, "section": heading}
+            entries.append(old | new | {"text": escape(text)})
+    index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 
 def main(folder: Path) -> None:
@@ -650,7 +687,7 @@ def main(folder: Path) -> None:
             path,
             folder,
         )
-    clean_search(folder / "search.json")
+    write_search(folder)
     shutil.copytree(
         ROOT / "nbs/images", folder / "images", dirs_exist_ok=True
     )  # Quarto copies those alone that it shows as pictures

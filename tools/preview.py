@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 
 from notebooks import ROOT, settings
@@ -25,6 +25,7 @@ from pages import (
     markdown,
     page_name,
     pandoc,
+    sections,
     sidebar,
     write_plain,
 )
@@ -66,23 +67,8 @@ def stylesheet() -> str:
     )
 
 
-def sections(page: str, name: str, title: str) -> list[tuple[str, str, str, str]]:
-    "What search looks through: (address, title, heading, text) of each section of a page; its prose, not its code."
-    main = re.search(r"</h1>(.*)<footer>", page, re.S)[1]
-    main = re.sub(
-        r"<(pre|script|style|annotation|nav)\b.*?</\1>", " ", main, flags=re.S
-    )
-    plain = lambda html: " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
-    parts = re.split(r'<h[23][^>]*? id="([^"]+)"[^>]*>(.*?)</h[23]>', main, flags=re.S)
-    found = [(name, title, "", plain(parts[0]))]
-    return found + [
-        (f"{name}#{parts[i]}", title, plain(parts[i + 1]), plain(parts[i + 2]))
-        for i in range(1, len(parts), 3)
-    ]
-
-
 def page(path: Path, menu: list[Entry]) -> list[tuple[str, str, str, str]]:
-    "Build one page, and its plain Markdown; returns its sections."
+    "Build one page, and its plain Markdown; returns what search looks through: (address, title, heading, text)."
     cfg, name = settings(), page_name(path)
     pages = [e for e in menu if e.path]
     at = [e.path for e in pages].index(path)
@@ -134,7 +120,10 @@ def page(path: Path, menu: list[Entry]) -> list[tuple[str, str, str, str]]:
         r'(<a\b[^>]*?\bhref=")([^"]*)(")', lambda m: m[1] + link(m[2], cfg) + m[3], done
     )
     (OUT / name).write_text(done, encoding="utf-8")
-    return sections(done, name, title)
+    return [
+        (f"{name}#{anchor}".rstrip("#"), title, head, text)
+        for anchor, head, text in sections(done)
+    ]
 
 
 def main(names: list[str]) -> None:
