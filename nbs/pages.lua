@@ -1,5 +1,6 @@
 -- For Quarto and the preview alike. An equation that ends in \tag{n} gets the paper's number beside it and the anchor equation-n.
--- A drawing that holds links is put into the page, so that they work. A word below a letter, as in d_{model}, stands upright.
+-- A drawing of ours is put into the page, so that its links work and it takes the page's colours. A picture alone in a paragraph has no
+-- caption but an alternative text. A word below a letter, as in d_{model}, stands upright.
 if not FORMAT:match "html" then return {} end
 
 local function equation(math, n)
@@ -37,11 +38,24 @@ function Image(image)
   if not image.src:match "%.svg$" then return nil end
   local file = io.open(image.src) or io.open("nbs/" .. image.src)
   local svg = file and file:read "a"
-  if not svg or not svg:match "<a[%s>]" then return nil end
+  local linked = svg and svg:match "<a[%s>]"
+  if not linked and not (svg and svg:match '^<svg[^>]*class="at%-drawing"') then return nil end
   local alt = image.attributes.alt or image.attributes["fig-alt"] or pandoc.utils.stringify(image.caption)
   alt = alt:gsub("&", "&amp;"):gsub('"', "&quot;"):gsub("%%", "%%%%")
-  svg = svg:gsub("^.-<svg", '<svg role="group" aria-label="' .. alt .. '"', 1)
+  svg = svg:gsub(' aria%-labelledby="[^"]*"', "", 1)
+  svg = svg:gsub("^.-<svg", '<svg role="' .. (linked and "group" or "img") .. '" aria-label="' .. alt .. '"', 1)
   return pandoc.RawInline("html", (svg:gsub('href="[^"]-(%w+)_?([%w_]*)%.ipynb', function(number, name)
     return 'href="' .. (number:match "^%d+%a?$" and name or number .. (name ~= "" and "_" .. name or "")) .. ".html"
   end)))
 end
+
+-- pandoc takes the alternative text of such a picture for its caption.
+function Figure(figure)
+  local inlines = figure.content[1] and figure.content[1].content
+  local image = inlines and inlines[1]
+  if figure.identifier ~= "" or not image or image.t ~= "Image" or image.attributes["fig-alt"] then return nil end
+  local same = pandoc.utils.stringify(image.caption) == pandoc.utils.stringify(figure.caption.long)
+  return same and pandoc.Para(inlines) or nil
+end
+
+return { { Figure = Figure }, { Image = Image, Math = Math, Para = Para } }

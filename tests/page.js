@@ -63,6 +63,9 @@ const page = (() => {
       .concat([...document.images].filter(i => !i.alt.trim()).map(i => `no alternative text: ${i.getAttribute("src")}`))
       .concat([...document.querySelectorAll("figure, main svg")].filter(f => !f.closest(".chart") && !f.querySelector("img, .chart, iframe[title]")
         && !(f.closest("svg") || f.querySelector("svg"))?.getAttribute("aria-label")?.trim()).map(f => `no alternative text: ${f.id || f.outerHTML.slice(0, 60)}`))
+      .concat([...document.querySelectorAll("figure")].filter(f => { const said = f.querySelector("img, svg"), below = f.querySelector("figcaption");
+        return said && below && (said.alt ?? said.getAttribute("aria-label"))?.trim() === below.textContent.trim(); })
+        .map(f => `caption repeats the alternative text: ${short(f.textContent)}`))
       .concat([...document.querySelectorAll(".chart")].filter(c => !c.getAttribute("aria-label")).map(() => "no alternative text: a chart")),
 
     faint: () => {

@@ -140,6 +140,14 @@ def test_page_of_docs(docs, published, browser, broken_in_docs, name):
     ] == []
 
 
+def test_card_of_the_home_page(docs, cfg):
+    "What other sites show of a link to it: not the first picture that stands in it."
+    text = (docs / "index.html").read_text(encoding="utf-8")
+    card = f"{cfg['doc_host']}{cfg['doc_baseurl']}/images/card.png"
+    for key in ("og:image", "twitter:image"):
+        assert re.findall(rf'"{key}" content="([^"]*)"', text) == [card]
+
+
 def test_search_of_docs(published, browser):
     "By Quarto's own script: whoever searches a name is led to its definition first."
     browser.open(published + "index.html")
@@ -171,6 +179,7 @@ FAULTS = {
     '<img src="none.png" alt="a dog">': "no picture: none.png",
     '<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=" alt="">': "no alternative text",
     '<figure id="fig-a"><svg></svg></figure>': "no alternative text: fig-a",
+    '<figure><svg aria-label="a dog"></svg><figcaption>a dog</figcaption></figure>': "caption repeats the alternative text: a dog",
     '<p style="color: #888">grey on white</p>': "light: contrast 3.5",
     '<p style="opacity: .4">faded</p>': "light: contrast",
     '<p style="background: #123"><span style="color: #234">dark on dark</span></p>': "light: contrast",
