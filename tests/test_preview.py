@@ -440,6 +440,14 @@ def test_llms_txt_lists_every_page(site, cfg):
     assert listed == [page_name(e.path) for e in sidebar() if e.path] + ["trial.html"]
 
 
+def test_pages_differ_in_name_and_say_what_they_are(site):
+    titles = [e.text.lower() for e in sidebar() if e.path]
+    assert sorted(titles) == sorted(set(titles))
+    for page in site.glob("*.html"):
+        head = page.read_text(encoding="utf-8").partition("</head>")[0]
+        assert re.search(r'<meta name="description"\s+content="[^"]{10}', head), page
+
+
 def test_loads_nothing_from_elsewhere(site):
     for page in site.glob("*.html"):
         raw = page.read_text(encoding="utf-8")

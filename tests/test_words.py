@@ -10,6 +10,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import fields
 from functools import cache
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -333,6 +334,19 @@ def test_reference_says_what_one_needs(reference):
     ):
         assert said in entry, said
     assert broken(re.findall(r'href="([\w.]+\.ipynb#[^"]+)"', reference)) == []
+
+
+def test_reference_names_what_a_message_fills_in(reference):
+    "{name}, or … where that is an expression: no code."
+    lists = re.findall(r"<p>Raises</p><ul>(.*?)</ul>", reference)
+    messages = [unescape(m) for ul in lists for m in re.findall("<li>(.*?)</li>", ul)]
+    filled = {name for m in messages for name in re.findall(r"\{[^}]*\}?", m)}
+    assert (
+        len(filled) > 50
+        and {f for f in filled if not re.fullmatch(r"\{\w+\}", f)} == set()
+    )
+    assert not [m for m in messages if not re.match(r"[A-Z]\w+: [^:]", m)]
+    assert any("take one of …" in m for m in messages)
 
 
 # ---- home
