@@ -101,6 +101,16 @@ def test_unclean_notebook(toy):
     assert drift(toy) == ["nbs/11_toy.ipynb: not clean (execution counts or metadata)"]
 
 
+def test_folded_cell_that_is_open_in_jupyter(toy):
+    path = toy / "nbs/11_toy.ipynb"
+    nb = json.loads(path.read_text())
+    nb["cells"].append(cell("#| code-fold: true\nassert twice(3) == 6"))
+    path.write_text(json.dumps(nb))
+    assert drift(toy) == ["nbs/11_toy.ipynb: not clean (execution counts or metadata)"]
+    write_clean(nb, path)
+    assert drift(toy) == []
+
+
 def test_readme_edited(toy):
     with open(toy / "README.md", "a") as f:
         f.write("\nBy hand.\n")

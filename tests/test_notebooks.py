@@ -1,7 +1,8 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
 
+import nbformat
 import pytest
-from notebooks import directives, is_run, readme, relink, run
+from notebooks import FOLDED, directives, is_run, readme, relink, run
 from test_gate import cell, notebook
 
 FLAGS = {"slow", "gpu", "network"}
@@ -47,6 +48,36 @@ def test_run_twice(tmp_path):
         and '"execution_count": null' in first
     )
     assert run(path, FLAGS) == "" and path.read_text() == first
+
+
+def test_what_a_page_folds_is_folded_in_jupyter(tmp_path):
+    "Exactly that, also after a run; tags stay."
+    path, tagged = tmp_path / "11_toy.ipynb", {"metadata": {"tags": ["fold"]}}
+    folded = [
+        cell("#| export\nimport os\nfrom re import sub"),
+        cell("#| code-fold: true\nx = 1"),
+        cell("#| export\nx = 2") | tagged,
+        cell("#| echo: false\nx = 3"),
+        cell("#| include: false\nx = 4"),
+        cell("#| hide\nx = 5"),
+        cell("#| slow\n#| code-fold: true\n1 / 0"),
+    ]
+    others = [
+        cell("import os\nx = 6"),
+        cell("#| code-fold: false\nimport os"),
+        cell("#| default_exp toy"),
+        cell("!ls"),
+        cell("import os", "markdown") | tagged,
+        cell("x = 7") | {"metadata": dict(FOLDED) | {"collapsed": True}},
+    ]
+    notebook(path, *folded, *others)
+    assert run(path, FLAGS) == ""
+    found = nbformat.read(path, 4)
+    nbformat.validate(found)
+    metadata = [dict(c.metadata) for c in found.cells]
+    tags = [m.pop("tags", []) for m in metadata]
+    assert metadata == [FOLDED] * len(folded) + [{}] * len(others)
+    assert [i for i, t in enumerate(tags) if t == ["fold"]] == [2, len(folded) + 4]
 
 
 def test_failed_run_writes_nothing(tmp_path):

@@ -10,6 +10,7 @@ from execnb.nbio import dict2nb
 from IPython.core.inputtransformer2 import TransformerManager
 from links import of_notebook
 from nbdev.process import NBProcessor
+from notebooks import FOLDED
 from pages import (
     Definitions,
     Folds,
@@ -329,7 +330,7 @@ def test_plain_markdown(site):
             "import os\nfrom re import sub",
             "#| code-fold: true\n#| code-summary: Imports\n",
         ),
-        ("#| code-fold: false\nimport os", "#| code-summary: Imports\n"),
+        ("#| code-fold: false\nimport os", ""),
         ("#| code-fold: true\nassert x", "#| code-summary: Checks\n"),
         ("#| code-fold: true\nx = 1", "#| code-summary: Show the code\n"),
         (
@@ -345,11 +346,11 @@ def test_plain_markdown(site):
     ],
 )
 def test_folded_cells_say_what_is_in_them(source, becomes):
-    nb = dict2nb(
-        {"cells": [cell(source)], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    )
+    "Quarto is not told what is meant for JupyterLab and Colab."
+    cells = [cell(source) | {"metadata": dict(FOLDED)}]
+    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     Folds(nb).cell(nb.cells[0])
-    assert nb.cells[0].source == becomes + source
+    assert nb.cells[0].source == becomes + source and nb.cells[0].metadata == {}
 
 
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it and as the preview does.

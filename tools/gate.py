@@ -12,13 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from notebooks import ROOT, readme, settings
+from notebooks import ROOT, settings
 
 BY_HAND = {
     "__init__.py",
     "__main__.py",
 }  # nbdev keeps the version line of __init__.py, people keep the rest
-REMAKE = "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev_clean; nbdev_export(); nbdev_clean()"
+REMAKE = "from pathlib import Path; from notebooks import export; export(Path.cwd())"
 
 
 def files_of(root: Path) -> list[str]:
@@ -50,15 +50,13 @@ def copy(root: Path, to: Path, names: list[str]) -> None:
 
 
 def remake(root: Path) -> None:
-    "Delete what is exported, export it anew, clean the notebooks, make README.md."
-    cfg = settings(root)
-    lib = root / cfg["lib_path"]
+    "Delete what is exported, and export anew."
+    lib = root / settings(root)["lib_path"]
     for module in lib.rglob("*.py"):  # not what the modules read, pages/*.css say
         if module.parent != lib or module.name not in BY_HAND:
             module.unlink()
-    env = {
-        k: v for k, v in os.environ.items() if k != "IN_TEST"
-    }  # with it nbdev exports nothing
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent)}
+    env.pop("IN_TEST", None)  # with it nbdev exports nothing
     done = subprocess.run(
         [sys.executable, "-c", REMAKE],
         cwd=root,
@@ -68,9 +66,6 @@ def remake(root: Path) -> None:
     )
     if done.returncode:
         sys.exit(f"gate: the notebooks do not export:\n{done.stderr}")
-    index = root / cfg["nbs_path"] / cfg["readme_nb"]
-    if index.exists():
-        (root / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
 
 
 def drift(root: Path) -> list[str]:

@@ -6,6 +6,7 @@ tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default:
 """
 
 import argparse
+import ast
 import json
 import os
 import posixpath
@@ -19,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SKIP_TAG = (
     "skip-execution"  # nbclient leaves cells with this tag, and their outputs, alone
 )
+
+
+FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}  # in Lab; in Colab
 
 
 def settings(root: Path = ROOT) -> dict[str, str]:
@@ -49,6 +53,30 @@ def code_of(source: str) -> str:
     return "\n".join(lines).rstrip()
 
 
+def only_imports(code: str) -> bool:
+    try:
+        kinds = {type(node) for node in ast.parse(code).body}
+    except SyntaxError:  # a line for the shell
+        return False
+    return bool(kinds) and kinds <= {ast.Import, ast.ImportFrom}
+
+
+def is_folded(cell: dict) -> bool:
+    "Is a cell's code folded on its page: by an option, by the tag, or as it only imports?"
+    code, found = code_of(joined(cell["source"])), directives(joined(cell["source"]))
+    if cell["cell_type"] != "code" or not code:
+        return False
+    if "code-fold" in found:
+        return found["code-fold"] == "true"
+    return "fold" in cell["metadata"].get("tags", []) or only_imports(code)
+
+
+def is_hidden(cell: dict) -> bool:
+    "Is a cell's code left out of its page?"
+    found = directives(joined(cell["source"]))
+    return "hide" in found or "false" in (found.get("echo"), found.get("include"))
+
+
 def is_run(source: str, flags: set[str]) -> bool:
     "Is this cell run without being asked for? Not those with one of `flags`, not `eval: false`."
     found = directives(source)
@@ -70,6 +98,7 @@ def run(path: Path, flags: set[str]) -> str:
     from nbclient.exceptions import CellExecutionError
 
     nb = nbformat.read(path, 4)
+    kept = [dict(cell.metadata) for cell in nb.cells]
     for cell in nb.cells:
         if cell.cell_type == "code" and not is_run(cell.source, flags):
             cell.metadata["tags"] = [SKIP_TAG]
@@ -87,17 +116,25 @@ def run(path: Path, flags: set[str]) -> str:
         client.execute()
     except CellExecutionError as e:
         return re.sub(r"\x1b\[[0-9;]*m", "", str(e))
+    for cell, metadata in zip(nb.cells, kept, strict=True):
+        cell.metadata = metadata
     write_clean(json.loads(nbformat.writes(nb)), path)
     return ""
 
 
 def write_clean(nb: dict, path: Path) -> None:
-    "Write a notebook as nbdev_clean leaves it; a file that would not change is not touched."
+    """Write a notebook as nbdev_clean leaves it, with what its page folds or hides folded in JupyterLab and Colab too.
+
+    A file that would not change is not touched.
+    """
     from execnb.nbio import dict2nb, write_nb
     from nbdev.clean import clean_nb
 
     nb = dict2nb(nb)
-    clean_nb(nb)
+    clean_nb(nb, allowed_cell_metadata_keys=["tags"])
+    for cell in nb["cells"]:
+        if is_folded(cell) or cell["cell_type"] == "code" and is_hidden(cell):
+            cell["metadata"].update(FOLDED)
     write_nb(nb, path)
 
 
@@ -194,16 +231,16 @@ def readme(index: Path) -> str:
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
-def export() -> None:
-    "Notebooks → package, notebooks cleaned, README.md made."
-    from nbdev.clean import nbdev_clean
+def export(root: Path = ROOT) -> None:
+    "Notebooks → package, notebooks cleaned, README.md made, in `root`, which is the current directory."
     from nbdev.doclinks import nbdev_export
 
     nbdev_export()
-    nbdev_clean()
-    index = ROOT / "nbs" / settings()["readme_nb"]
+    for path in (root / "nbs").glob("[!_.]*.ipynb"):
+        write_clean(json.loads(path.read_text(encoding="utf-8")), path)
+    index = root / "nbs" / settings(root)["readme_nb"]
     if index.exists():
-        (ROOT / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
+        (root / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
 
 
 def main() -> int:

@@ -21,7 +21,16 @@ from typing import NamedTuple
 import yaml
 from execnb.nbio import mk_cell, read_nb
 from nbdev.process import Processor
-from notebooks import ROOT, code_of, directives, joined, settings
+from notebooks import (
+    FOLDED,
+    ROOT,
+    code_of,
+    directives,
+    is_folded,
+    joined,
+    only_imports,
+    settings,
+)
 
 DIALECT = "markdown+lists_without_preceding_blankline-smart"  # of Quarto's Markdown, what the notebooks use
 BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
@@ -327,32 +336,26 @@ class Folds(Processor):
     """
 
     def cell(self, cell):
-        if cell.cell_type != "code" or not (code := code_of(joined(cell.source))):
+        folded = is_folded(cell)
+        for key in FOLDED:  # Quarto would write them into the page
+            cell.metadata.pop(key, None)
+        if not folded:
             return
-        opts = directives(joined(cell.source))
-        try:
-            kinds = {type(node) for node in ast.parse(code).body}
-        except SyntaxError:
-            kinds = set()  # a line for the shell
-        imports = kinds <= {ast.Import, ast.ImportFrom} and kinds
-        tagged = "fold" in cell.get("metadata", {}).get("tags", [])
-        if not imports and not tagged and "code-fold" not in opts:
-            return
+        source = joined(cell.source)
+        opts, code = directives(source), code_of(source)
         what = (
             "Imports"
-            if imports
+            if only_imports(code)
             else "Checks"
-            if ast.Assert in kinds
+            if re.search(r"^assert\b", code, re.M)
             else "Code of the figure"
             if "fig-cap" in opts
             else "Show the code"
         )
-        new = {"code-fold": "true"} | (
-            {} if "code-summary" in opts else {"code-summary": what}
+        new = {"code-fold": "true", "code-summary": what}
+        cell.source = (
+            "".join(f"#| {k}: {v}\n" for k, v in new.items() if k not in opts) + source
         )
-        cell.source = "".join(
-            f"#| {k}: {v}\n" for k, v in new.items() if k not in opts
-        ) + joined(cell.source)
 
 
 class NameLinks(Processor):
