@@ -158,6 +158,7 @@ class EncoderDecoder(nn.Module):
         y = self.embed(last_ids.reshape(-1, 1), n_past).unflatten(0, shape)
         hidden, of_decoder = self.decoder(y, n_past, state.per_hypothesis, memory)
         log_probs = self.embedding.logits(hidden[:, :, 0]).float().log_softmax(dim=-1)
+        log_probs[..., self.pad_id] = -torch.inf  # no search generates padding
         return log_probs, _DecodingState(of_decoder, [n_generated + 1, *memory])
 
 # %% ../nbs/20_background.ipynb #20bac001

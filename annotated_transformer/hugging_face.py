@@ -19,7 +19,7 @@ from torch import Tensor
 from . import UserError
 from .atomic import check_new_folder, new_folder, write_json
 from .config import ModelConfig, Recipe
-from .ct2 import PAPER_MODULES, check_modules
+from .ct2 import PAPER_MODULES, check_modules, write_sentencepiece
 from annotated_transformer.marian import (
     MarianConfig,
     in_halves,
@@ -46,7 +46,7 @@ def _marian_config(recipe: Recipe, vocab: Vocab) -> MarianConfig:
         pad_token_id=vocab.pad_id,
         decoder_start_token_id=vocab.bos_id,
         eos_token_id=vocab.eos_id,
-        ban_pad=False,
+        ban_pad=True,
         num_beams=4,
         length_penalty=0.0,
         encoder_layers=config.n_layers,
@@ -161,11 +161,8 @@ def _search_settings(config: MarianConfig) -> dict[str, Any]:
         "bos_token_id": config.decoder_start_token_id,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
+        "bad_words_ids": [[config.pad_token_id]],
     }
-
-# %% ../nbs/93a_hugging_face.ipynb #93b00028
-# normalizer_spec (field 3, 2 bytes long) with add_dummy_prefix (field 3) = true
-_SPACE_BEFORE_TEXT = b"\x1a\x02\x18\x01"
 
 # %% ../nbs/93a_hugging_face.ipynb #93b0002a
 def _tokenizer_settings(vocab: Vocab, languages: list[str], max_len: int) -> dict:
@@ -191,8 +188,7 @@ def _write_tokenizer(
     folder: Path, vocab: Vocab, languages: list[str], max_len: int
 ) -> None:
     "The four files from which `transformers` makes the tokeniser."
-    for name in ("source.spm", "target.spm"):
-        (folder / name).write_bytes(vocab.model + _SPACE_BEFORE_TEXT)
+    write_sentencepiece(folder, vocab)
     tokens = vocab.words(range(len(vocab)))
     write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
     settings = _tokenizer_settings(vocab, languages, max_len)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from .decode import DecodingState
+from .decode import DecodingState, next_log_probs
 from .fused_attention import FusedMultiHeadAttention
 from .transformer import Transformer
 
@@ -27,11 +27,15 @@ class _KeyValue(NamedTuple):
 def _slot_mask(
     slots: Int[Tensor, "b beam t"], n_slots: int
 ) -> Bool[Tensor, "b 1 beam n_slots"] | None:
-    "Each hypothesis is allowed to attend to its own slots; None = all to all."
-    if slots.size(-1) == n_slots:
+    """Each hypothesis is allowed to attend to its own slots; None = all to all.
+
+    The slot of padding is −1.
+    """
+    b, beam, t = slots.shape
+    if t == n_slots and bool((slots >= 0).all()):
         return None
-    mask = torch.zeros(*slots.shape[:2], n_slots, dtype=torch.bool, device=slots.device)
-    return mask.scatter_(2, slots, True)[:, None]
+    mask = torch.zeros(b, beam, n_slots + 1, dtype=torch.bool, device=slots.device)
+    return mask.scatter_(2, slots + 1, True)[:, None, :, 1:]
 
 # %% ../nbs/90d_kv_cache.ipynb #90d0000c
 def _append_kv(
@@ -132,13 +136,16 @@ class KVCache:
             )
         n_past = int(slots.max()) + 1 if t else 0
         new_slots = torch.arange(n_past, n_past + beam, device=slots.device)
-        slots = torch.cat([slots, new_slots.expand(b, beam)[..., None]], dim=-1)
         positions = torch.full_like(new_slots, t)
+        new_slots = new_slots.expand(b, beam)
+        if self.model.pads_target:
+            new_slots = new_slots.masked_fill(last_ids == self.model.pad_id, -1)
+        slots = torch.cat([slots, new_slots[..., None]], dim=-1)
         mask = _slot_mask(slots, n_past + beam)
         step = _Step(n_past, positions, mask, src_mask if src_mask.numel() else None)
         n_kept = len(kept) // 2
         hidden, past = self._decode(last_ids, t, kept[:n_kept], kept[n_kept:], step)
-        log_probs = self.model.embedding.logits(hidden).float().log_softmax(dim=-1)
+        log_probs = next_log_probs(self.model, hidden)
         return log_probs, DecodingState([slots], [*past, *kept[n_kept:], src_mask])
 
     def _decode(

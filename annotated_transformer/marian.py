@@ -87,6 +87,8 @@ class _MarianEmbedding(Embedding):
 class MarianTransformer(Transformer):
     "Figure 1, where the decoder's first input is the padding token."
 
+    pads_target = False
+
     def decode(
         self,
         tgt_in: Int[Tensor, "b t"],

@@ -31,6 +31,9 @@ from annotated_transformer.stack import (
 class Transformer(nn.Module):
     "The encoder–decoder of Figure 1."
 
+    # is padding no token of a target, never attended to and never generated?
+    pads_target = True
+
     def __init__(
         self,
         encoder: Encoder,

@@ -110,7 +110,9 @@ def draw(b, s, t, seed=0, n_vocab=20):
 
 
 def log_probs(model, src, tgt_in):
-    return model.embedding.logits(model(src, tgt_in)).log_softmax(-1)
+    "As of `step`, which excludes padding."
+    found = model.embedding.logits(model(src, tgt_in)).log_softmax(-1)
+    return found.index_fill(-1, torch.tensor([PAD]), -torch.inf)
 
 
 @settings(max_examples=12)

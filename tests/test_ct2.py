@@ -13,6 +13,7 @@ from annotated_transformer.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
+    search_with,
 )
 from annotated_transformer.config import (
     ModelConfig,
@@ -33,6 +34,7 @@ from annotated_transformer.multi_head import MultiHeadAttention
 from annotated_transformer.run_folder import create_run, load_run, write_config
 from annotated_transformer.runs import RunOptions, train_run
 from annotated_transformer.transformer import build_transformer
+from annotated_transformer.translate import load
 from annotated_transformer.vocab import learn_bpe
 from annotated_transformer.weights import save_weights
 
@@ -318,39 +320,30 @@ def test_fewer_bits(trained, tmp_path):
 
 
 ALONE = """
-import sys
+import re, sys
 sys.modules["torch"] = sys.modules["annotated_transformer"] = None
-import ctranslate2
-from sentencepiece import SentencePieceProcessor
-pieces, engine = SentencePieceProcessor(model_file=sys.argv[1] + "/vocab.model"), ctranslate2.Translator(sys.argv[1])
-for line in sys.stdin.buffer.read().decode().split("\\n"):
-    words = pieces.encode(" " + line, out_type=str)
-    (best,) = engine.translate_batch([words], beam_size=1, max_decoding_length=len(words) + 50, min_decoding_length=0)
-    sys.stdout.buffer.write(pieces.decode(best.hypotheses[0]).removeprefix(" ").encode() + b"\\n")
+(code,) = re.findall("```python\\n(.*?)```", open("README.md").read(), re.DOTALL)
+lines = sys.stdin.buffer.read().decode().split("\\n")
+exec(code)
+sys.stdout.buffer.write("\\n".join(translations).encode())
 """
 
 
-def test_folder_is_enough(trained):
-    "In a process without PyTorch and without this package, as the notebook shows it; letters that the vocabulary lacks go through as bytes."
+def test_the_readme_translates(trained):
+    "Its lines as they are written, without PyTorch and this package; letters that the vocabulary lacks go through as bytes."
     run, folder, rows = trained
-    lines = [run.vocab.decode(row) for row in rows[:20]] + [
-        "Ünï — 漢字 went home.",
-        "  two  spaces ",
-    ]
+    lines = [run.vocab.decode(row) for row in rows[:50]]
+    lines += ["Ünï — 漢字 went home.", "  two  spaces ", ""]
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, folder / "out"],
+        [sys.executable, "-c", ALONE],
+        cwd=folder / "out",
         input="\n".join(lines).encode(),
         capture_output=True,
         timeout=60,
         check=True,
     )
-    expected = [
-        run.vocab.decode(
-            ours(run, [row], len(row) + 50, batched_greedy_search)[0][0].ids
-        )
-        for row in map(run.vocab.encode, lines)
-    ]
-    assert done.stdout.decode().split("\n") == [*expected, ""]
+    expected = load(folder / "run", search=search_with(4, 0.0)).translate(lines)
+    assert done.stdout.decode().split("\n") == expected
 
 
 # the folder
@@ -375,10 +368,12 @@ def test_where_it_goes(tmp_path, vocab, monkeypatch):
     for out in (tmp_path / "a/b/new", tmp_path / "empty"):
         assert export_ct2(run, out) == out
         assert {file.name for file in out.iterdir()} == {
+            "README.md",
             "config.json",
             "model.bin",
             "shared_vocabulary.json",
-            "vocab.model",
+            "source.spm",
+            "target.spm",
         }
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "empty", run):
@@ -390,7 +385,7 @@ def test_where_it_goes(tmp_path, vocab, monkeypatch):
         export_ct2(run, tmp_path / "file/below")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(
-        "annotated_transformer.vocab.Vocab.save",
+        "annotated_transformer.ct2.write_sentencepiece",
         lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     with pytest.raises(OSError, match="half cannot be written: .*No space left"):

@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from annotated_transformer import decode
 from annotated_transformer.batched_search import (
     _best_tokens,
     batched_beam_search,
@@ -21,7 +23,13 @@ from annotated_transformer.batched_search import (
     search_with,
 )
 from annotated_transformer.config import ModelConfig
-from annotated_transformer.decode import beam_search, length_penalty, sample
+from annotated_transformer.decode import (
+    PrefixDecoder,
+    beam_search,
+    greedy_search,
+    length_penalty,
+    sample,
+)
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.transformer import build_transformer
 
@@ -520,29 +528,18 @@ def test_transformer(sizes, beam_size):
     )
     limits = (src != PAD).sum(dim=1) + 9
 
-    def sayable(log_probs):
-        return log_probs.index_fill(
-            -1, torch.tensor([PAD]), -torch.inf
-        )  # forward takes padding in the target for no word
-
-    def step(last_ids, state):
-        log_probs, state = KVCache(model).step(last_ids, state)
-        return sayable(log_probs), state
-
     search = (
         partial(batched_beam_search, beam_size=beam_size)
         if beam_size
         else batched_greedy_search
     )
-    for row, limit, (found,) in zip(
-        src, limits, search(step, KVCache(model).start(src), BOS, EOS, limits)
-    ):
+    decoder = KVCache(model)
+    together = search(decoder.step, decoder.start(src), BOS, EOS, limits)
+    for row, limit, (found,) in zip(src, limits, together):
 
         def next_log_probs(said, row=row):
-            logits = model.embedding.logits(
-                model(row[row != PAD][None], torch.tensor([[BOS, *said]]))
-            )[0, -1]
-            return sayable(logits.log_softmax(dim=-1)).tolist()
+            hidden = model(row[row != PAD][None], torch.tensor([[BOS, *said]]))
+            return decode.next_log_probs(model, hidden)[0, -1].tolist()
 
         if beam_size:
             assert (
@@ -551,3 +548,28 @@ def test_transformer(sizes, beam_size):
             )
         else:
             assert found.ids == one_by_hand(next_log_probs, int(limit))[0]
+
+
+SEARCHES = {
+    "greedy": greedy_search,
+    "sampling": partial(sample, temperature=5.0),
+    "batched greedy": batched_greedy_search,
+    "batched beam": batched_beam_search,
+}
+
+
+@each("name, make", product(SEARCHES, [PrefixDecoder, KVCache]))
+def test_no_search_generates_padding(name, make):
+    "Not even from a model in which it is the most probable token by far."
+    torch.manual_seed(0)
+    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
+    model = build_transformer(sizes, N_VOCAB, PAD).eval()
+    logits, bonus = model.embedding.logits, 100 * F.one_hot(torch.tensor(PAD), N_VOCAB)
+    model.embedding.logits = lambda hidden: logits(hidden) + bonus
+    src = torch.tensor([[5, 6, 7, EOS], [9, EOS, PAD, PAD]])
+    decoder, limits = make(model), torch.tensor([9, 12])
+    with torch.no_grad():
+        state = decoder.start(src)
+    found = SEARCHES[name](decoder.step, state, BOS, EOS, limits)
+    assert any(best.ids for best, *_ in found)
+    assert not any(PAD in one.ids for of_row in found for one in of_row)

@@ -356,6 +356,7 @@ def test_the_folders_own_search(trained):
     run, folder, sentences = trained
     model = loaded(folder / "out")
     assert model.generation_config.max_length == run.recipe.train.max_len + 52
+    assert model.generation_config.bad_words_ids == [[run.vocab.pad_id]]
     mine = ours(run, sentences, 60, search_with(4, 0.0))
     other = theirs(folder / "out", sentences, 60)
     assert_equal_but_for_ties(run, sentences, mine, other, lambda n: 1)
@@ -363,6 +364,8 @@ def test_the_folders_own_search(trained):
     assert (
         load(folder / "run", search=search_with(4, 0.0)).translate(lines) == other[:20]
     )
+    banned = theirs.generation_config.bad_words_ids
+    assert banned == [[run.vocab.pad_id]]
 
 
 def test_the_papers_penalty_has_no_equal(trained):

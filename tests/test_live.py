@@ -399,6 +399,15 @@ def test_temperature_sharpens_the_probabilities(engine, demo):
     assert cold[0]["logProb"] > one[0]["logProb"] > hot[0]["logProb"]
 
 
+def test_padding_is_never_generated(engine, demo):
+    each = """model => {
+        const cache = startCache(model, encode(model, [5, 6, model.vocab.eosId]));
+        const row = nextLogProbs(model, model.vocab.bosId, cache, SWITCHES, 1);
+        return [...row].map((x, id) => x === -Infinity ? id : -1).filter(x => x >= 0);
+    }"""
+    assert engine.ask(each, "@demo") == [demo.vocab.pad_id]
+
+
 # --- token ids
 
 

@@ -287,7 +287,8 @@ def decoding_inputs(
     beam, choices = 1, []
     for n in beams:  # the hypotheses that are continued, and their new tokens
         parents = torch.randint(beam, (3, n), generator=rng)
-        choices.append((parents, torch.randint(3, 20, (3, n), generator=rng)))
+        # from 0: padding too, which no search generates but a prefix may hold
+        choices.append((parents, torch.randint(20, (3, n), generator=rng)))
         beam = n
     return src, choices, sizes, torch.zeros(1).double()
 

@@ -334,7 +334,9 @@ function decodeStep(model, id, cache, switches = SWITCHES) {
 // The log-probabilities of the next token; a temperature below 1 sharpens them.
 function nextLogProbs(model, id, cache, switches, temperature) {
   const logits = decodeStep(model, id, cache, switches);
-  return logSoftmax(map(logits, logit => logit / temperature)).data;
+  const row = logSoftmax(map(logits, logit => logit / temperature)).data;
+  row[model.vocab.padId] = -Infinity;  // no token of a sentence (61a)
+  return row;
 }
 
 // The ids of the n largest numbers, largest first; of equal ones the smaller id first.
