@@ -9,6 +9,7 @@ __all__ = ['RaggedArray', 'EncodedPairs', 'encode_pairs', 'drop_long_pairs', 'bu
 # %% ../nbs/51c_batch.ipynb #35a320c7
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, count, pairwise
 from typing import NamedTuple, SupportsIndex
 
@@ -61,7 +62,8 @@ class RaggedArray:
         return RaggedArray(self.ids[shifts + np.arange(starts[-1])], starts)
 
 # %% ../nbs/51c_batch.ipynb #b0e16c7b
-class EncodedPairs(NamedTuple):
+@dataclass(frozen=True)
+class EncodedPairs:
     "Sentence pairs as ids, without special tokens."
 
     src: RaggedArray
@@ -89,16 +91,17 @@ def id_dtype(n_vocab: int) -> np.dtype:
 def _short_rows(
     lengths: Int[np.ndarray, "n 2"],  # tokens, as `EncodedPairs.lengths` counts them
     max_len: int | None,  # subword tokens on a side; None keeps all
+    kind: str = "sentence",  # of the pairs, for messages
 ) -> Int32[np.ndarray, " n_kept"]:
     "The rows that are not too long on either side; UserError if there are none."
     if not len(lengths):
-        raise UserError("there is no sentence pair to train on")
+        raise UserError(f"there is no {kind} pair")
     kept = np.arange(len(lengths), dtype=np.int32)
     if max_len is not None:
         kept = kept[lengths.max(axis=1) <= max_len + 1]  # + 1: the special token
     if not len(kept):
         raise UserError(
-            f"no pair of {len(lengths)} is left: all are longer "
+            f"no {kind} pair of {len(lengths)} is left: all are longer "
             f"than max_len={max_len} tokens"
         )
     return kept
@@ -119,30 +122,24 @@ def encode_pairs(
 # %% ../nbs/51c_batch.ipynb #bda65937
 def drop_long_pairs(
     valid: EncodedPairs,  # held-out text
-    n_positions: int,  # longest sequence that the model can take, in tokens
+    max_len: int,  # subword tokens on a side, as for the training text
     *,
     quiet: bool = False,
 ) -> EncodedPairs:
-    """Leave out validation pairs that are too long for learned positions.
+    """Leave out validation pairs that are longer than the training text may be.
 
     Print how many; UserError if none is left.
     """
-    kept = np.flatnonzero(valid.lengths().max(axis=1) <= n_positions)
-    n_long = len(valid) - len(kept)
-    if not len(kept):
-        raise UserError(
-            f"n_positions={n_positions} is too small for every one of the "
-            f"{len(valid)} validation pairs: "
-            f"give some with at most {n_positions - 1} tokens on either side, "
-            "or raise n_positions"
-        )
-    if n_long and not quiet:
+    kept = _short_rows(valid.lengths(), max_len, "validation")
+    if len(kept) == len(valid):
+        return valid
+    if not quiet:
         print(
-            f"validation leaves out {n_long} of {len(valid)} pairs: they have more "
-            f"than {n_positions - 1} tokens, and n_positions={n_positions}",
+            f"validation leaves out {len(valid) - len(kept)} of {len(valid)} pairs: "
+            f"they have more than max_len={max_len} tokens",
             file=sys.stderr,
         )
-    return valid.take(kept) if n_long else valid
+    return valid.take(kept)
 
 # %% ../nbs/51c_batch.ipynb #54655cf5
 def _padding_share(
@@ -275,7 +272,8 @@ def epoch_batches(
     for rows in bucket_by_length(
         data.lengths(), batch_tokens, np.random.default_rng([seed, epoch])
     ):
-        yield collate(*data.take(rows), vocab)
+        pairs = data.take(rows)
+        yield collate(pairs.src, pairs.tgt, vocab)
 
 # %% ../nbs/51c_batch.ipynb #fd1e39bf
 class RunPosition(NamedTuple):
@@ -320,11 +318,12 @@ def _micro_batches(
     n_micro = min(accumulate, max(1, -(-len(rows) // world_size)))
     parts = np.array_split(rows, world_size * n_micro)
     padding = torch.full((1, 1), vocab.pad_id)
+    mine = [data.take(part) for part in parts[rank * n_micro : (rank + 1) * n_micro]]
     return [
-        collate(*data.take(part), vocab)
-        if len(part)
+        collate(pairs.src, pairs.tgt, vocab)
+        if len(pairs)
         else Batch(padding, padding, padding, 0)
-        for part in parts[rank * n_micro : (rank + 1) * n_micro]
+        for pairs in mine
     ]
 
 # %% ../nbs/51c_batch.ipynb #4063bb39

@@ -199,7 +199,6 @@ def _check_train_options(
     out: Path | None,
     resume: Path | None,
     named_settings: bool,
-    options,  # `RunOptions`
 ) -> Path:  # the run folder
     "UserError for options of `train` that exclude each other."
     run = out if resume is None else resume
@@ -210,10 +209,6 @@ def _check_train_options(
     if resume is not None and named_settings:
         raise UserError(
             "--resume takes its settings from the run: leave --config and KEY=VALUE out"
-        )
-    if options.sharded and options.score:
-        raise UserError(
-            "--bleu needs the whole model on a device: leave it or --shard out"
         )
     return run
 
@@ -278,7 +273,7 @@ def _train_verb(
         device, minutes, prepared, (), score, shard, tensorboard, quiet
     )
     named_settings = config is not None or bool(settings)
-    run = _check_train_options(out, resume, named_settings, options)
+    run = _check_train_options(out, resume, named_settings)
     options.check()  # before any text is read
     text = _TextOptions(data, data_dir, src, tgt, valid_src, valid_tgt)
     if resume is not None or _is_restart(run):

@@ -244,7 +244,8 @@ def perplexity(
     budget = max(translator.batch_tokens, int(lengths.max()))
     nats = 0.0
     for rows in bucket_by_length(lengths, budget, np.random.default_rng(0)):
-        batch = collate(*data.take(rows), vocab).to(device)
+        pairs = data.take(rows)
+        batch = collate(pairs.src, pairs.tgt, vocab).to(device)
         real = batch.tgt_out != vocab.pad_id
         hidden = model(batch.src, batch.tgt_in)[real]
         # never all logits at once

@@ -8,6 +8,7 @@ __all__ = ['read_file', 'read_json', 'sha256']
 # %% ../nbs/50_files.ipynb #4c420859
 import hashlib
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -51,10 +52,10 @@ def path_type(path: Path) -> str:
     return "special file"
 
 # %% ../nbs/50_files.ipynb #39aa07d6
-_MAX_BYTES = 2**28  # most that `read_file` reads: settings, vocabularies
+MAX_BYTES = 2**28  # most that `read_file` reads: settings, vocabularies
 
 # %% ../nbs/50_files.ipynb #8ce63bb6
-def read_file(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
+def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file.
 
     UserError if it is missing, a folder, a pipe or a device, or longer than
@@ -67,8 +68,9 @@ def read_file(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
         raise UserError(f"{path} is a {kind}: a regular file is needed")
     # non-blocking, in case it has been replaced by a pipe
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+        n_bytes = os.fstat(file.fileno()).st_size
+        data = b"" if n_bytes > max_bytes else file.read(max_bytes + 1)
+    if max(n_bytes, len(data)) > max_bytes:
         raise UserError(
             f"{path} has more than {max_bytes:,} bytes: this is not a file "
             "of this program"
@@ -76,13 +78,21 @@ def read_file(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
     return data
 
 # %% ../nbs/50_files.ipynb #2fe9cc3a
+def _finite(text: str) -> float:
+    "A number of a JSON file; ValueError for NaN and infinity, also as 1e999."
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
 def read_json(path: Path, version: int | None = None) -> dict:
-    """The JSON object of a file; UserError for any other content.
+    """The JSON object of a file; UserError for other content and infinite numbers.
 
     With `version`, also if its entry "format" is not that number.
     """
     try:
-        values = json.loads(read_file(path).decode())
+        text = read_file(path).decode()
+        values = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (OSError, ValueError, RecursionError) as e:
         if isinstance(e, UserError):
             raise
@@ -98,6 +108,16 @@ def sha256(path: Path) -> str:
     "The SHA-256 of a file, as 64 hexadecimal digits."
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+# %% ../nbs/50_files.ipynb #50f10002
+def is_line(value: object) -> bool:
+    "Is a value from a file a text of one line, at most 500 printable characters?"
+    return isinstance(value, str) and value.isprintable() and len(value) <= 500
+
+
+def is_count(value: object) -> bool:
+    "Is a value from a file a whole number from 0 to below 2⁶³?"
+    return type(value) is int and 0 <= value < 2**63
 
 # %% ../nbs/50_files.ipynb #7725f769
 def check_no_links(folder: Path, names: set[str]) -> None:

@@ -21,7 +21,9 @@ from . import UserError
 from .atomic import new_folder, remove_stale_staging
 from .batch import EncodedPairs, RaggedArray, id_dtype
 from annotated_transformer.files import (
+    MAX_BYTES,
     check_no_links,
+    is_line,
     path_type,
     read_json,
     resolve,
@@ -76,7 +78,7 @@ def _write_pairs(
                 ends[side] += int(rows.starts[-1])
 
 # %% ../nbs/51d_prepared.ipynb #ec75c14e
-def _open_array(path: str, dtype: str | np.dtype) -> np.ndarray:
+def _open_array(path: Path | str, dtype: str | np.dtype) -> np.ndarray:
     "An array that is read from a file as it is used."
     if not os.path.getsize(path):  # an empty file cannot be mapped
         return np.zeros(0, dtype)
@@ -144,6 +146,9 @@ def _read_about(folder: Path) -> dict:
         raise UserError(
             f"{folder / _ABOUT} is not of format {_FORMAT}, which this version reads"
         )
+    for name in (*_FILES, "text_sha256"):
+        if not is_line(about[name]):
+            raise UserError(f"{folder / _ABOUT}: {name}={about[name]!r} is no SHA-256")
     return about
 
 # %% ../nbs/51d_prepared.ipynb #51c0ab01
@@ -165,6 +170,66 @@ def _check_made_from(folder: Path, made_from: dict[str, str | int]) -> dict:
             )
     return about
 
+# %% ../nbs/51d_prepared.ipynb #51d10001
+def _count(path: Path, dtype: str | np.dtype) -> int:
+    "How many numbers a file holds; −1 if it is no file, or ends within a number."
+    n_bytes = path.stat().st_size if path_type(path) == "file" else -1
+    n, rest = divmod(n_bytes, np.dtype(dtype).itemsize)
+    return -1 if rest else n
+
+
+def _check_file(path: Path, about: dict, fits: bool) -> None:
+    "UserError if a file's size does not fit, or if its SHA-256 is another."
+    if not fits or sha256(path) != about[path.name]:
+        raise UserError(
+            f"{path} is missing or damaged: remove {path.parent} to have it made again"
+        )
+
+
+def _check_side(stem: str, about: dict, dtype: np.dtype) -> None:
+    "UserError if the two files of a split's source or target are not as written."
+    ids, starts = Path(f"{stem}.ids"), Path(f"{stem}.starts")
+    n_starts = _count(starts, "<i8")
+    n_ids = int(_open_array(starts, "<i8")[-1]) if n_starts > 0 else -1
+    _check_file(starts, about, 0 < n_starts <= n_ids + 1)
+    _check_file(ids, about, _count(ids, dtype) == n_ids)
+
+# %% ../nbs/51d_prepared.ipynb #51d10003
+_CHUNK = 2**20  # numbers that are compared at once
+
+
+def _check_numbers(stem: str, rows: RaggedArray, n_vocab: int) -> None:
+    "UserError for starts that are no starts, and ids that the vocabulary has not."
+    starts, ids = rows.starts, rows.ids.view(f"<u{rows.ids.itemsize}")
+    rises = starts[0] == 0 and starts[-1] == len(ids)
+    for i in range(0, len(starts), _CHUNK):
+        part = starts[i : i + _CHUNK + 1]
+        rises = rises and not (part[1:] < part[:-1]).any()
+    if not rises:
+        raise UserError(f"{stem}.starts does not rise from 0 to the number of ids")
+    for i in range(0, len(ids), _CHUNK):
+        if (largest := ids[i : i + _CHUNK].max()) >= n_vocab:
+            raise UserError(
+                f"{stem}.ids holds the id {largest}, but the vocabulary ends at "
+                f"{n_vocab - 1}"
+            )
+
+
+def _open_checked(stem: Path, about: dict, n_vocab: int) -> EncodedPairs:
+    "What `_write_pairs` wrote; UserError if it is anything else."
+    dtype = id_dtype(n_vocab)
+    for side in _SIDES:
+        _check_side(f"{stem}.{side}", about, dtype)
+    pairs = _open_pairs(stem, dtype)
+    if len(pairs.src) != len(pairs.tgt):
+        raise UserError(
+            f"{stem}.src.starts has {len(pairs.src)} sentences, "
+            f"{stem}.tgt.starts has {len(pairs.tgt)}"
+        )
+    for side in _SIDES:
+        _check_numbers(f"{stem}.{side}", getattr(pairs, side), n_vocab)
+    return pairs
+
 # %% ../nbs/51d_prepared.ipynb #51c0ab02
 def open_prepared(
     folder: Path, made_from: dict[str, str | int] | None = None
@@ -176,15 +241,11 @@ def open_prepared(
     """
     folder = Path(folder)
     about = _check_made_from(folder, made_from or {})
-    for name in _FILES:
-        if path_type(folder / name) != "file" or about[name] != sha256(folder / name):
-            raise UserError(
-                f"{folder / name} is missing or damaged: remove {folder} to "
-                "have it made again"
-            )
-    vocab = Vocab.load(folder / "vocab.model")
+    vocab_file = folder / "vocab.model"
+    _check_file(vocab_file, about, 0 < _count(vocab_file, "u1") <= MAX_BYTES)
+    vocab = Vocab.load(vocab_file)
     train, valid = (
-        _open_pairs(folder / split, id_dtype(len(vocab))) for split in _SPLITS
+        _open_checked(folder / split, about, len(vocab)) for split in _SPLITS
     )
     return Prepared(vocab, train, valid, about["text_sha256"])
 

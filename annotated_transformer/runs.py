@@ -94,8 +94,13 @@ class RunOptions(NamedTuple):
     engines: Engines = FAST  # the plain or the fast twin of each part
 
     def check(self) -> None:
-        "UserError for a wrong time limit, and for curves where TensorBoard is missing."
+        "UserError for options that are wrong, exclude each other, or need TensorBoard."
         check_minutes(self.minutes)
+        if self.sharded and self.score:
+            raise UserError(
+                "sharded and score exclude each other, since a score (--bleu) needs "
+                "the whole model on one device: leave one of them out"
+            )
         if self.tensorboard:
             summary_writer()
 
@@ -141,10 +146,8 @@ def _prepare_training(
     with main_process_first():
         recipe, about = read_config(run)  # rank 0 may have made it just now
     data = run_data(run, recipe, about, corpus, options.prepared, quiet=options.quiet)
-    if recipe.model.position == "learned":
-        n_positions, quiet = recipe.model.n_positions, rank() > 0
-        valid = drop_long_pairs(data.valid, n_positions, quiet=quiet)
-        data = data._replace(valid=valid)
+    valid = drop_long_pairs(data.valid, recipe.train.max_len, quiet=rank() > 0)
+    data = data._replace(valid=valid)
     objective, parallel, optimizer, schedule = build_training(
         recipe,
         data.vocab,

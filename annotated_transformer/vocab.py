@@ -14,6 +14,7 @@ from pathlib import Path
 import sentencepiece as spm
 
 from . import UserError
+from .files import read_file
 
 # %% ../nbs/51b_vocab.ipynb #897fc45f
 # SentencePiece writes a space as this sign, so a real one needs its three bytes
@@ -104,13 +105,10 @@ class Vocab:
     @classmethod
     def load(cls, path: Path) -> "Vocab":
         "The vocabulary that `save` wrote; UserError if there is none."
-        if not Path(path).is_file():  # a pipe would block
-            raise UserError(f"{path}: no vocabulary file there")
+        model = read_file(Path(path))
         try:
-            return cls(Path(path).read_bytes())
-        except OSError:
-            raise UserError(f"{path}: no vocabulary file there") from None
-        except ValueError as e:
+            return cls(model)
+        except UserError as e:
             raise UserError(f"{path}: {e}") from None
 
     def save(self, path: Path) -> None:

@@ -53,7 +53,7 @@ ALLOWED = {
     "atomic": "files",
     "text": "files",
     "corpus": "atomic files grammar text",
-    "vocab": "",
+    "vocab": "files",
     "distributed": "",
     "optimizer": "",
     "label_smoothing": "",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain, islice, product
 
 import numpy as np
@@ -39,6 +40,7 @@ from annotated_transformer.batch import (
     training_steps,
 )
 from annotated_transformer.bpe_dropout import BPEDropout, sample_segmentation
+from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
 from annotated_transformer.prepared import (
     _ABOUT,
@@ -102,6 +104,10 @@ def test_pairs():
     ]
     some = DATA.take(np.array([3, 1]))
     assert [row.tolist() for row in some.tgt] == [LISTS[1][3], LISTS[1][1]]
+    swapped = replace(DATA, src=DATA.tgt)
+    assert len(swapped) == 400 and swapped.src is swapped.tgt is DATA.tgt
+    with pytest.raises(TypeError):  # two sides, but 400 pairs: take one by its name
+        tuple(DATA)
     empty = EncodedPairs(RaggedArray.from_lists([]), RaggedArray.from_lists([]))
     assert (
         len(empty) == 0
@@ -118,7 +124,7 @@ def test_encode_pairs():
     ]
     data = encode_pairs(iter(text), VOCAB)
     assert [
-        (VOCAB.decode(s), VOCAB.decode(t)) for s, t in zip(*data, strict=True)
+        (VOCAB.decode(s), VOCAB.decode(t)) for s, t in zip(data.src, data.tgt)
     ] == text and data.src.ids.dtype == np.uint16
     long = max(map(len, (*data.src, *data.tgt)))
     assert (
@@ -248,7 +254,8 @@ def test_every_pair_once_and_in_place():
 
 
 def test_empty_sentences():
-    batch = collate(*encode_pairs([("", ""), ("the dog", "der Hund")], VOCAB), VOCAB)
+    pairs = encode_pairs([("", ""), ("the dog", "der Hund")], VOCAB)
+    batch = collate(pairs.src, pairs.tgt, VOCAB)
     assert batch.src[0].tolist()[:2] == [*VOCAB.encode(""), VOCAB.eos_id]
     bare = collate(
         RaggedArray.from_lists([[]]), RaggedArray.from_lists([[]]), VOCAB
@@ -384,15 +391,11 @@ def test_long_pairs_are_left_out():
     ) == sorted(lists)
 
 
-@pytest.mark.parametrize("n_positions", [2, 7, 20, 29, 30, 100])
-def test_held_out_pairs_that_fit(n_positions, capsys):
-    "All pairs of at most n_positions tokens on either side and no other; one line tells of the others."
-    some = drop_long_pairs(DATA, n_positions)
-    kept = [
-        i
-        for i, sides in enumerate(zip(*LISTS))
-        if max(map(len, sides)) + 1 <= n_positions
-    ]
+@pytest.mark.parametrize("max_len", [1, 6, 19, 28, 29, 100])
+def test_held_out_pairs_that_fit(max_len, capsys):
+    "All pairs of at most max_len tokens on either side and no other; one line tells of the others."
+    some = drop_long_pairs(DATA, max_len)
+    kept = [i for i, sides in enumerate(zip(*LISTS)) if max(map(len, sides)) <= max_len]
     assert [row.tolist() for row in some.src] == [LISTS[0][i] for i in kept] and [
         row.tolist() for row in some.tgt
     ] == [LISTS[1][i] for i in kept]
@@ -402,18 +405,19 @@ def test_held_out_pairs_that_fit(n_positions, capsys):
     else:
         assert err == (
             f"validation leaves out {len(DATA) - len(kept)} of 400 pairs: "
-            f"they have more than {n_positions - 1} tokens, and n_positions={n_positions}\n"
+            f"they have more than max_len={max_len} tokens\n"
         )
-    drop_long_pairs(DATA, n_positions, quiet=True)
+    drop_long_pairs(DATA, max_len, quiet=True)
     assert capsys.readouterr().err == ""
 
 
 def test_no_held_out_pair_fits():
-    with pytest.raises(
-        UserError,
-        match="n_positions=1 is too small for every one of the 400 validation pairs",
-    ):
-        drop_long_pairs(DATA, 1)
+    why = "no validation pair of 400 is left: all are longer than max_len=0"
+    with pytest.raises(UserError, match=why):
+        drop_long_pairs(DATA, 0)
+    nothing = EncodedPairs(RaggedArray.from_lists([]), RaggedArray.from_lists([]))
+    with pytest.raises(UserError, match="there is no validation pair"):
+        drop_long_pairs(nothing, 10)
 
 
 def test_seeds_differ_by_step_and_rank():
@@ -433,7 +437,7 @@ def test_errors():
     ):
         next(epoch_batches(DATA, VOCAB, 20, seed=0, epoch=0))
     with pytest.raises(
-        ValueError, match="no pair of 1 is left: all are longer than max_len=1"
+        ValueError, match="no sentence pair of 1 is left: all are longer than max_len=1"
     ):
         encode_pairs([("the dog", "der Hund")], VOCAB, max_len=1)
     with pytest.raises(ValueError, match="no sentence pair"):
@@ -447,7 +451,7 @@ def test_errors():
                 seed=0,
             )
         )
-    with pytest.raises(ValueError, match="no pair of 400 is left"):
+    with pytest.raises(ValueError, match="no sentence pair of 400 is left"):
         steps(1, max_len=0)
     for how in ({"rank": 2, "world_size": 2}, {"rank": -1}, {"accumulate": 0}):
         with pytest.raises(
@@ -475,7 +479,7 @@ def made(folder, text=TEXT, valid=HARD, sha="a1", n_pieces=320, **how):
 def same(a: EncodedPairs, b: EncodedPairs) -> bool:
     return all(
         np.array_equal(*parts)
-        for x, y in zip(a, b)
+        for x, y in ((a.src, b.src), (a.tgt, b.tgt))
         for parts in ((x.ids, y.ids), (x.starts, y.starts))
     )
 
@@ -507,7 +511,7 @@ def test_prepared_is_encoded(folder, capsys, nothing_is_made):
         )
         assert [
             (found.vocab.decode(s), found.vocab.decode(t))
-            for s, t in zip(*found.valid, strict=True)
+            for s, t in zip(found.valid.src, found.valid.tgt, strict=True)
         ] == HARD
         assert (
             found.train.src.ids.base is not None
@@ -561,6 +565,59 @@ def lengthen(path):
 def test_damage_is_noticed(folder, damage, name):
     damage(folder / name)
     with pytest.raises(ValueError, match=f"{name} is missing or damaged"):
+        open_prepared(folder)
+
+
+def rewritten(folder, name, change):
+    "Another array in place of one of the folder's, with its fingerprint in about.json."
+    dtype = "<i8" if name.endswith("starts") else "<u2"
+    change(np.fromfile(folder / name, dtype)).astype(dtype).tofile(folder / name)
+    about = json.loads((folder / _ABOUT).read_text())
+    about[name] = sha256(folder / name)
+    (folder / _ABOUT).write_text(json.dumps(about))
+
+
+def put(i, value):
+    return lambda a: np.concatenate([a[:i], [value], a[i:][1:]])
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("side", ["src", "tgt"])
+@pytest.mark.parametrize(
+    "part, change, why",
+    [
+        ("ids", put(1, 320), "ids holds the id 320, but the vocabulary ends at 319"),
+        ("ids", put(1, 65535), "ids holds the id 65535, but"),
+        ("ids", lambda a: a[:-1], "ids is missing or damaged"),
+        ("starts", put(0, 1), "starts does not rise from 0"),
+        ("starts", put(1, -1), "starts does not rise from 0"),
+        ("starts", put(1, 2**62), "starts does not rise from 0"),
+        ("starts", put(1, -(2**63)), "starts does not rise from 0"),
+        ("starts", lambda a: a[[0, -1]], "sentences, "),
+        ("starts", lambda a: a[:0], "starts is missing or damaged"),
+        ("starts", lambda a: a * 0, "starts is missing or damaged"),
+        ("starts", lambda a: np.repeat(a, 99), "starts is missing or damaged"),
+    ],
+)
+def test_numbers_that_no_vocabulary_writes(folder, split, side, part, change, why):
+    "Their fingerprints are right, as in a folder that somebody else has made."
+    rewritten(folder, f"{split}.{side}.{part}", change)
+    with pytest.raises(UserError, match=why) as refused:
+        open_prepared(folder)
+    assert f"data/{split}." in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [*_FILES, _ABOUT])
+def test_a_file_with_holes_is_not_read(folder, monkeypatch, name):
+    "A terabyte that takes no room on the disk: its size alone shows that it is wrong."
+
+    def read(path):
+        assert path.stat().st_size < 10**6, path
+        return sha256(path)
+
+    monkeypatch.setattr(module, "sha256", read)
+    os.truncate(folder / name, 2**40)
+    with pytest.raises(UserError, match=f"{name} (is missing|has more than)"):
         open_prepared(folder)
 
 
@@ -752,9 +809,8 @@ def test_many_pieces_and_many_chunks(tmp_path, n_vocab, dtype):
         ),
         Numbers(n_vocab),
     )
-    for rows, side in zip(
-        _open_pairs(tmp_path / "x", id_dtype(n_vocab)), sides, strict=True
-    ):
+    pairs = _open_pairs(tmp_path / "x", id_dtype(n_vocab))
+    for rows, side in zip((pairs.src, pairs.tgt), sides, strict=True):
         assert (
             rows.ids.dtype == dtype
             and [row.tolist() for row in rows] == side
@@ -811,7 +867,7 @@ def test_bpe_dropout_depends_on_seed_and_epoch_alone(vocab_and_text):
 
     def sample(seed: int, epoch: int) -> list[list[int]]:
         pairs = BPEDropout(vocab, 0.2, seed)(data, epoch)
-        return [side[i].tolist() for side in pairs for i in range(len(data))]
+        return [row.tolist() for side in (pairs.src, pairs.tgt) for row in side]
 
     first = sample(0, 0)
     assert sample(1, 0) != first != sample(0, 1)
@@ -874,10 +930,8 @@ def test_bpe_dropout_keeps_what_it_cannot_sample(vocab_and_text):
     data = encode_pairs([*text, ("a▁b", "  ")], vocab)
     for segment in (BPEDropout(vocab, 0.0, 0), BPEDropout(vocab, 0.9, 0, max_len=1)):
         pairs = segment(data, 0)
-        for side, plain in zip(pairs, data, strict=True):
-            assert [side[i].tolist() for i in range(len(data))] == [
-                plain[i].tolist() for i in range(len(data))
-            ]
+        for side, plain in ((pairs.src, data.src), (pairs.tgt, data.tgt)):
+            assert [row.tolist() for row in side] == [row.tolist() for row in plain]
     sampled = BPEDropout(vocab, 0.9, 0)(data, 0)
     assert vocab.decode(sampled.src[len(text)]) == "a▁b"
     assert len(sampled.src.ids) > len(data.src.ids)

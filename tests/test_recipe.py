@@ -109,17 +109,19 @@ def test_every_part_trains(change, corpus, tmp_path):
     assert load(run).translate(["The dog was tired."])
 
 
-LEARNED = [*SMALL, "valid_every=2", "position=learned", "max_len=70", "n_positions=71"]
+LEARNED = ["position=learned", "n_positions=71"]
 
 
 def with_valid(corpus, valid):
     return corpus._replace(valid=valid)
 
 
-def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
-    "They are left out of the validation loss and of BLEU, and one line says so; the run is that without them. Sinusoids take them all."
-    long = [("the dog was tired. " * 60, "kurz"), ("short", "der Hund war müde. " * 60)]
-    recipe, losses = override(get_recipe("tiny"), LEARNED), []
+@pytest.mark.parametrize("position", [[], LEARNED], ids=["sinusoidal", "learned"])
+def test_held_out_sentences_beyond_max_len(position, corpus, tmp_path, capsys):
+    "They are left out of the validation loss and of BLEU, and one line says so; the run is that without them."
+    long = [("the dog was tired. " * 60, "kurz"), ("short", "Hund" * 250_000)]
+    settings = [*SMALL, "valid_every=2", "max_len=70", *position]
+    recipe, losses = override(get_recipe("tiny"), settings), []
     for name, valid in (("with", [*long, *corpus.valid]), ("without", corpus.valid)):
         run = train_run(
             with_valid(corpus, valid),
@@ -130,32 +132,19 @@ def test_held_out_sentences_beyond_learned_positions(corpus, tmp_path, capsys):
         losses.append([r["valid_loss"] for r in metrics(run) if "valid_loss" in r])
         err = capsys.readouterr().err
         assert err == (
-            "validation leaves out 2 of 42 pairs: they have more than 70 tokens, and n_positions=71\n"
+            "validation leaves out 2 of 42 pairs: they have more than max_len=70 tokens\n"
             if name == "with"
             else ""
         )
     assert len(losses[0]) == 3 and losses[0] == losses[1]
-    train_run(
-        with_valid(corpus, long),
-        override(recipe, ["position=sinusoidal", "max_steps=1"]),
-        tmp_path / "all",
-        RunOptions("cpu", quiet=True),
-    )
-    assert capsys.readouterr().err == ""
 
 
-def test_no_held_out_sentence_fits_the_learned_positions(corpus, tmp_path):
+def test_every_held_out_sentence_is_too_long(corpus, tmp_path):
     only = with_valid(corpus, [("the dog was tired. " * 60, "kurz")])
-    with pytest.raises(
-        UserError,
-        match="n_positions=71 is too small for every one of the 1 validation pairs",
-    ):
-        train_run(
-            only,
-            override(get_recipe("tiny"), LEARNED),
-            tmp_path / "run",
-            RunOptions("cpu", quiet=True),
-        )
+    why = "no validation pair of 1 is left: all are longer than max_len=70 tokens"
+    recipe = override(get_recipe("tiny"), [*SMALL, "max_len=70"])
+    with pytest.raises(UserError, match=why):
+        train_run(only, recipe, tmp_path / "run", RunOptions("cpu", quiet=True))
     assert not (tmp_path / "run").exists()
 
 
@@ -263,6 +252,7 @@ def test_nothing_is_made_when_something_is_wrong(corpus, tmp_path):
         ("minutes=-1", tiny, {"minutes": -1}),
         ("minutes=inf", tiny, {"minutes": float("inf")}),
         ("minutes=nan", tiny, {"minutes": float("nan")}),
+        ("sharded and score", tiny, {"sharded": True, "score": validation_bleu}),
     ):
         with pytest.raises(ValueError, match=what):
             train_run(corpus, recipe, tmp_path / "run", RunOptions(quiet=True, **more))
