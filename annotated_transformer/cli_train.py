@@ -35,6 +35,8 @@ class _TextOptions(NamedTuple):
     tgt: Path | None
     valid_src: Path | None
     valid_tgt: Path | None
+    src_lang: str | None
+    tgt_lang: str | None
 
     def is_named(self) -> bool:
         "Does any option name a text? `data_dir` may be an environment variable."
@@ -45,6 +47,11 @@ class _TextOptions(NamedTuple):
         from annotated_transformer.corpus import corpus_from_files, load_corpus
 
         if self.data is not None and self.src is None:
+            if self.src_lang or self.tgt_lang:
+                raise UserError(
+                    "--src-lang and --tgt-lang are for --src and --tgt: the languages "
+                    f"of --data {self.data} are known"
+                )
             return load_corpus(self.data, self.data_dir)
         if self.data is not None or self.src is None:
             raise UserError("name either --data or --src with --tgt")
@@ -52,7 +59,11 @@ class _TextOptions(NamedTuple):
             raise UserError("--src needs --tgt, its translation")
         if (self.valid_src is None) != (self.valid_tgt is None):
             raise UserError("--valid-src and --valid-tgt go together")
-        return corpus_from_files(self.src, self.tgt, self.valid_src, self.valid_tgt)
+        valid, languages = (
+            (self.valid_src, self.valid_tgt),
+            (self.src_lang, self.tgt_lang),
+        )
+        return corpus_from_files(self.src, self.tgt, *valid, *languages)
 
 # %% ../nbs/94a_cli_train.ipynb #3c276043
 def _is_restart(out: Path) -> bool:
@@ -135,6 +146,18 @@ _ValidSource = Annotated[
     ),
 ]
 _ValidTarget = Annotated[Path | None, typer.Option(help="Its translation.")]
+_SourceLanguage = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LANGUAGE",
+        help="Language code of --src, such as en or pt-BR, for pages and model cards; "
+        "without it they say source.",
+    ),
+]
+_TargetLanguage = Annotated[
+    str | None,
+    typer.Option(metavar="LANGUAGE", help="Language code of --tgt, in the same way."),
+]
 _SharedData = Annotated[
     Path | None,
     typer.Option(
@@ -250,6 +273,8 @@ def _train_verb(
     tgt: _TargetText = None,
     valid_src: _ValidSource = None,
     valid_tgt: _ValidTarget = None,
+    src_lang: _SourceLanguage = None,
+    tgt_lang: _TargetLanguage = None,
     prepared: _SharedData = None,
     config: _RecipeName = None,
     minutes: _Minutes = None,
@@ -275,7 +300,9 @@ def _train_verb(
     named_settings = config is not None or bool(settings)
     run = _check_train_options(out, resume, named_settings)
     options.check()  # before any text is read
-    text = _TextOptions(data, data_dir, src, tgt, valid_src, valid_tgt)
+    text = _TextOptions(
+        data, data_dir, src, tgt, valid_src, valid_tgt, src_lang, tgt_lang
+    )
     if resume is not None or _is_restart(run):
         _resume(run, text, options)
     else:
@@ -291,6 +318,8 @@ def _prepare_verb(
     tgt: _TargetText = None,
     valid_src: _ValidSource = None,
     valid_tgt: _ValidTarget = None,
+    src_lang: _SourceLanguage = None,
+    tgt_lang: _TargetLanguage = None,
     prepared: _SharedData = None,
     config: _RecipeName = None,
     quiet: _Quiet = False,
@@ -307,7 +336,9 @@ def _prepare_verb(
 
     recipe = _recipe(config, settings)
     check_new_run(out)
-    text = _TextOptions(data, data_dir, src, tgt, valid_src, valid_tgt)
+    text = _TextOptions(
+        data, data_dir, src, tgt, valid_src, valid_tgt, src_lang, tgt_lang
+    )
     prepare_run(text.load(), recipe, out, prepared, quiet=quiet)
     shared = f" --prepared {prepared}" if prepared else ""
     typer.echo(

@@ -8,6 +8,7 @@ __all__ = ['Corpus', 'load_corpus', 'corpus_from_files', 'corpus_from_source']
 # %% ../nbs/51a_corpus.ipynb #db1588e7
 import logging
 import os
+import re
 import shutil
 import tarfile
 import zlib
@@ -30,8 +31,8 @@ class Corpus(NamedTuple):
     "Parallel text of two languages: to train, to validate and to test on."
 
     name: str
-    src_lang: str
-    tgt_lang: str
+    src_lang: str | None  # a language code; None: not known
+    tgt_lang: str | None
     # source and target sentences; these three can be read any number of times
     train: Iterable[tuple[str, str]]
     valid: Iterable[tuple[str, str]]
@@ -231,13 +232,13 @@ class _Store:
         mirror: str | None,
     ):
         data_dir = data_dir or os.environ.get("ANNOTATED_TRANSFORMER_DATA")
+        self.name = name
         # for `Corpus`
         self.source = {
             "data": name,
             "data_dir": str(Path(data_dir).absolute()) if data_dir else None,
         }
         self.own = Path(data_dir).absolute() / name if data_dir else None
-        self.cache = Path(pooch.os_cache("annotated_transformer")) / name
         self.mirror = mirror or os.environ.get("ANNOTATED_TRANSFORMER_MIRROR")
         self.advice = f"put {', '.join(file.name for file in files)} into " + (
             f"{self.own}, or name no folder to have them downloaded"
@@ -246,14 +247,23 @@ class _Store:
             "ANNOTATED_TRANSFORMER_DATA"
         )
 
+    @property
+    def cache(self) -> Path:
+        "The folder of downloads; UserError for a user without a home directory."
+        try:
+            return Path(pooch.os_cache("annotated_transformer")) / self.name
+        except RuntimeError as e:
+            raise UserError(f"no folder for downloads: {e}, or {self.advice}") from None
+
     def fetch(self, file: _Download) -> Path:
         "A file with the right checksum; UserError says which files to put where."
         if self.own is None:
+            into = self.cache
             urls = (
                 [f"{self.mirror.rstrip('/')}/{file.name}"] if self.mirror else []
             ) + list(file.urls)
             try:
-                return _download(urls, file, self.cache)
+                return _download(urls, file, into)
             except ValueError as e:
                 raise UserError(f"{e}: {self.advice}") from None
         path = self.own / file.name
@@ -373,6 +383,34 @@ def load_corpus(
         },
     )
 
+# %% ../nbs/51a_corpus.ipynb #51aa0003
+# BCP 47 without its extensions: language, script, region, variants. This is the form
+# alone: whether a code is registered is not looked up.
+_LANGUAGE_CODE = re.compile(
+    "[a-z]{2,3}(-[a-z]{4})?(-([a-z]{2}|[0-9]{3}))?(-([a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*",
+    re.IGNORECASE,
+)
+
+
+def _check_language(name: str, code: str | None) -> None:
+    "UserError unless `code` is None or has the form of a language code."
+    if code is not None and not _LANGUAGE_CODE.fullmatch(code):
+        raise UserError(
+            f"{name}={code!r} is no language code as BCP 47 writes it: "
+            "take en, de, pt-BR or the like"
+        )
+
+
+def known_languages(about: dict) -> tuple[str | None, str | None]:
+    "The codes of source and target language in a run's settings; None if not known."
+    found = about.get("src_lang"), about.get("tgt_lang")
+    if found == ("src", "tgt"):  # what runs on own text had before they named languages
+        return None, None
+    src, tgt = (
+        x if isinstance(x, str) and _LANGUAGE_CODE.fullmatch(x) else None for x in found
+    )
+    return src, tgt
+
 # %% ../nbs/51a_corpus.ipynb #9161102a
 def _set_aside(src: Path, tgt: Path) -> tuple[TextPairs, TextPairs]:
     """Split aligned files by the hash of the source, to train and to validate on.
@@ -403,8 +441,12 @@ def corpus_from_files(
     tgt: str | Path,
     valid_src: str | Path | None = None,  # None: some sentences of `src` are set aside
     valid_tgt: str | Path | None = None,
+    src_lang: str | None = None,  # language codes, as "en" or "pt-BR"; None: not known
+    tgt_lang: str | None = None,
 ) -> Corpus:  # without a test set
     "Two or four aligned files of your own, read once to check them."
+    _check_language("src_lang", src_lang)
+    _check_language("tgt_lang", tgt_lang)
     given = {"src": src, "tgt": tgt, "valid_src": valid_src, "valid_tgt": valid_tgt}
     source = {
         name: None if path is None else str(Path(path).absolute())
@@ -418,13 +460,14 @@ def corpus_from_files(
             )
     src, tgt = Path(src).absolute(), Path(tgt).absolute()
     if valid_src is None or valid_tgt is None:
-        return Corpus("own", "src", "tgt", *_set_aside(src, tgt), [], source)
+        splits = _set_aside(src, tgt)
+        return Corpus("own", src_lang, tgt_lang, *splits, [], source)
     valid = Path(valid_src).absolute(), Path(valid_tgt).absolute()
     splits = TextPairs([(src, tgt)]), TextPairs([valid])
     for pairs in splits:
         # find mistakes in the files now, and not during training
         deque(pairs, maxlen=0)
-    return Corpus("own", "src", "tgt", *splits, [], source)
+    return Corpus("own", src_lang, tgt_lang, *splits, [], source)
 
 # %% ../nbs/51a_corpus.ipynb #04687200
 def corpus_from_source(source: dict) -> Corpus:

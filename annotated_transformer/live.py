@@ -17,7 +17,7 @@ from torch import Tensor
 from . import UserError
 from .atomic import replace_file
 from .config import Recipe
-from .corpus import corpus_from_source
+from .corpus import corpus_from_source, known_languages
 from .explorer import fill_page
 from .prepared import open_prepared
 from .run_folder import Run, load_run, run_kind
@@ -174,12 +174,13 @@ def live_page(
     The page links to the notebooks at `site`: "" for a page next to them, None for the
     published ones. `examples` are sentences to start with; None for those of the demo.
     """
+    src_lang, tgt_lang = known_languages(run.about)
     page = {
         "site": _published_site() if site is None else site,
         "words": _training_words(run),
         "examples": examples,
-        "src_lang": run.about.get("src_lang"),
-        "tgt_lang": run.about.get("tgt_lang"),
+        "src_lang": src_lang,
+        "tgt_lang": tgt_lang,
         "n_parameters": sum(weight.numel() for weight in run.model.parameters()),
         "label_smoothing": check_live(run).train.label_smoothing,
     }

@@ -10,12 +10,14 @@ import json
 import math
 import re
 import subprocess
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __version__
 from .config import RECIPES, Recipe, recipe_to_dict
+from .corpus import known_languages
 from .evaluate import bleu
 from .files import path_type, read_json, sha256
 from .run_folder import read_metrics
@@ -26,9 +28,8 @@ _DATASETS = {"builtin": [], "multi30k": ["bentrevett/multi30k"], "wmt14": ["wmt/
 
 # %% ../nbs/93_model_card.ipynb #93a0000a
 def languages_of(about: dict) -> list[str]:
-    "The codes of source and target language; none if the run does not know them."
-    found = [about.get("src_lang"), about.get("tgt_lang")]
-    codes = [x for x in found if isinstance(x, str) and re.fullmatch("[a-z]{2}", x)]
+    "The codes of source and target language; none unless the run knows both."
+    codes = [code for code in known_languages(about) if code]
     return codes if len(codes) == 2 else []
 
 # %% ../nbs/93_model_card.ipynb #93a0000d
@@ -88,14 +89,17 @@ def _as_settings(recipe: Recipe) -> dict[str, str]:
     }
 
 # %% ../nbs/93_model_card.ipynb #93a00014
-def _training_command(recipe: Recipe, data: str | None) -> str:
+def _training_command(
+    recipe: Recipe, data: str | None, languages: Sequence[str] = ()
+) -> str:
     "The command that trains such a run."
     wanted, changes = _as_settings(recipe), {}
     for name, known in RECIPES.items():
         theirs = _as_settings(known)
         changes[name] = [f"{k}={v}" for k, v in wanted.items() if theirs[k] != v]
     name = min(changes, key=lambda name: len(changes[name]))
-    text = f"--data {data}" if data else "--src SOURCE --tgt TARGET"
+    named = " --src-lang {} --tgt-lang {}".format(*languages) if languages else ""
+    text = f"--data {data}" if data else f"--src SOURCE --tgt TARGET{named}"
     words = ["annotated-transformer train", text, f"--config {name} --out RUN"]
     return " ".join([*words, *changes[name]])
 
@@ -141,7 +145,8 @@ def _front_matter(
 ) -> str:
     "The lines at the top, for the Hub."
     fields = {
-        "language": languages,
+        # without script and region, which the Hub does not read
+        "language": [code.partition("-")[0].lower() for code in languages],
         "library_name": "transformers",
         "pipeline_tag": "translation",
         "tags": ["translation", "marian"],
@@ -213,6 +218,6 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         data=data or "the author's own",
         steps=about.get("steps", "unknown"),
         weights=re.sub(r"[^\w ,.-]", "_", about.get("weights", "unknown")),
-        command=_training_command(recipe, data),
+        command=_training_command(recipe, data, languages),
         version=_version(),
     )

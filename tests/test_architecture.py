@@ -105,7 +105,7 @@ ALLOWED = {
     "ct2": "atomic attention attention_dropout config embedding fast_dropout feed_forward fused_attention multi_head "
     "position run_folder stack transformer vocab",
     "variation_runs": "atomic batched_search config corpus distributed evaluate files hooks run_folder text translate",
-    "model_card": "config evaluate files run_folder",
+    "model_card": "config corpus evaluate files run_folder",
     "hugging_face": "atomic config ct2 marian model_card run_folder vocab",
     # layer 4: whole jobs put together
     "demo": "atomic config corpus evaluate explorer files grammar heads hooks live run_folder runs translate",

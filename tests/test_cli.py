@@ -331,11 +331,39 @@ def test_wrong_text(kind, tmp_path, capsys):
         ["--src", "x"],
         ["--src", "x", "--tgt", "y", "--valid-src", "z"],
         ["--data", "wmt99"],
+        ["--data", "builtin", "--tgt-lang", "de"],
     ],
 )
 def test_which_text(args, tmp_path, capsys):
     status, _, err = run(capsys, "train", *args, "--out", tmp_path / "run")
     assert status == 2 and err.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "given, kept",
+    [
+        ([], [None, None]),
+        (["--src-lang", "en", "--tgt-lang", "pt-BR"], ["en", "pt-BR"]),
+        (["--tgt-lang", "zh-Hans-SG"], [None, "zh-Hans-SG"]),
+        (["--src-lang", "de-1996"], ["de-1996", None]),
+        (["--src-lang", "english"], "src_lang='english' is no language code"),
+        (["--tgt-lang", "pt_BR"], "tgt_lang='pt_BR' is no language code"),
+        (["--src-lang", ""], "src_lang='' is no language code"),
+        (["--src-lang", "en\n"], "is no language code"),
+    ],
+    ids=str,
+)
+def test_languages_of_own_text(given, kept, text, tmp_path, capsys):
+    "config.json holds the codes that were given, and no code where none was."
+    out = tmp_path / "run"
+    words = ["--src", text[0], "--tgt", text[1], *given, "--out", out, "--quiet"]
+    status, _, err = run(capsys, "prepare", *words, "n_pieces=500")
+    if isinstance(kept, str):
+        assert status == 2 and kept in err and err.count("\n") == 1, err
+        assert not out.exists()
+        return
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert status == 0 and [config["src_lang"], config["tgt_lang"]] == kept, err
 
 
 def test_out_that_holds_a_run(trained, text, capsys):
@@ -1470,9 +1498,10 @@ def test_wrong_variations(args, message, tmp_path, capsys, monkeypatch):
 # the frozen command line
 
 FROZEN = {  # what scripts rely on: a new name gets a place here, an old one stays
-    "train": "[KEY=VALUE] --out --resume --data --data-dir --src --tgt --valid-src --valid-tgt --prepared --config --minutes --device --bleu --shard "
-    "--tensorboard --quiet",
-    "prepare": "[KEY=VALUE] --out --data --data-dir --src --tgt --valid-src --valid-tgt --prepared --config --quiet",
+    "train": "[KEY=VALUE] --out --resume --data --data-dir --src --tgt --valid-src --valid-tgt --src-lang --tgt-lang --prepared --config --minutes "
+    "--device --bleu --shard --tensorboard --quiet",
+    "prepare": "[KEY=VALUE] --out --data --data-dir --src --tgt --valid-src --valid-tgt --src-lang --tgt-lang --prepared "
+    "--config --quiet",
     "average": "RUN --last",
     "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --batch-tokens --precision --device --quiet",
     "score": "RUN… --ref --src --chrf --confidence --flavours --perplexity --beam-size --alpha --precision --device",

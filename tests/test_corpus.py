@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -570,6 +571,20 @@ def test_a_failed_download_is_one_line_of_the_command_line(server, tmp_path):
         )
         and left.stderr.count("\n") == 1
     )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the home directory of POSIX")
+def test_no_home_directory_for_downloads(tmp_path, monkeypatch):
+    "A user without home directory and name, as in a container; a folder of one's own needs neither."
+    import pwd
+
+    for name in ("HOME", "XDG_CACHE_HOME", "ANNOTATED_TRANSFORMER_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+    with pytest.raises(UserError, match="no folder for downloads: .*HOME.*--data-dir"):
+        load_corpus("multi30k")
+    with pytest.raises(UserError, match="train.en.gz: no such file"):
+        load_corpus("multi30k", tmp_path)
 
 
 def test_a_failed_unpacking_is_its_error_alone(said, tmp_path):

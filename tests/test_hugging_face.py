@@ -577,8 +577,17 @@ def test_card(tmp_path):
     assert "Weights: average of 10 checkpoints." in card
 
 
-def test_card_without_scores_or_languages(tmp_path):
-    about = {"data": "own", "src_lang": "src", "tgt_lang": "tgt"}
+def test_card_of_own_text(tmp_path):
+    about = {"data": "own", "src_lang": "en", "tgt_lang": "pt-BR"}
+    card, data = card_of(tmp_path, about)
+    assert data.language == ["en", "pt"] and "to translate from en to pt-BR" in card
+    assert "--src SOURCE --tgt TARGET --src-lang en --tgt-lang pt-BR" in card
+
+
+@pytest.mark.parametrize("languages", [("src", "tgt"), (None, None), ("en", None)])
+def test_card_without_scores_or_languages(tmp_path, languages):
+    "An earlier version gave own text the languages src and tgt."
+    about = {"data": "own"} | dict(zip(("src_lang", "tgt_lang"), languages))
     card, data = card_of(tmp_path, about)
     assert (data.language, data.datasets, data.eval_results) == (None, None, None)
     assert "The run has none." in card and "--src SOURCE --tgt TARGET" in card

@@ -127,6 +127,37 @@ def test_page_is_one_file_of_two_megabytes(text):
     assert not re.search(r"https?://|@import|url\([^#]|<link|<img", without_links)
 
 
+@pytest.mark.parametrize(
+    "languages, label",
+    [
+        (("en", "de"), "English sentence"),
+        (("pt-BR", None), "Brazilian Portuguese sentence"),
+        ((None, "de"), "Source sentence"),
+        (("src", "tgt"), "Source sentence"),  # of an earlier version
+        ((["en"], 1), "Source sentence"),
+        (("not a code", "de"), "Source sentence"),
+    ],
+    ids=str,
+)
+def test_language_of_the_sentence(browser, demo, tmp_path, languages, label):
+    about = demo.about | dict(zip(("src_lang", "tgt_lang"), languages))
+    page = live_page(demo._replace(about=about))
+    (tmp_path / "live.html").write_text(page, "utf-8")
+    open_page(browser, (tmp_path / "live.html").as_uri())
+    assert shown(browser, "sentence-label") == label
+    assert shown(browser, "result") and browser.said == []
+
+
+def test_language_that_the_browser_refuses(browser, text, tmp_path):
+    "The page shows what it was given, and works."
+    assert text.count('"src_lang":"en"') == 1
+    page = text.replace('"src_lang":"en"', '"src_lang":"not a code"')
+    (tmp_path / "live.html").write_text(page, "utf-8")
+    open_page(browser, (tmp_path / "live.html").as_uri())
+    assert shown(browser, "sentence-label") == "not a code sentence"
+    assert shown(browser, "result") == ES and browser.said == []
+
+
 def test_every_link_leads_to_a_heading():
     scripts = "".join(path.read_text("utf-8") for path in PAGES.glob("live*"))
     links = set(re.findall(r'"(\w+\.html)#?([\w-]*)"', scripts))

@@ -19,9 +19,17 @@ fillText("beam-text", BEAM_TEXT, ["Beam search", "decode.html#beam-search"]);
 fillText("heads-text", HEADS_TEXT,
   ["Ablating each head", "heads.html#ablating-each-head-of-the-trained-model"]);
 
+// The English name of a language code; the code itself where the browser has no name.
+function languageName(code) {
+  try {
+    return new Intl.DisplayNames("en", {type: "language"}).of(code);
+  } catch {
+    return code;
+  }
+}
+
 if (about.src_lang) {
-  const language = new Intl.DisplayNames("en", {type: "language"}).of(about.src_lang);
-  byId("sentence-label").textContent = `${language} sentence`;
+  byId("sentence-label").textContent = `${languageName(about.src_lang)} sentence`;
 }
 
 if (about.words) {
