@@ -1,8 +1,11 @@
 "Sweeps over attention, multi-head attention and masks: shapes, dtypes, masks, gradients, other libraries."
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
+from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -136,6 +139,29 @@ def test_scores_of_any_size_stay_finite():
     q, k, v = torch.randn(3, 2, 4, 8, generator=torch.Generator().manual_seed(0))
     out, *grads = out_and_grads(attention, q * 1e4, k * 1e4, v, mask=causal_mask(4)[0])
     assert out.isfinite().all() and all(g.isfinite().all() for g in grads)
+
+
+@each(
+    "n_k, dtype, training, is_fused",
+    [
+        (47, torch.float32, True, False),
+        (48, torch.float32, True, True),
+        (64, torch.float32, True, True),
+        (200, torch.bfloat16, True, False),
+        (8, torch.float32, False, True),
+        (8, torch.bfloat16, False, True),
+    ],
+)
+def test_the_faster_kernel_is_chosen_on_a_cpu(n_k, dtype, training, is_fused):
+    "As `benchmarks/attention.py` measures them."
+    q, k = torch.randn(1, 1, 5, 8, dtype=dtype), torch.randn(1, 1, n_k, 8, dtype=dtype)
+    kernel = mock.Mock(side_effect=F.scaled_dot_product_attention)
+    with (
+        mock.patch.object(F, "scaled_dot_product_attention", kernel),
+        torch.set_grad_enabled(training),
+    ):
+        fused_attention(q, k, k)
+    assert kernel.called == is_fused
 
 
 @pytest.mark.parametrize(
