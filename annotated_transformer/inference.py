@@ -58,10 +58,22 @@ class PreparedLinear(nn.Module):
         self.bias = bias
         self.out_features = weight.size(0)
         self.dtype = weight.dtype
+        self._pack()
+
+    def _pack(self) -> None:
         self._packed: Tensor | None = None
-        if _can_pack(weight.dtype):
+        if self.weight.device.type == "cpu" and _can_pack(self.weight.dtype):
             reorder = torch.ops.mkldnn._reorder_linear_weight.default
-            self._packed = reorder(weight.detach().contiguous(), 64)  # a hint: vectors
+            weight = self.weight.detach().contiguous()
+            self._packed = reorder(weight, 64)  # a hint: vectors
+
+    def __getstate__(self) -> dict:
+        "Without the packed matrix, which has no storage to copy or to pickle."
+        return self.__dict__ | {"_packed": None}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._pack()
 
     def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         moved = x.dtype != self.dtype or x.device.type != "cpu"

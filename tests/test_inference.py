@@ -1,9 +1,13 @@
 "Packed and 8-bit weights in a whole model, against the plain one. (`test_twins.py` compares the layers.)"
 
+import copy
 import os
+import pickle
+from itertools import product
 
 import pytest
 import torch
+from fold import each
 from torch import nn
 
 from annotated_transformer import UserError, inference
@@ -11,7 +15,9 @@ from annotated_transformer.attention_dropout import AttentionDropout
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.fast_dropout import FastDropout
 from annotated_transformer.fused_attention import FusedMultiHeadAttention
+from annotated_transformer.grammar import builtin
 from annotated_transformer.inference import (
+    PRECISIONS,
     Int8Linear,
     PreparedLinear,
     _can_pack,
@@ -22,6 +28,7 @@ from annotated_transformer.inference import (
 from annotated_transformer.kv_cache import KVCache
 from annotated_transformer.marian import _MarianEmbedding
 from annotated_transformer.transformer import build_transformer
+from annotated_transformer.translate import load
 
 packs = pytest.mark.skipif(not _can_pack(), reason="this PyTorch has no oneDNN")
 packs_bf16 = pytest.mark.skipif(
@@ -59,6 +66,27 @@ def test_a_model_cast_afterwards_is_followed():
     linear, x = nn.Linear(5, 7).requires_grad_(False), torch.randn(3, 5)
     packed = PreparedLinear(linear.weight, linear.bias)
     torch.testing.assert_close(packed.double()(x.double()), linear.double()(x.double()))
+
+
+def pickled(translator):
+    return pickle.loads(pickle.dumps(translator))
+
+
+@each("copy_of, precision", product([copy.deepcopy, pickled], PRECISIONS))
+def test_a_translator_can_be_copied(copy_of, precision):
+    "By `copy`, and by `pickle`, as other processes receive it; the copy is as fast."
+    if precision == "int8" and not can_int8():
+        pytest.skip("this PyTorch has no 8-bit products")
+    lines = [s.en for s in builtin(5, seed=1, split="test")]
+    translator = load("demo", precision=precision)
+    other = copy_of(translator)
+    assert other.translate(lines) == translator.translate(lines)
+    layer, original = (t.model.decoder.layers[0] for t in (other, translator))
+    assert layer.self_attn.w_o.weight is not original.self_attn.w_o.weight
+    # the prepared step uses the copy's layers, which are packed where the others are
+    assert layer.prepared_step.w_o.__self__ is layer.self_attn.w_o
+    packed = [getattr(x.self_attn.w_o, "_packed", None) for x in (layer, original)]
+    assert (packed[0] is None) == (packed[1] is None)
 
 
 def test_each_row_has_a_scale_of_its_own():
