@@ -58,6 +58,11 @@ def add_product(
         total += a @ b
 
 # %% ../nbs/90c_chunked_loss.ipynb #90c00021a
+def needs_gradients(*inputs: Tensor) -> bool:
+    "Will there be a backward pass? Inside `forward` gradients are always off."
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+
+
 class GradientsInForward(torch.autograd.Function):
     "A loss whose forward pass saves its gradients at hidden states and matrix."
 
@@ -147,9 +152,5 @@ def chunked_loss(
     # the mean in bf16 everywhere
     with torch.autocast(hidden.device.type, enabled=False):
         flat, target, real = flat_positions(hidden, tgt_out, pad_id)
-        # inside `forward` gradients are always off
-        needs_grad = torch.is_grad_enabled() and (
-            flat.requires_grad or weight.requires_grad
-        )
-        settings = label_smoothing, dtype, needs_grad
+        settings = label_smoothing, dtype, needs_gradients(flat, weight)
         return _ChunkedLoss.apply(flat, weight, target, real, *settings)

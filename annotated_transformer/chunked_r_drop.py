@@ -15,6 +15,7 @@ from annotated_transformer.chunked_loss import (
     add_product,
     chunk_size,
     flat_positions,
+    needs_gradients,
     product_dtype,
 )
 from .label_smoothing import check_smoothing
@@ -27,8 +28,9 @@ def _loss_and_gradient(
     real: Bool[Tensor, "n 1"],  # False: the position does not count
     alpha: float,
     label_smoothing: float,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "2 n n_vocab"]]:
-    """The summed loss of some target tokens, and its gradient at the logits.
+    needs_grad: bool,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "2 n n_vocab"] | None]:
+    """The summed loss of some target tokens, and its gradient at the logits if needed.
 
     The gradient of a position that does not count is not 0, but its hidden state is
     (`flat_positions`), so it changes neither the weights nor a position that counts.
@@ -41,13 +43,15 @@ def _loss_and_gradient(
     p = log_p.exp()
     grad = p * (log_p[0] - log_p[1])
     kl = sign * grad.sum(dim=-1, keepdim=True)  # of each pass to the other
+    loss = (loss / 2 + alpha / 4 * kl).masked_fill(~real, 0).sum()
+    if not needs_grad:
+        return loss, None
     grad.mul_(sign * alpha / 4)
     grad.addcmul_(p, 1 / 2 + alpha / 4 * (1 - kl))
     grad.sub_(p.flip(0), alpha=alpha / 4)
     grad.sub_(uniform / 2)
     less = torch.full_like(target, -certain / 2, dtype=grad.dtype)
-    loss = (loss / 2 + alpha / 4 * kl).masked_fill(~real, 0)
-    return loss.sum(), grad.scatter_add_(-1, target, less)
+    return loss, grad.scatter_add_(-1, target, less)
 
 # %% ../nbs/90ca_chunked_r_drop.ipynb #90ca000a
 class _ChunkedRDrop(GradientsInForward):
@@ -63,12 +67,13 @@ class _ChunkedRDrop(GradientsInForward):
         alpha: float,
         label_smoothing: float,
         dtype: torch.dtype,  # of the matrix products
+        needs_grad: bool,
     ) -> Float[Tensor, ""]:
         sum_dtype = torch.promote_types(dtype, torch.float32)
         w = weight.to(dtype)
         total = torch.zeros((), dtype=sum_dtype, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=sum_dtype)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_grad else None
         size = chunk_size(len(weight), hidden.device) // 2
         for start in range(0, len(target), size):
             rows = slice(start, start + size)
@@ -76,12 +81,13 @@ class _ChunkedRDrop(GradientsInForward):
             log_p = (h @ w.T).log_softmax(dim=-1, dtype=sum_dtype)
             ids = target[rows, None].expand(2, -1, 1)
             loss, grad = _loss_and_gradient(
-                log_p, ids, real[rows, None], alpha, label_smoothing
+                log_p, ids, real[rows, None], alpha, label_smoothing, needs_grad
             )
             total += loss
-            grad = grad.to(dtype)
-            grad_hidden[:, rows] = grad @ w
-            add_product(grad_weight, grad.flatten(0, 1).T, h.flatten(0, 1))
+            if grad is not None and grad_hidden is not None and grad_weight is not None:
+                grad = grad.to(dtype)
+                grad_hidden[:, rows] = grad @ w
+                add_product(grad_weight, grad.flatten(0, 1).T, h.flatten(0, 1))
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
@@ -101,9 +107,10 @@ class ChunkedRDrop(RDrop):
         check_smoothing(label_smoothing)
         check_repeated(tgt_out)
         dtype = product_dtype(hidden)
-        settings = self.alpha, label_smoothing, dtype
         with torch.autocast(hidden.device.type, enabled=False):
             flat, target, real = flat_positions(hidden, tgt_out, pad_id)
             n = len(target) // 2  # the same targets follow for the second pass
             passes = flat.view(2, n, hidden.size(-1))
+            needs_grad = needs_gradients(passes, weight)
+            settings = self.alpha, label_smoothing, dtype, needs_grad
             return _ChunkedRDrop.apply(passes, weight, target[:n], real[:n], *settings)

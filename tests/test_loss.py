@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer.chunked_loss import chunked_loss
+from annotated_transformer.chunked_r_drop import ChunkedRDrop
 from annotated_transformer.label_smoothing import smoothed_loss
 
 
@@ -231,17 +232,26 @@ def test_without_gradients_the_loss_is_the_same(loss_of):
     assert torch.equal(twice, 2 * once)
 
 
-def test_without_gradients_none_is_computed(monkeypatch):
-    def fail(*_):
-        raise AssertionError("a gradient was computed")
-
-    monkeypatch.setattr("annotated_transformer.chunked_loss._grad_of_chunk", fail)
+@each(
+    "loss_of, part",
+    [
+        (chunked_loss, "chunked_loss._grad_of_chunk"),
+        (chunked_loss, "chunked_loss.add_product"),
+        (ChunkedRDrop(5.0), "chunked_r_drop.add_product"),
+    ],
+)
+def test_without_gradients_none_is_computed(loss_of, part):
     hidden, weight, tgt_out = example(5, 2, 6, 8, 40, pad_id=0)
-    with torch.no_grad():
-        chunked_loss(hidden, weight, tgt_out, 0, 0.1)
-    chunked_loss(hidden.detach(), weight.detach(), tgt_out, 0, 0.1)
-    with pytest.raises(AssertionError, match="a gradient was computed"):
-        chunked_loss(hidden.detach(), weight, tgt_out, 0, 0.1)
+    tgt_out[1] = tgt_out[0]  # as R-Drop needs it
+    failing = mock.Mock(side_effect=AssertionError("a gradient was computed"))
+    with mock.patch(f"annotated_transformer.{part}", failing):
+        with torch.no_grad():
+            found = loss_of(hidden, weight, tgt_out, 0, 0.1)
+        loss_of(hidden.detach(), weight.detach(), tgt_out, 0, 0.1)
+        for inputs in ((hidden.detach(), weight), (hidden, weight.detach())):
+            with pytest.raises(AssertionError, match="a gradient was computed"):
+                loss_of(*inputs, tgt_out, 0, 0.1)
+    assert torch.equal(found, loss_of(hidden, weight, tgt_out, 0, 0.1).detach())
 
 
 def made_up(seed: int, certainty: float, n_vocab: int):
