@@ -249,6 +249,7 @@ def _train(out: Path, text: _TextOptions, recipe, options) -> None:
     from annotated_transformer.run_folder import check_new_run
     from annotated_transformer.runs import train_run
 
+    options.check_sizes(recipe.model)  # before any text is read
     corpus = None
     if _is_first_process():
         check_new_run(out)

@@ -8,6 +8,8 @@ __all__ = ['RECIPES', 'ModelConfig', 'TrainConfig', 'Recipe', 'get_recipe', 'ove
 # %% ../nbs/00_config.ipynb #015dcf74
 import difflib
 import math
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -71,6 +73,22 @@ def check_minutes(
             "without it, training ends at max_steps"
         )
 
+# %% ../nbs/00_config.ipynb #00c00113
+# what PyTorch says of tensors that are too large
+_NO_MEMORY = re.compile(
+    "can't allocate memory|not enough memory|out of memory"
+    "|Storage size calculation overflowed|integer multiplication overflow"
+)
+
+
+def machine_memory() -> int | None:
+    "Bytes of memory in this machine; None where the system does not say."
+    try:
+        n_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+    return n_bytes if n_bytes > 0 else None
+
 # %% ../nbs/00_config.ipynb #8449aa82
 @dataclass(frozen=True)
 class ModelConfig:
@@ -113,15 +131,50 @@ class ModelConfig:
         check_choice("position", self.position, ("sinusoidal", "learned"))
         check_choice("norm", self.norm, ("post", "pre"))
 
+    def n_parameters(self, n_vocab: int) -> int:
+        "The number of a `Transformer`'s parameters, without building it."
+        d, width = self.d_model, self.d_model // self.n_heads
+        heads = self.n_heads * ((self.d_k or width) + (self.d_v or width))
+        attention, norm = 2 * d * heads, 2 * d
+        feed_forward = 2 * d * self.d_ff + self.d_ff + d
+        # a layer of the encoder and one of the decoder have three attentions, two
+        # feed-forward networks and five norms
+        n = self.n_layers * (3 * attention + 2 * feed_forward + 5 * norm)
+        n += 2 * norm if self.norm == "pre" else 0
+        n += self.n_positions * d if self.position == "learned" else 0
+        return n + n_vocab * d
+
+    def check_memory(
+        self, n_vocab: int, bytes_each: int = 4, memory: int | None = None
+    ) -> None:
+        """UserError if the parameters need more than `memory`, in bytes.
+
+        Each needs 4 bytes, or 16 with its gradient and Adam's state. None is all
+        memory of this machine, and nothing is checked where that is not known.
+        """
+        memory = machine_memory() if memory is None else memory
+        needed = bytes_each * (n := self.n_parameters(n_vocab))
+        if memory is not None and needed > memory:
+            what = (
+                "weights" if bytes_each == 4 else "weights, gradients and Adam's state"
+            )
+            raise UserError(
+                f"n_layers={self.n_layers} d_model={self.d_model} d_ff={self.d_ff} "
+                f"makes {n:,} parameters: their {what} need {needed / 1e9:,.0f} GB, "
+                f"and there are {memory / 1e9:,.0f} GB, so take smaller sizes"
+            )
+
     @staticmethod
     @contextmanager
     def must_fit() -> Iterator[None]:
         "Building a model that does not fit into memory becomes a UserError."
         try:
             yield
-        except (RuntimeError, MemoryError) as e:
-            why = str(e).splitlines()[0]
-            raise UserError(f"a model of these sizes cannot be built: {why}") from None
+        except (RuntimeError, MemoryError) as error:
+            why = (str(error) or "out of memory").splitlines()[0]
+            if not _NO_MEMORY.search(why):
+                raise
+            raise UserError(f"a model of these sizes cannot be built: {why}") from error
 
 # %% ../nbs/00_config.ipynb #45e31167
 @dataclass(frozen=True)

@@ -40,7 +40,12 @@ from annotated_transformer.checkpoint import (
     set_run_weights,
     use_average,
 )
-from .config import Recipe, TrainConfig, check_minutes
+from annotated_transformer.config import (
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    check_minutes,
+)
 from .corpus import Corpus
 from annotated_transformer.distributed import (
     any_rank,
@@ -65,6 +70,7 @@ from annotated_transformer.recipe import (
     BatchLoss,
     Checkpointer,
     build_training,
+    check_memory,
     run_data,
 )
 from annotated_transformer.run_folder import (
@@ -103,6 +109,10 @@ class RunOptions(NamedTuple):
             )
         if self.tensorboard:
             summary_writer()
+
+    def check_sizes(self, sizes: ModelConfig) -> None:
+        "UserError for a model that is too large, whatever its vocabulary will be."
+        check_memory(sizes, 0, pick_device(self.device), sharded=self.sharded)
 
 
 _NO_OPTIONS = RunOptions()
@@ -399,6 +409,7 @@ def train_run(
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
     out = Path(out)
     options.check()
+    options.check_sizes(recipe.model)
     device = pick_device(options.device)
     with process_group(device):
         about = _about_text(corpus)
@@ -418,7 +429,8 @@ def resume_run(
     """
     run = Path(run)
     options.check()
-    read_config(run)  # a wrong folder is refused before any process is waited for
+    # a wrong folder is refused before any process is waited for
+    options.check_sizes(read_config(run)[0].model)
     device = pick_device(options.device)
     with process_group(device), _locked(run) as lock:
         _continue_run(run, corpus, device, lock, options)

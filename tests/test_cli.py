@@ -1305,6 +1305,23 @@ def test_import_marian(marian, text, trained, tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_model_too_large_for_the_machine(trained, tmp_path, capsys):
+    "Said in one line before any text is read, also when a run is continued."
+    sizes, out = ["n_layers=1000", "d_ff=100000000"], tmp_path / "run"
+    missing = ["--src", tmp_path / "no text", "--tgt", tmp_path / "no text"]
+    status, said, err = run(capsys, "train", "--out", out, *missing, *sizes)
+    assert (status, said, err.count("\n")) == (2, "", 1)
+    assert "n_layers=1000 d_model=256 d_ff=100000000 makes 102,600," in err
+    assert not out.exists()
+    shutil.copytree(trained, out)
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config["model"]["d_ff"] = 2**31 - 1
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    status, said, err = run(capsys, "train", "--resume", out)
+    assert (status, said, err.count("\n")) == (2, "", 1)
+    assert "d_ff=2147483647 makes" in err and "Adam's state need" in err
+
+
 def test_export_ct2(trained, tmp_path, capsys):
     "A folder that the engine opens; none for a wrong word, none over another."
     engine = pytest.importorskip("ctranslate2")

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+from unittest import mock
 
 import pytest
+import torch
 from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,8 @@ from annotated_transformer.config import (
     recipe_from_dict,
     recipe_to_dict,
 )
+from annotated_transformer.recipe import build_training
+from annotated_transformer.transformer import build_transformer
 
 same_each_time = settings(
     derandomize=True, deadline=None
@@ -266,3 +270,45 @@ def test_parse_setting_knows_yes_and_no():
     for text in ("True", "1", "", "no"):
         with pytest.raises(ValueError, match="not true or false"):
             _parse_setting("x", text, bool)
+
+
+SIZES = [recipe.model for recipe in RECIPES.values()] + [
+    ModelConfig(d_model=64, **more)
+    for more in (
+        dict(norm="pre"),
+        dict(position="learned", n_positions=77),
+        dict(d_k=3, d_v=5),
+        dict(d_k=9, n_layers=1, n_heads=1),
+    )
+]
+
+
+@each("sizes", SIZES)
+def test_the_parameters_are_those_of_the_built_model(sizes):
+    with torch.device("meta"):
+        model = build_transformer(sizes, 301, 0)
+    assert sizes.n_parameters(301) == sum(p.numel() for p in model.parameters())
+
+
+def test_what_does_not_fit_is_said_before_anything_is_built(monkeypatch):
+    "Weights when a model is built; with gradients and Adam's state when it is trained."
+    huge = ModelConfig(n_layers=1000, d_ff=100_000_000)
+    with pytest.raises(UserError, match="^n_layers=1000 d_model=512 d_ff=100000000 ma"):
+        build_transformer(huge, 1000, 0)
+    base = get_recipe("base")
+    n = base.model.n_parameters(1000)
+    memory = lambda each: lambda name: each * n if name == "SC_PHYS_PAGES" else 1
+    monkeypatch.setattr("os.sysconf", memory(15), raising=False)
+    base.model.check_memory(1000)
+    with pytest.raises(UserError, match=f"{n:,} parameters: their weights, gradients"):
+        build_training(base, range_vocab(1000), torch.device("cpu"))
+    monkeypatch.setattr("os.sysconf", memory(3), raising=False)
+    with pytest.raises(UserError, match=f"{n:,} parameters: their weights need"):
+        build_transformer(base.model, 1000, 0)
+    monkeypatch.delattr("os.sysconf", raising=False)  # Windows
+    huge.check_memory(1000)
+
+
+def range_vocab(n: int):
+    "As much of a vocabulary as a model needs."
+    return mock.MagicMock(__len__=lambda _: n, pad_id=0)

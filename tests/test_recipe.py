@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -366,21 +367,41 @@ def test_device_precision_schedule():
 
 @pytest.mark.parametrize("where", ["recipe", "run_folder"])
 def test_a_model_that_does_not_fit_into_memory(corpus, tmp_path, monkeypatch, where):
-    "One line for the user, in training and in loading."
+    "One line for the user, in training and in loading; the cause is kept, and any other error is left as it is."
     run, recipe = tmp_path / "run", override(get_recipe("tiny"), SMALL)
     if where == "run_folder":
         train_run(corpus, recipe, run, RunOptions("cpu", quiet=True))
 
-    def build(*args, **settings):
-        raise RuntimeError("not enough memory: 9 bytes\nand what C++ says")
-
-    monkeypatch.setattr(f"annotated_transformer.{where}.build_transformer", build)
-    with pytest.raises(UserError, match="cannot be built: not enough memory: 9 bytes$"):
+    def train_or_load():
         if where == "recipe":
             train_run(corpus, recipe, run, RunOptions("cpu", quiet=True))
         else:
             load(run)
-    assert run.exists() == (where == "run_folder")
+
+    for error, expected, message in (
+        (
+            RuntimeError("not enough memory: 9 bytes\nand what C++ says"),
+            UserError,
+            "^a model of these sizes cannot be built: not enough memory: 9 bytes$",
+        ),
+        (
+            RuntimeError("Storage size calculation overflowed with sizes=[9]"),
+            UserError,
+            "cannot be built: Storage size",
+        ),
+        (MemoryError(), UserError, "cannot be built: out of memory$"),
+        (
+            RuntimeError("my part: 3 and 4 differ"),
+            RuntimeError,
+            "^my part: 3 and 4 differ$",
+        ),
+    ):
+        build = mock.Mock(side_effect=error)
+        monkeypatch.setattr(f"annotated_transformer.{where}.build_transformer", build)
+        with pytest.raises(expected, match=message) as found:
+            train_or_load()
+        assert error in (found.value, found.value.__cause__)
+        assert run.exists() == (where == "run_folder")
 
 
 def test_validation_computes_each_batch_once():
