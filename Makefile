@@ -41,8 +41,8 @@ test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree w
 portable: $(VENV)/.stamp-dev  ## notebooks and tests under the kernels of other processors (or VARIANTS="default avx2", NAMES="31_stack test_model", QUICK=1)
 	@$(WITH) $(BIN)/python tools/portable.py --variants "$(VARIANTS)" --names "$(NAMES)" $(if $(QUICK),--quick)
 
-lab: $(VENV)/.stamp-dev  ## JupyterLab on nbs/
-	@$(BIN)/jupyter lab --notebook-dir nbs
+lab: $(VENV)/.stamp-dev  ## JupyterLab, at the home page, from which links lead to every notebook
+	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/nbs/index.ipynb
 
 export: $(VENV)/.stamp-dev  ## notebooks to package, notebooks cleaned, README.md made; runs nothing
 	@$(WITH) $(BIN)/python tools/notebooks.py export

@@ -80,6 +80,14 @@ def test_what_a_page_folds_is_folded_in_jupyter(tmp_path):
     assert [i for i, t in enumerate(tags) if t == ["fold"]] == [2, len(folded) + 4]
 
 
+def test_progress_bars_do_not_complain(tmp_path):
+    "tqdm, which pooch imports, warns where it has no widgets, and names this machine's folders."
+    path = tmp_path / "11_toy.ipynb"
+    notebook(path, cell("import tqdm.auto"))
+    assert run(path, FLAGS) == ""
+    assert '"outputs": []' in path.read_text()
+
+
 def test_failed_run_writes_nothing(tmp_path):
     path = tmp_path / "11_toy.ipynb"
     notebook(path, cell("print('before')"), cell("1 / 0"))

@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT
 from fold import each
 from notebooks import code_of, directives, joined
+from pages import sidebar
 
 from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe
 
@@ -301,6 +302,15 @@ def test_every_notebook_of_a_section_is_on_the_map():
         if "beside" not in joined(cells(p.stem)[0]["source"]).split("·")[-1]
     }
     assert of_sections <= linked
+
+
+def test_lab_opens_a_page_that_leads_to_the_reading_order():
+    "JupyterLab sorts 321 after 95; the site's sidebar has the order."
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    start = re.search(r"^lab:.*\n.*/lab/tree/nbs/([\w-]+)\.ipynb$", makefile, re.M)[1]
+    assert "](map.ipynb#every-notebook)" in text_of(start)
+    linked = re.findall(r"\]\(([\w-]+\.ipynb)\)", shown("map")[-1][0])
+    assert linked == [e.path.name for e in sidebar() if e.path and e.path.stem != start]
 
 
 # ---- the reference

@@ -147,12 +147,7 @@ def run_all(names: list[str], workers: int) -> int:
     if missing := [p.name for p in paths if not p.exists()]:
         sys.exit(f"no such notebook in nbs/: {', '.join(missing)}")
     # One thread and one order of sets: the same figures on every machine, as far as that goes.
-    # tqdm, once imported by pooch, would complain that it has no widgets, and name this machine's folders.
-    os.environ |= {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
-        "PYTHONWARNINGS": "ignore:IProgress not found",
-    }
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     flags, failed = set(settings()["tst_flags"].split()), 0
     with ProcessPoolExecutor(workers) as pool:
         for path, error in zip(
