@@ -21,7 +21,7 @@ from typing import NamedTuple
 import yaml
 from execnb.nbio import mk_cell, read_nb
 from nbdev.process import Processor
-from notebooks import ROOT, code_of, directives, joined, settings
+from notebooks import ROOT, code_of, directives, joined, options, settings
 
 DIALECT = "markdown+lists_without_preceding_blankline-smart"  # of Quarto's Markdown, what the notebooks use
 BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
@@ -390,17 +390,6 @@ class RawHtml(Processor):
 
 
 # ---- one processed notebook → Markdown
-
-
-def options(source: str, where: str) -> dict:
-    "Quarto's `#| name: value` lines of a cell."
-    lines = [m[1] for m in re.finditer(r"^\s*#\s*\|\s*(.*:.*)$", source, re.M)]
-    try:
-        return yaml.safe_load("\n".join(lines)) or {}
-    except yaml.YAMLError as e:
-        raise ValueError(
-            f"{where}: the #| lines are no YAML; put the text in quotes\n{e}"
-        ) from None
 
 
 def fenced(text: str, css: str) -> str:
