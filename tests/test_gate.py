@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from gate import drift, files_of, remake
-from notebooks import write_clean
+from gate import drift, files_of, refused, remake
+from notebooks import options, write_clean
 
 
 def cell(source: str, kind: str = "code") -> dict:
@@ -177,6 +178,69 @@ def test_exit_code(toy):
         done.returncode == 1
         and "gate: change the notebook, then run `make export`" in done.stdout
     )
+
+
+@pytest.mark.parametrize(
+    "lines, says",
+    [
+        ("#| code-fold: true\n#| echo: false\n#| code-fold: true", "is there twice"),
+        ("#| label: a\n\n#| export\n#|label: b", "is there twice"),
+        ("#| fig-cap: One: two", "mapping values are not allowed"),
+        ('#| fig-cap: "One" two', "expected <block end>"),
+        ('#| fig-cap: "One', "unexpected end of stream"),
+        (r'#| fig-cap: "of \d"', "unknown escape character"),
+        ("#| fig-cap: `f`", "cannot start any token"),
+        ("#| fig-cap:\tOne", "cannot start any token"),
+        ("#| fig-cap: [a, b", "expected ',' or ']'"),
+        ("#| fig-cap: {a: 1, a: 2}", "is there twice"),
+        ("#| fig-cap: !f g", "an anchor or a tag"),
+        ("#| fig-cap: *f*", "scanning an alias"),
+        (
+            '#| label: fig-a\n#| fig-cap: "One: two"\n#| export\nx: int = 1\nx: int = 2',
+            "",
+        ),
+        ("x = 1\n#| label: a\n#| label: a", ""),
+    ],
+)
+def test_cell_options_that_quarto_refuses(toy, lines, says):
+    cells = cell("# Toy\n> Twice", "markdown"), cell(lines)
+    notebook(toy / "nbs/11_toy.ipynb", *cells)
+    found = refused(toy)
+    assert bool(found) == bool(says), found
+    if says:
+        assert found[0].startswith("11_toy.ipynb, cell 1: Quarto cannot read")
+        assert re.search(says, found[0])
+
+
+@pytest.mark.parametrize("file", ["_quarto.yml", "nbs/a.qmd", "nbs/12_raw.ipynb"])
+def test_yaml_that_quarto_refuses(toy, file):
+    front = "---\ntitle: a\n{}: b\n---\n"
+    for key, lines in {"about": 0, "title": 1}.items():
+        text = front.format(key)
+        if file.endswith(".ipynb"):
+            notebook(toy / file, cell(text, "raw"))
+        else:
+            (toy / file).write_text(text.strip("-\n") if "yml" in file else text)
+        assert len(refused(toy)) == lines
+
+
+def test_yes_is_a_text():
+    "To YAML 1.2, which Quarto reads; PyYAML alone takes it for true."
+    read = options("#| a: yes\n#| b: true\n#| c: 010\n#| d: 1:30\n#| e:", "")
+    assert read == {"a": "yes", "b": True, "c": 10, "d": "1:30", "e": None}
+
+
+def test_exit_code_of_a_repeated_option(toy):
+    path = toy / "nbs/11_toy.ipynb"
+    path.write_text(
+        path.read_text().replace(
+            '"assert twice', '"#| a: 1\\n#| a: 1\\n", "assert twice'
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/gate.py", toy], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "the key 'a' is there twice" in done.stdout
 
 
 @pytest.mark.parametrize("good", [True, False])

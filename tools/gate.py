@@ -1,18 +1,20 @@
 #!/usr/bin/env python
-"""Is everything that is made from the notebooks what they make, and are the notebooks clean?
+"""Is everything that is made from the notebooks what they make, are the notebooks clean, and can Quarto read their options?
 
 Makes it all anew in a copy and compares. The checkout itself is only read, and may hold uncommitted work.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from notebooks import ROOT, settings
+from notebooks import ROOT, joined, options, settings, strict_yaml
 
 BY_HAND = {
     "__init__.py",
@@ -105,8 +107,38 @@ def drift(root: Path) -> list[str]:
     return lines
 
 
+def yaml_of(root: Path) -> Iterator[tuple[Callable, str, str]]:
+    "What Quarto reads as YAML: (how, text, where) of its settings, front matter and the options of cells."
+    nbs = root / settings(root)["nbs_path"]
+    if (quarto := root / "_quarto.yml").exists():
+        yield strict_yaml, quarto.read_text(encoding="utf-8"), quarto.name
+    texts = [(p.read_text(encoding="utf-8"), p.name) for p in nbs.glob("*.qmd")]
+    for path in nbs.glob("[!_.]*.ipynb"):
+        for i, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+            source, where = joined(cell["source"]), f"{path.name}, cell {i}"
+            if cell["cell_type"] == "code":
+                yield options, source, where
+            elif cell["cell_type"] == "raw":
+                texts.append((source, where))
+    for text, where in texts:
+        if m := re.match(r"---[ \t]*\n(.*?)^---[ \t]*$", text, re.M | re.S):
+            yield strict_yaml, m[1], where
+
+
+def refused(root: Path) -> list[str]:
+    "One line for each YAML text that Quarto would refuse."
+    lines = []
+    for read, text, where in yaml_of(root):
+        try:
+            read(text, where)
+        except ValueError as e:
+            lines.append(" ".join(str(e).split()))
+    return sorted(lines)
+
+
 def main() -> int:
-    lines = drift(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT)
+    root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
+    lines = drift(root) + refused(root)
     for line in lines:
         print(f"gate: {line}")
     if lines:

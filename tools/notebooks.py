@@ -14,6 +14,7 @@ import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from configparser import ConfigParser
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +44,65 @@ def directives(source: str) -> dict[str, str]:
             break
         found[m[1]] = m[2].strip().strip('"')
     return found
+
+
+@cache
+def strict_loader() -> type:
+    "PyYAML's reader with the rules of YAML 1.2 that Quarto's reader keeps: no key twice, no `yes` that means true."
+    import yaml  # not at the top: lowest.py runs before anything is installed
+
+    class Strict(yaml.SafeLoader):
+        yaml_implicit_resolvers = {}
+
+        def construct_mapping(self, node, deep=False):
+            seen = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError("a key is no text", key.start_mark)
+                if key.value in seen:
+                    says = f"the key {key.value!r} is there twice"
+                    raise yaml.MarkedYAMLError(says, key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    for kind, form, first in (
+        ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+        ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("int", r"[-+]?\d+", "-+0123456789"),
+        ("float", r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?", "-+.0123456789"),
+    ):
+        form = re.compile(f"^(?:{form})$")
+        Strict.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", form, list(first))
+    integer = lambda loader, node: int(loader.construct_scalar(node))
+    Strict.add_constructor("tag:yaml.org,2002:int", integer)
+    return Strict
+
+
+def strict_yaml(text: str, where: str) -> dict:
+    "The names and values of a YAML text; ValueError for what Quarto's reader refuses, and for anchors and tags."
+    import yaml
+
+    try:
+        for token in yaml.scan(text):
+            if isinstance(token, yaml.AnchorToken | yaml.AliasToken | yaml.TagToken):
+                raise yaml.MarkedYAMLError("an anchor or a tag", token.start_mark)
+        found = yaml.load(text, strict_loader()) or {}
+    except yaml.YAMLError as e:
+        raise ValueError(f"{where}: Quarto cannot read this YAML: {e}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}: not names and values: {found!r}")
+    return found
+
+
+def options(source: str, where: str) -> dict:
+    "Quarto's `#| name: value` lines at the top of a cell."
+    lines = []
+    for line in filter(str.strip, source.split("\n")):
+        m = re.match(r"\s*#\s*\|\s*([\w-]+\s*:.*)?", line)
+        if not m:
+            break
+        lines += [m[1]] if m[1] else []
+    return strict_yaml("\n".join(lines), where)
 
 
 def code_of(source: str) -> str:

@@ -29,6 +29,7 @@ from notebooks import (
     is_folded,
     joined,
     only_imports,
+    options,
     settings,
 )
 
@@ -401,17 +402,6 @@ class RawHtml(Processor):
 
 
 # ---- one processed notebook → Markdown
-
-
-def options(source: str, where: str) -> dict:
-    "Quarto's `#| name: value` lines of a cell."
-    lines = [m[1] for m in re.finditer(r"^\s*#\s*\|\s*(.*:.*)$", source, re.M)]
-    try:
-        return yaml.safe_load("\n".join(lines)) or {}
-    except yaml.YAMLError as e:
-        raise ValueError(
-            f"{where}: the #| lines are no YAML; put the text in quotes\n{e}"
-        ) from None
 
 
 def fenced(text: str, css: str) -> str:
