@@ -1,6 +1,18 @@
-"`python -m annotated_transformer` is the command line; torchrun starts it this way."
+"The program: the command `annotated-transformer`, `python -m annotated_transformer`, and what torchrun starts."
 
-from annotated_transformer.cli import main
+import sys
+
+
+def main() -> None:
+    "`cli.main`; Ctrl-C while its modules are imported is one line too."
+    try:
+        from annotated_transformer.cli import main
+
+        main()
+    except KeyboardInterrupt:
+        print("annotated-transformer: interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

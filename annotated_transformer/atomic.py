@@ -35,7 +35,12 @@ def _naming(path: Path) -> Iterator[None]:
 # %% ../nbs/50a_atomic.ipynb #8ec6085a
 def _fsync(path: Path) -> None:
     "Wait until a file, or a folder's list of names, is on the disk."
-    handle = os.open(path, os.O_RDONLY)
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        if path_type(path) == "folder":  # one that may be written, and not be read
+            return
+        raise
     try:
         os.fsync(handle)
     finally:

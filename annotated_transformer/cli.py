@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from typing import Any, TextIO
 
 import typer
@@ -30,9 +30,27 @@ _app = typer.Typer(
 _UsageError: Any = typer.BadParameter.__base__
 
 # %% ../nbs/95_cli.ipynb #faa360da
+def _check_progress_bars() -> None:
+    "UserError for a TQDM_… in the environment with which no progress bar can be made."
+    given = [f"{x}={value!r}" for x, value in os.environ.items() if x[:5] == "TQDM_"]
+    if not given:
+        return
+    try:
+        with redirect_stderr(io.StringIO()):
+            from tqdm import tqdm  # it reads the environment when it is imported
+
+            tqdm(total=1).close()
+    except Exception as e:
+        raise UserError(
+            f"progress bars fail ({type(e).__name__}: {e}) with {', '.join(given)} "
+            "in the environment: unset it"
+        ) from None
+
+
 @_app.callback()
 def _verbs() -> None:
     "Train a Transformer, translate with it, score it, and draw its heads' attention."
+    _check_progress_bars()
 
 # %% ../nbs/95_cli.ipynb #95cc0001
 # in the order in which --help lists them
@@ -62,6 +80,10 @@ def _fail(
     line = " ".join(message.splitlines())  # a file's name may hold a line break
     with suppress(OSError):  # the exit status still reports it
         print("annotated-transformer:", line, file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk: Python would try again, and exit with status 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 # %% ../nbs/95_cli.ipynb #2d7a80c3
@@ -118,7 +140,8 @@ def main(
             "send them to a file or a pipe"
         )
     try:
-        status = _app(args, standalone_mode=False)
+        # no shell completion: a variable of the name "=" cannot be set
+        status = _app(args, standalone_mode=False, complete_var="=")
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)  # Ctrl-C before a command started
     except SystemExit as e:

@@ -10,19 +10,36 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import UserError
+
+# %% ../nbs/94b_cli_use.ipynb #94ab0023
+def _which_demo(named: Any) -> Any:
+    "What was named, a path or several; a line on standard error says which demo it is."
+    if "demo" in map(str, named if isinstance(named, list) else [named]):
+        from annotated_transformer.run_folder import pretrained_run
+
+        packaged = "the pretrained model of this package"
+        own = "the folder in the current directory, not the pretrained model"
+        which = packaged if pretrained_run(Path("demo")) else own
+        typer.echo(f"demo: {which}", err=True)
+    return named
 
 # %% ../nbs/94b_cli_use.ipynb #94ab0007
 _RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 _AnyRun = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", help="A run folder, or demo: the package's pretrained model."
+        metavar="RUN",
+        help="A run folder, or demo: the package's pretrained model.",
+        callback=_which_demo,
     ),
+]
+_Page = Annotated[
+    str, typer.Option(metavar="PATH", help="The page to write, ending in .html.")
 ]
 _TranslatingDevice = Annotated[
     str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")
@@ -154,6 +171,7 @@ _Systems = Annotated[
         metavar="RUN…",
         help="A run folder, demo (the pretrained model), or a file of translations "
         "made already; further ones are compared with the first.",
+        callback=_which_demo,
     ),
 ]
 _Reference = Annotated[
@@ -265,38 +283,45 @@ def _score_verb(
         uncertainty = evaluate.perplexity(translator, texts[src], texts[ref])
         _echo_scores(str(path), [uncertainty], several)
 
+# %% ../nbs/94b_cli_use.ipynb #94ab0022
+def _new_page(out: str, is_ours: Callable[[Path], bool]) -> Path:
+    "Where a page is written; UserError unless it can be, and ends in .html."
+    from annotated_transformer.atomic import check_replaceable
+
+    check_replaceable(Path(out), is_ours)
+    if not out.lower().endswith(".html"):  # `Path` would drop a slash at the end
+        raise UserError(f"--out {out} does not end in .html, and a page is such a file")
+    return Path(out)
+
 # %% ../nbs/94b_cli_use.ipynb #37c0f241
 def _attention_verb(
     run: _AnyRun,
     sentence: Annotated[
         str, typer.Argument(metavar="SENTENCE", help="What to translate.")
     ],
-    out: Annotated[Path, typer.Option(help="The page to write, ending in .html.")],
+    out: _Page,
     device: _TranslatingDevice = None,
 ) -> None:
     "Translate a sentence and draw the attention of every head."
-    from annotated_transformer.atomic import check_replaceable
     from annotated_transformer.explorer import (
         is_attention_page,
         write_attention_page,
     )
     from annotated_transformer.translate import load
 
-    check_replaceable(out, is_attention_page)
-    write_attention_page(load(run, device), [sentence], out)
+    page = _new_page(out, is_attention_page)
+    write_attention_page(load(run, device), [sentence], page)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
 # %% ../nbs/94b_cli_use.ipynb #94ab0021
 def _live_verb(
     run: _AnyRun,
-    out: Annotated[Path, typer.Option(help="The page to write, ending in .html.")],
+    out: _Page,
 ) -> None:
     "Write a page in which a small model translates and shows every number."
-    from annotated_transformer.atomic import check_replaceable
     from annotated_transformer.live import is_live_page, write_live_page
 
-    check_replaceable(out, is_live_page)
-    write_live_page(run, out)
+    write_live_page(run, _new_page(out, is_live_page))
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
 # %% ../nbs/94b_cli_use.ipynb #78661e2b
@@ -319,7 +344,7 @@ def _import_marian_verb(
 
 # %% ../nbs/94b_cli_use.ipynb #6ecd5f48
 def _export_ct2_verb(
-    run: _RunFolder,
+    run: _AnyRun,
     out: Annotated[
         Path, typer.Argument(metavar="DIR", help="The CTranslate2 folder to make.")
     ],
@@ -335,7 +360,7 @@ def _export_ct2_verb(
 
 # %% ../nbs/94b_cli_use.ipynb #94ab0030
 def _export_hf_verb(
-    run: _RunFolder,
+    run: _AnyRun,
     out: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder to make for transformers.")
     ],

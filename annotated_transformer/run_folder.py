@@ -9,7 +9,6 @@ __all__ = ['create_run', 'Run', 'register_loader', 'run_kind', 'read_config', 'l
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
@@ -130,19 +129,6 @@ def pretrained_run(path: Path) -> Path | None:
         return None
     return Path(str(files("annotated_transformer"))) / "pretrained" / path
 
-# %% ../nbs/52d_run_folder.ipynb #52dd0004
-def find_run(path: Path) -> Path:
-    "The folder of a run: this path, or the pretrained run of this name."
-    found = pretrained_run(path)
-    if found is not None:
-        print(f"{path}: the pretrained model of this package", file=sys.stderr)
-    elif str(path) in PRETRAINED:
-        print(
-            f"{path}: the folder in the current directory, not the pretrained model",
-            file=sys.stderr,
-        )
-    return found or path
-
 # %% ../nbs/52d_run_folder.ipynb #52d0000a
 class Run(NamedTuple):
     "A trained model with its vocabulary, settings and description."
@@ -240,7 +226,7 @@ def read_config(path: Path) -> tuple[Recipe, dict]:
 # %% ../nbs/52d_run_folder.ipynb #753ea8dc
 def load_run(path: Path) -> Run:
     "A run, by the loader of its kind; the model is on the CPU and in eval mode."
-    path = find_run(Path(path))
+    path = pretrained_run(Path(path)) or Path(path)
     kind, recipe, about = _read_any_config(path)
     if recipe is None:
         return _loader_of(kind)(path, about)

@@ -481,6 +481,17 @@ def test_score_and_attention(trained, text, tmp_path, capsys):
     assert status == 2 and not (tmp_path / "b.html").exists()
 
 
+@pytest.mark.parametrize("verb", [["attention", "A dog."], ["live"]], ids=" ".join)
+@pytest.mark.parametrize("name", ["x/", "x.html/", "x.txt", "x", "html"])
+def test_a_page_ends_in_html(verb, name, trained, tmp_path, capsys):
+    "Also where a slash says that a folder is meant: it was written as a file."
+    words = verb[0], trained, *verb[1:], "--out", f"{tmp_path}/{name}"
+    status, _, err = run(capsys, *words)
+    assert status == 2 and err.count("\n") == 1, err
+    assert f"--out {tmp_path}/{name} does not end in .html" in err
+    assert not list(tmp_path.iterdir())
+
+
 # translate
 
 ASKED = ["The dog was tired.", "", "Where is the cat?"]

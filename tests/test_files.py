@@ -526,6 +526,25 @@ def test_a_name_taken_meanwhile_is_not_overwritten(tmp_path):
     ) == 2
 
 
+def test_a_folder_that_may_be_written_but_not_read(tmp_path, monkeypatch):
+    "Its list of names cannot be opened to be flushed: all is made, and no error says that it could not be written."
+    opened = os.open
+
+    def refused(path, flags, *more, **named):
+        if Path(path) == tmp_path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+    write_file(tmp_path / "new", b"one")
+    write_file(tmp_path / "new", b"two")
+    with new_folder(tmp_path / "folder") as new:
+        (new / "a").write_text("a")
+    monkeypatch.undo()
+    assert (tmp_path / "new").read_bytes() == b"two"
+    assert sorted(everything(tmp_path)) == ["folder", "folder/a", "new"]
+
+
 def test_a_folder_that_changes_meanwhile_is_not_replaced(tmp_path):
     "What it holds is looked at before the work, and again before it is moved away."
     run = tmp_path / "run"

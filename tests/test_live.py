@@ -507,20 +507,28 @@ def test_pretrained_run_is_small_and_exact(demo):
 
 
 def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsys):
+    "A call from Python is silent; a command says which of the two it uses."
     monkeypatch.chdir(tmp_path)
     sentence = [HELD_OUT[0].en]
+    Path("a.en").write_text(sentence[0] + "\n", encoding="utf-8")
+    translate = ("translate", "demo", "a.en", "--quiet")
+    score = ("score", "a.en", "demo", "--src", "a.en", "--ref", "a.en")
+    packaged = "demo: the pretrained model of this package\n"
+    own = "demo: the folder in the current directory, not the pretrained model\n"
     assert load("demo").translate(sentence) == [HELD_OUT[0].de]
-    assert capsys.readouterr().err == "demo: the pretrained model of this package\n"
-    assert run_kind("demo") is None
+    assert run_kind("demo") is None and capsys.readouterr().err == ""
+    assert run_verb(*translate) == run_verb(*score) == 0
+    assert capsys.readouterr().err == 2 * packaged
     (tmp_path / "demo").mkdir()
     with pytest.raises(UserError, match="demo is not a run folder"):
         load("demo")
-    said = "demo: the folder in the current directory, not the pretrained model\n"
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == ""
+    assert run_verb(*translate) == 2 and capsys.readouterr().err.startswith(own)
     (tmp_path / "demo").rmdir()
     shutil.copytree(pretrained_run(Path("demo")), tmp_path / "demo")
     assert load("demo").translate(sentence) == [HELD_OUT[0].de]
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == ""
+    assert run_verb(*translate) == 0 and capsys.readouterr().err == own
     for name in ("other", "..", ".", "demo/x", "runs/demo"):
         assert pretrained_run(Path(name)) is None
         with pytest.raises(UserError, match="is not a run folder"):

@@ -1,5 +1,6 @@
 """Standard streams that are closed, endless or of another encoding, and pipes in the place of files: processes of their own."""
 
+import configparser
 import gzip
 import os
 import re
@@ -10,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from safetensors.torch import load_file, save_file
 
 from annotated_transformer import UserError
@@ -39,7 +41,7 @@ GREEDY = ["--beam-size", "1"]
 ENVIRONMENT = {
     k: v
     for k, v in os.environ.items()
-    if k not in ("IN_TEST", "ANNOTATED_TRANSFORMER_DATA")
+    if k not in ("IN_TEST", "ANNOTATED_TRANSFORMER_DATA", "PYTHONUNBUFFERED")
 } | {"OMP_NUM_THREADS": "1"}
 ASCII = ENVIRONMENT | {
     "LANG": "C",
@@ -222,11 +224,71 @@ def test_no_file_gets_the_number_of_a_closed_stream(closed, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk(work):
-    "The message and the status of any other mistake; where standard error is full, the status alone."
-    status, out, err = shell(work, ">/dev/full", "translate", "run", "two", *GREEDY)
+@pytest.mark.parametrize("args", [PRINTS[i] for i in (0, 1, 5, 6)], ids=" ".join)
+def test_a_full_disk(args, work):
+    "The message and the status of any other mistake, although Python has the text still to write at its exit."
+    status, out, err = shell(work, ">/dev/full", *args)
     assert (status, out) == (2, b"") and "No space left on device" in one_line(err)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_errors(work):
+    "Where standard error is full, the status alone."
     assert shell(work, "2>/dev/full", "score", "de", "--ref", "nowhere")[:2] == (2, b"")
+
+
+# odd environments
+
+
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("TQDM_NCOLS", "x", "invalid literal for int"),
+        ("TQDM_BAR_FORMAT", "{x}", "KeyError: 'x'"),
+        ("TQDM_FILE", "x", "AttributeError"),
+        ("TQDM_DISABLE", "1", ""),
+        ("_ANNOTATED_TRANSFORMER_COMPLETE", "bash_source", ""),
+        ("_ANNOTATED_TRANSFORMER_COMPLETE", "complete_zsh", ""),
+    ],
+)
+def test_variables_of_libraries(name, value, says, work, answers):
+    "Settings of progress bars, and shell completion, which this program has not."
+    code = "import sys; sys.argv[0] = 'annotated-transformer'; from annotated_transformer.__main__ import main; main()"
+    left = subprocess.run(
+        [sys.executable, "-c", code, "translate", "run", "two", *GREEDY],
+        cwd=work,
+        env=ENVIRONMENT | {name: value},
+        capture_output=True,
+        timeout=120,
+    )
+    if says:
+        assert (left.returncode, left.stdout) == (2, b"")
+        assert f"{name}={value!r} in the environment" in one_line(left.stderr)
+        assert says in left.stderr.decode()
+    else:
+        assert (left.returncode, left.stdout, left.stderr) == (0, answers, b"")
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+@pytest.mark.parametrize("started", ["module", "command"])
+def test_interrupted_imports(module, started, work, tmp_path):
+    "Ctrl-C while a library is imported, before the command or by it: one line, whichever way the program was started."
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "settings.ini")
+    entry = settings["DEFAULT"]["console_scripts"].partition("=")[2]
+    name, _, function = entry.partition(":")
+    code = f"import sys; from {name} import {function}; sys.exit({function}())"
+    start = {"module": ["-m", "annotated_transformer"], "command": ["-c", code]}
+    left = subprocess.run(
+        [sys.executable, *start[started], "train", *TEXT, "--out", "new"],
+        cwd=work,
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=120,
+    )
+    assert (left.returncode, one_line(left.stderr)) == (130, "interrupted")
+    assert not (work / "new").exists()
 
 
 # endless lines
