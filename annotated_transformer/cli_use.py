@@ -307,10 +307,13 @@ def _attention_verb(
         is_attention_page,
         write_attention_page,
     )
+    from annotated_transformer.heads import opening_head
     from annotated_transformer.translate import load
 
     page = _new_page(out, is_attention_page)
-    write_attention_page(load(run, device), [sentence], page)
+    translator = load(run, device)
+    opening = opening_head(translator.model, translator.vocab, sentence)
+    write_attention_page(translator, [sentence], page, opening)
     typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
 
 # %% ../nbs/94b_cli_use.ipynb #94ab0021

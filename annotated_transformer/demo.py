@@ -23,7 +23,7 @@ from .evaluate import bleu, pronoun_accuracy
 from .explorer import write_attention_page
 from .files import path_type, read_json, resolve, sha256
 from .grammar import ANIMAL_TIRED, ANIMAL_WIDE, PATTERNS, builtin
-from .heads import pronoun_sentences
+from .heads import opening_head, pronoun_sentences
 from .hooks import STOP_SIGNALS, Interrupted
 from .live import write_live_page
 from .run_folder import FORMAT, foreign_entries, read_config
@@ -108,7 +108,8 @@ def run_demo(
             "animal": dict(zip(animals, translator.translate(animals))),
         }
         write_json(new / "report.json", report)
-        write_attention_page(translator, animals, new / "attention.html")
+        opening = opening_head(translator.model, translator.vocab, animals[0])
+        write_attention_page(translator, animals, new / "attention.html", opening)
         write_live_page(new, new / "live.html")
     for source, translation in [*examples[:5], *report["animal"].items()]:
         echo(f"{source}\n    {translation}")

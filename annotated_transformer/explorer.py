@@ -112,8 +112,12 @@ def is_attention_page(path: Path) -> bool:
 def attention_page(
     examples: Sequence[AttentionExample],
     title: str = "Attention weights of all heads",
+    opening: Mapping[str, str | int] | None = None,
 ) -> str:
-    "A self-contained HTML page to explore attention maps by mouse, keyboard or touch."
+    """A self-contained HTML page to explore attention maps by mouse, keyboard or touch.
+
+    It opens with the "kind", "layer" and "head" of `opening`, else with the first head.
+    """
     if not examples:
         raise ValueError("examples is empty; a page needs at least one sentence pair")
     plain = [_example_data(x, f"examples[{i}]") for i, x in enumerate(examples)]
@@ -123,6 +127,7 @@ def attention_page(
         generator=_GENERATOR,
         title=html.escape(title),
         data=data.replace("<", "\\u003c"),
+        opening=html.escape(json.dumps(dict(opening or {}))),
     )
 
 # %% ../nbs/80a_explorer.ipynb #92924cd7
@@ -134,7 +139,7 @@ def _attention_example(
     vocab = translator.vocab
     if not sentence.strip():
         raise UserError("the sentence is empty")
-    src = vocab.encode(sentence) + [vocab.eos_id]
+    src = vocab.encode_source(sentence) + [vocab.eos_id]
     if len(src) - 1 > translator.max_tokens:
         raise UserError(
             f"the sentence has {len(src) - 1} tokens, "
@@ -150,8 +155,14 @@ def _attention_example(
     )
 
 # %% ../nbs/80a_explorer.ipynb #d7dab94b
-def write_attention_page(translator, sentences: Sequence[str], out: Path) -> None:
+def write_attention_page(
+    translator,
+    sentences: Sequence[str],
+    out: Path,
+    opening: Mapping[str, str | int] | None = None,  # as for `attention_page`
+) -> None:
     "The page of some sentences and their translations; replaces only such a page."
-    page = attention_page([_attention_example(translator, s) for s in sentences])
+    examples = [_attention_example(translator, s) for s in sentences]
+    page = attention_page(examples, opening=opening)
     with replace_file(Path(out), is_attention_page) as new:
         new.write_bytes(page.encode())

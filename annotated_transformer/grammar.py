@@ -1558,3 +1558,22 @@ def separated_verb(sentence: Sentence) -> SeparatedVerb | None:
             # in the if-clause before it, the same verb is not separated
             return SeparatedVerb(finite[-1], prefix[-1], places[-1])
     return None
+
+# %% ../nbs/51_grammar.ipynb #51ab3002
+def word_classes() -> dict[str, str]:
+    "The class of each English word that is not the only one of its kind."
+    classes = {"an": "a", "she": "he", "they": "we", "him": "me", "her": "me"}
+    classes |= {"us": "me", "them": "me"}
+    classes |= {_number(n)[0]: "number" for n in _NUMBERS}
+    classes |= dict.fromkeys(_ADJECTIVES, "adjective")
+    classes |= dict.fromkeys(_COMPARATIVES, "comparative")
+    for noun in _NOUN.values():
+        for form, name in ((noun.en, "noun"), (noun.plural, "nouns")):
+            classes |= {form: name, f"{form}'s": "noun's"}
+    for verb in _VERB.values():
+        # both cases are one in English
+        objects = verb.goes_with[0].replace("dat", "acc")
+        for form in (verb.en_part, verb.past):
+            classes[form] = f"past {objects}"
+        classes |= {verb.third: f"third {objects}", verb.base: f"base {objects}"}
+    return classes

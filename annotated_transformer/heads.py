@@ -138,6 +138,33 @@ def antecedent_attention(
         for kind, rows in found.items()
     }
 
+# %% ../nbs/80b_heads.ipynb #80b00001
+def following_head(found: dict[str, AntecedentAttention]) -> tuple[str, int, int]:
+    """The head with the largest difference between the antecedent and the other noun.
+
+    Its kind, its layer and its number, from 0.
+    """
+    gaps = {kind: (one.antecedent - one.other).tolist() for kind, one in found.items()}
+    heads = [
+        (gap, kind, i, j)
+        for kind, layers in gaps.items()
+        for i, layer in enumerate(layers)
+        for j, gap in enumerate(layer)
+    ]
+    return max(heads)[1:]
+
+
+def opening_head(model: nn.Module, vocab: Vocab, sentence: str) -> dict[str, str | int]:
+    """The head that a page of this sentence opens with: "kind", "layer" and "head".
+
+    It is the one that follows *it*; empty if the sentence has no *it*.
+    """
+    # a Marian vocabulary encodes no German
+    if "it" not in sentence.lower().split() or not isinstance(vocab, Vocab):
+        return {}
+    found = antecedent_attention(model, vocab, pronoun_sentences(100))
+    return dict(zip(("kind", "layer", "head"), following_head(found)))
+
 # %% ../nbs/80b_heads.ipynb #e1fadd58
 @contextmanager
 def ablate_head(model: nn.Module, kind: str, layer: int, head: int) -> Iterator[None]:

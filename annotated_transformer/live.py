@@ -9,7 +9,10 @@ __all__ = ['pack_model', 'live_page', 'write_live_page']
 import base64
 import html
 import json
+import re
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, metadata
+from itertools import pairwise
 from pathlib import Path
 
 from torch import Tensor
@@ -19,6 +22,8 @@ from .atomic import replace_file
 from .config import Recipe
 from .corpus import corpus_from_source, known_languages
 from .explorer import fill_page
+from .grammar import ANIMAL_TIRED, word_classes
+from .heads import opening_head
 from .prepared import open_prepared
 from .run_folder import Run, load_run, run_kind
 from .vocab import Vocab
@@ -85,6 +90,7 @@ def _pack_vocab(vocab: Vocab) -> dict:
         "pad_id": vocab.pad_id,
         "bos_id": vocab.bos_id,
         "eos_id": vocab.eos_id,
+        "unknown_apostrophes": vocab.unknown_apostrophes,
     }
 
 # %% ../nbs/81_live.ipynb #81000015
@@ -135,13 +141,40 @@ def _published_site() -> str:
     return f"https://{user}.github.io/{repository}/"
 
 # %% ../nbs/81_live.ipynb #81000038
-def _training_words(run: Run) -> list[str] | None:
-    "The source words that the model was trained on; None if the corpus is another."
+def _training_text(run: Run) -> list[str] | None:
+    "The source sentences of training; None if the corpus is not the synthetic one."
     source = run.about.get("source", {})
     if source.get("data") != "builtin":
         return None
-    text = corpus_from_source(source | {"n_valid": 1, "n_test": 1}).train
-    return sorted({word.strip(".,?!") for src, _ in text for word in src.split()})
+    corpus = corpus_from_source(source | {"n_valid": 1, "n_test": 1})
+    return [src for src, _ in corpus.train]
+
+
+def _training_words(text: Iterable[str]) -> list[str]:
+    "The words of these sentences."
+    return sorted({word.strip(".,?!") for line in text for word in line.split()})
+
+
+def _training_pairs(text: Iterable[str]) -> dict[str, list]:
+    """The classes of words, and the classes that follow each of them in these sentences.
+
+    Class 0 is the beginning and the end of a sentence.
+    """
+    words = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[.,?!]")
+    class_of = word_classes()
+    followers: dict[str, set[str]] = {}
+    for line in text:
+        found = [
+            class_of.setdefault(word, word) for word in words.findall(line.lower())
+        ]
+        for one, other in pairwise(["", *found, ""]):
+            followers.setdefault(one, set()).add(other)
+    names = sorted(followers)
+    members = {name: [w for w in class_of if class_of[w] == name] for name in names}
+    return {
+        "classes": [members[name] or [""] for name in names],
+        "followers": [sorted(map(names.index, followers[name])) for name in names],
+    }
 
 # %% ../nbs/81_live.ipynb #81000040
 def _validation_sentences(path: Path, run: Run, n: int = 4) -> list[str] | None:
@@ -175,9 +208,13 @@ def live_page(
     published ones. `examples` are sentences to start with; None for those of the demo.
     """
     src_lang, tgt_lang = known_languages(run.about)
+    training = _training_text(run)
+    first = examples[0] if examples else ANIMAL_TIRED.en
     page = {
         "site": _published_site() if site is None else site,
-        "words": _training_words(run),
+        "words": None if training is None else _training_words(training),
+        "pairs": None if training is None else _training_pairs(training),
+        "opening": opening_head(run.model, run.vocab, first),
         "examples": examples,
         "src_lang": src_lang,
         "tgt_lang": tgt_lang,

@@ -193,6 +193,8 @@ class MarianVocab:
         code = [text[:end]] if end else []
         return [self.ids.get(piece, self.unk_id) for piece in code + pieces]
 
+    encode_source = encode  # its tokeniser has rules of its own for apostrophes
+
     def decode(self, ids: Iterable[int]) -> str:
         "The target sentence with these tokens; special tokens are left out."
         special = (self.pad_id, self.bos_id, self.eos_id, self.unk_id)

@@ -133,7 +133,7 @@ class Translator:
         """
         if not line.strip():
             return []
-        ids = self.vocab.encode(line)
+        ids = self.vocab.encode_source(line)
         starts = self._part_starts(self.vocab.words(ids))
         return [ids[start:end] for start, end in zip(starts, [*starts[1:], None])]
 

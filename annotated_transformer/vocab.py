@@ -21,6 +21,8 @@ from .files import read_file
 SPACE = "\u2581"
 # what a lossy model would change: ligature, two spaces, tab, the sign, final space
 _PROBE = f"\ufb01  \t{SPACE} "
+# what keyboards write for the apostrophe ': right and left quotation mark, letter
+_APOSTROPHES = "’‘ʼ"
 
 # %% ../nbs/51b_vocab.ipynb #f3c8236b
 class Vocab:
@@ -48,6 +50,10 @@ class Vocab:
         self.space_bytes = [
             self.pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()
         ]
+        ids = map(self.pieces.piece_to_id, _APOSTROPHES)
+        self.unknown_apostrophes = "".join(
+            sign for sign, i in zip(_APOSTROPHES, ids) if i == self.pieces.unk_id()
+        )
         if self.decode(self.encode(_PROBE)) != _PROBE:
             raise UserError(
                 "this model does not give text back as it was: learn one with learn_bpe"
@@ -69,6 +75,14 @@ class Vocab:
                 "character: read it as UTF-8"
             ) from None
         return first + [i for part in rest for i in self.space_bytes + part]
+
+    def encode_source(self, text: str) -> list[int]:
+        """Token ids of a sentence to translate, as `encode` gives them.
+
+        An apostrophe such as ’ becomes ' if no token was learned for it.
+        """
+        to_plain = str.maketrans(dict.fromkeys(self.unknown_apostrophes, "'"))
+        return self.encode(text.translate(to_plain))
 
     def encode_many(
         self,

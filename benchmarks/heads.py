@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Which heads attend from "it" to its antecedent, and what is lost without each head, on held-out sentences of the grammar.
 
-    python benchmarks/heads.py runs/demo --out heads.json
+    python benchmarks/heads.py demo --out heads.json
     tools/record.py results/heads.json --command "…" --seed 0 --json heads=heads.json
 
-RUN is a run on the built-in text, that of `make demo`, say. If there is none at RUN, `tiny` is trained first (some three minutes of one core).
+RUN is a run on the built-in text, or `demo`, the pretrained model of the package. If there is none at RUN, `tiny` is trained first (some three
+minutes of one core).
 Measuring takes about half a minute. All maps of the two animal sentences go with it, a line of thousandths for each query.
 """
 
@@ -32,7 +33,7 @@ from annotated_transformer.heads import (
     pronoun_scores,
     pronoun_sentences,
 )
-from annotated_transformer.run_folder import load_run
+from annotated_transformer.run_folder import load_run, pretrained_run
 from annotated_transformer.runs import train_run
 from annotated_transformer.translate import Translator
 from annotated_transformer.visualize import attention_maps
@@ -97,7 +98,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the sentences")
     parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()
-    if not (args.run / "model.safetensors").exists():
+    if not (pretrained_run(args.run) or args.run / "model.safetensors").exists():
         train_run(load_corpus("builtin"), get_recipe("tiny"), args.run)
     run, sentences, began = (
         load_run(args.run),

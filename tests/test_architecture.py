@@ -96,7 +96,7 @@ ALLOWED = {
     "significance": "evaluate",
     "heads": "batch evaluate grammar translate visualize vocab",
     "structure": "batch grammar heads parsing visualize vocab",
-    "live": "atomic config corpus explorer prepared run_folder vocab weights",
+    "live": "atomic config corpus explorer grammar heads prepared run_folder vocab weights",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files hooks inference "
     "optimizer prepared r_drop run_folder text train transformer vocab weights",
@@ -111,7 +111,7 @@ ALLOWED = {
     "demo": "atomic config corpus evaluate explorer files grammar heads hooks live run_folder runs translate",
     # layer 5
     "cli_train": "config corpus demo distributed evaluate hooks run_folder runs variation_runs",
-    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer hugging_face live marian_import run_folder "
+    "cli_use": "atomic batched_search checkpoint ct2 evaluate explorer heads hugging_face live marian_import run_folder "
     "significance text translate",
     "cli": "cli_train cli_use",
 }

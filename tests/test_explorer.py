@@ -10,11 +10,13 @@ from conftest import ROOT
 from lint_pages import declarations, page_files
 from test_visualize import contrast
 
+from annotated_transformer.cli import main
 from annotated_transformer.explorer import (
     AttentionExample,
     attention_page,
     display_tokens,
 )
+from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE
 
 PAGES = ROOT / "annotated_transformer/pages"
 
@@ -477,6 +479,22 @@ def test_kind_layer_and_sentence(browser, url, examples):
         and browser.ask("[typeof bad, document.title]") == ["undefined", "A & B"]
         and browser.said == []
     )
+
+
+def test_page_opens_with_the_head_that_follows_it(browser, tmp_path, monkeypatch):
+    "With its query pinned; without an it, with the first head and no token."
+    monkeypatch.chdir(tmp_path)
+    for line, selection, description in (
+        (ANIMAL_TIRED.en, "Cross, layer ", "weil attends to animal "),
+        (ANIMAL_WIDE.en, "Cross, layer ", "weil attends to street "),
+        ("The dog is tired.", "Encoder, layer 1, head 1", "Each source token attends"),
+    ):
+        with pytest.raises(SystemExit, match="0"):
+            main(["attention", "demo", line, "--out", "a.html"])
+        browser.open((tmp_path / "a.html").as_uri())
+        assert seen(browser)["selection"].startswith(selection)
+        assert seen(browser)["description"].startswith(description)
+        assert browser.said == []
 
 
 def test_by_keyboard_alone(browser, url, examples):

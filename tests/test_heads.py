@@ -15,10 +15,12 @@ from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.evaluate import PRONOUNS
 from annotated_transformer.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.heads import (
+    AntecedentAttention,
     PronounExample,
     PronounScores,
     ablate_head,
     antecedent_attention,
+    opening_head,
     pronoun_scores,
     pronoun_sentences,
     word_ids,
@@ -179,6 +181,25 @@ def test_antecedent_attention_finds_planted_heads(vocab, sentences, monkeypatch)
             found.other, torch.tensor([[0.2, 0.7, 0.06]]), atol=1e-5, rtol=0
         )
         assert found.largest.tolist() == [[1, 0, 0]]
+
+
+def test_pages_open_with_the_head_that_follows(vocab, monkeypatch):
+    "The largest difference to the other noun, of both kinds; none without an it."
+    found = {
+        kind: AntecedentAttention(*torch.zeros(3, 2, 3))
+        for kind in ("encoder", "cross")
+    }
+    found["encoder"].antecedent[0, 1], found["encoder"].other[0, 1] = 0.9, 0.8
+    found["cross"].antecedent[1, 2] = 0.6
+    monkeypatch.setattr(heads, "antecedent_attention", lambda *args: found)
+    opening = {"kind": "cross", "layer": 1, "head": 2}
+    for sentence, known, wanted in (
+        ("The dog sleeps because it is old.", vocab, opening),
+        ("It is old.", vocab, opening),
+        ("The items are little.", vocab, {}),
+        ("It is old.", object(), {}),  # another library's vocabulary
+    ):
+        assert opening_head(torch.nn.Linear(1, 1), known, sentence) == wanted
 
 
 # --- ablated heads ------------------------------------------------------------------------------------------------------------

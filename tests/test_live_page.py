@@ -11,6 +11,7 @@ import pytest
 import torch
 from browser import Browser
 from conftest import ROOT
+from engine import HELD_OUT
 from lint_pages import declarations, page_files
 from pages import page_name
 from test_explorer import KEYS, click, press, tap
@@ -18,9 +19,15 @@ from test_site import CHECKS
 
 from annotated_transformer.config import ModelConfig
 from annotated_transformer.explorer import display_tokens
+from annotated_transformer.heads import (
+    antecedent_attention,
+    following_head,
+    pronoun_sentences,
+)
 from annotated_transformer.live import live_page
 from annotated_transformer.run_folder import Run, load_run, pretrained_run
 from annotated_transformer.transformer import build_transformer
+from annotated_transformer.translate import load
 
 PAGES = ROOT / "annotated_transformer/pages"
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -102,7 +109,7 @@ def settle(browser: Browser) -> None:
 # --- opening ------------------------------------------------------------------------------------------------------------------
 
 
-def test_opening_shows_the_translation(browser, url):
+def test_opening_shows_the_translation(browser, url, demo):
     "The animal sentence, at the pronoun, within 1.5 s: the fastest of three, since other processes share the processor."
     seconds = []
     for _ in range(3):
@@ -113,7 +120,13 @@ def test_opening_shows_the_translation(browser, url):
     assert shown(browser, "result") == ES
     assert browser.ask("byId('result').firstChild.data").endswith(" weil es")
     assert browser.ask("byId('sentence').value") == TIRED
-    assert shown(browser, "box-title").startswith("Cross-attention, layer 2")
+    found = antecedent_attention(demo.model, demo.vocab, pronoun_sentences(100))
+    kind, layer, head = following_head(found)
+    assert kind == "cross" and found[kind].antecedent[layer, head] > 0.9
+    title = f"Cross-attention, layer {layer + 1}, head {head + 1}"
+    assert shown(browser, "box-title") == title
+    assert browser.ask("view.rowNames[view.row]") == "weil"
+    assert browser.ask("view.columnNames[view.column]") == "animal"
     assert shown(browser, "next").startswith("es")
     assert shown(browser, "message") == ""
     n_requests = "performance.getEntriesByType('resource').length"
@@ -574,9 +587,41 @@ ODD = {
     "</script><script>bad()</script>": "“<”, “/”, “>”, “(”, “)” did not occur",
     "🙂": "did not occur",
     "\ud800".encode("utf-16", "surrogatepass").decode("utf-16", "replace"): "“\ufffd”",
-    "the animal": "",
-    "My brother's donkey didn't sleep, did it?": "",
+    "the animal": "ends with a word like “animal”",
+    "My brother's donkey didn't sleep, did it?": "like “didn't sleep” next to each",
+    "Sleeps the dog.": "begins with a word like “sleeps”",
+    "The dog sleeps the cat.": "has words like “sleeps the” next to each other",
+    "The teacher’s dog isn’t.": "Not in the training text: “isn't”",
+    "MY MOTHER‘S DOG DIDNʼT CROSS THE RIVER BECAUSE IT WAS TOO WIDE.": "",
 }
+
+# 15 sentences in the four ways that people type them
+TYPED = [
+    typed(s.en)
+    for s in HELD_OUT[:15]
+    for typed in (
+        str.lower,
+        str.upper,
+        lambda text: text.replace("'", "’"),
+        lambda text: text.lower().replace("'", "ʼ"),
+    )
+]
+
+
+def test_sentences_of_the_corpus_get_no_remark(browser, url):
+    "However they are typed."
+    open_page(browser, url)
+    lines = [s.en for s in HELD_OUT] + TYPED
+    assert any("’" in line for line in TYPED)
+    found = browser.ask(f"{json.dumps(lines)}.map(remarkOn)")
+    assert [pair for pair in zip(lines, found, strict=True) if pair[1]] == []
+
+
+def test_typed_sentences_are_translated_as_by_the_package(browser, url):
+    open_page(browser, url)
+    found = browser.ask(f"""{json.dumps(TYPED)}.map(text =>
+        textOf(generatedIds(searchTranslation(text, SWITCHES))))""")
+    assert found == load(pretrained_run(Path("demo"))).translate(TYPED)
 
 
 @pytest.mark.parametrize("line", ODD, ids=repr)

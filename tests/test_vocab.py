@@ -119,6 +119,18 @@ def test_special_symbols_in_the_text_to_learn_from():
     assert vocab.decode(ids) == "<s> </s> <pad> <unk> <0x41>"
 
 
+def test_apostrophes_without_a_token_are_plain_in_a_source():
+    "What is learned stays, and `encode` changes nothing."
+    learned = learn_bpe(["it isn’t, it isn't"] * 200, 300)
+    for vocab, text, plain in (
+        (VOCAB, "isn’t ‘it’ oʼclock", "isn't 'it' o'clock"),
+        (VOCAB, "′ ` ´ “ ”", "′ ` ´ “ ”"),  # other signs
+        (learned, "isn’t ‘it oʼclock", "isn’t 'it o'clock"),
+    ):
+        assert vocab.encode_source(text) == vocab.encode(plain)
+        assert vocab.decode(vocab.encode(text)) == text
+
+
 def test_words_join_to_the_text():
     sentence = TEXT[0]
     assert (

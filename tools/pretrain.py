@@ -4,12 +4,15 @@
     make pretrained              trains, in about five minutes on two cores, and packs
     tools/pretrain.py --run RUN  packs a run that was trained already
 
-The recipe is `tiny` on the synthetic corpus, trained for longer than by `make demo`. The weights are stored in 8 bits (52b).
+The recipe is `tiny` on the synthetic corpus, trained for longer than by `make demo`, and also on copies of some sentences as people type them: no
+capitals or all in capitals. Their translations are unchanged, in the usual German spelling. The weights are stored in 8 bits (52b).
 """
 
 import argparse
+import random
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from annotated_transformer.config import get_recipe, override
@@ -27,6 +30,33 @@ OUT = ROOT / "annotated_transformer/pretrained/demo"
 SETTINGS = ["max_steps=4000"]
 
 
+def first_lower(text: str) -> str:
+    return text[0].lower() + text[1:]
+
+
+# how people type a sentence, and the share of the training sentences copied so
+CASES: tuple[tuple[Callable[[str], str], float], ...] = (
+    (first_lower, 0.15),
+    (str.lower, 0.1),
+    (str.upper, 0.15),
+)
+TYPED: dict[str, Callable[[str], str]] = {
+    "as in the corpus": str,
+    "first letter in lower case": first_lower,
+    "all in lower case": str.lower,
+    "all in capitals": str.upper,
+    "with ’ for the apostrophe": lambda text: text.replace("'", "’"),
+}
+
+
+def with_cases(pairs: list[tuple[str, str]], seed: int = 0) -> list[tuple[str, str]]:
+    "The pairs, and after them the copies of `CASES`, with their German as it is."
+    rng, copies = random.Random(seed), []
+    for change, share in CASES:
+        copies += [(change(src), tgt) for src, tgt in pairs if rng.random() < share]
+    return [*pairs, *copies]
+
+
 def pack_run(run: Path, out: Path) -> None:
     "A run folder without checkpoints, its weights in 8 bits."
     loaded = load_run(run)
@@ -40,20 +70,19 @@ def pack_run(run: Path, out: Path) -> None:
 
 
 def quality(run: Path, n: int = 1000) -> str:
-    "Exact match and pronouns on held-out sentences."
+    "Exact match, of sentences typed in each way, and pronouns: all are held out."
     translator = load(run)
     plain = builtin(n, seed=1, split="test")
     it = pronoun_sentences(n)
-    n_exact = sum(
-        hypothesis == sentence.de
-        for hypothesis, sentence in zip(
-            translator.translate([s.en for s in plain]), plain, strict=True
-        )
-    )
+    exact = []
+    for name, typed in TYPED.items():
+        found = translator.translate([typed(s.en) for s in plain])
+        n_exact = sum(map(str.__eq__, found, (s.de for s in plain)))
+        exact.append(f"{n_exact / n:.1%} {name}")
     pronouns = pronoun_accuracy(
         translator.translate([s.en for s in it]), [s.de for s in it]
     )
-    return f"exact match {n_exact / n:.1%}, pronouns {pronouns:.1%}"
+    return f"exact match {', '.join(exact)}; pronouns {pronouns:.1%}"
 
 
 def main() -> None:
@@ -66,7 +95,8 @@ def main() -> None:
         run = args.run or Path(scratch) / "run"
         if not args.run:
             recipe = override(get_recipe("tiny"), SETTINGS)
-            train_run(load_corpus("builtin"), recipe, run)
+            corpus = load_corpus("builtin")
+            train_run(corpus._replace(train=with_cases(corpus.train)), recipe, run)
         pack_run(run, OUT)
         n_bytes = sum(file.stat().st_size for file in OUT.iterdir())
         print(f"as trained: {quality(run)}")

@@ -26,7 +26,12 @@ const ROLES = {q: "queries", k: "keys"};
 const sideLabel = role => `${SIDES[sideOf(role)]} (${ROLES[role]})`;
 
 // `heads` holds the selected heads, the newest last. A token is {role: "q" or "k", i}.
-const state = {sentence: 0, kind: "", heads: [{layer: 0, head: 0}]};
+const opening = JSON.parse(byId("main").dataset.opening);
+const state = {
+  sentence: 0,
+  kind: opening.kind ?? "",
+  heads: [{layer: opening.layer ?? 0, head: opening.head ?? 0}],
+};
 
 const example = () => examples[state.sentence];
 const maps = () => example().maps[state.kind];  // [layer][head][query][key]
@@ -211,6 +216,12 @@ byId("compare").addEventListener("change", event => {
 });
 addEventListener("resize", reserveHeight);
 selectSentence(0);
+if (opening.kind) {  // pins “it”, or the token after which its translation is predicted
+  const i = opening.kind === "encoder" ? tokensOf("q").indexOf("it")
+    : tokensOf("q").findIndex(token => ["er", "sie", "es"].includes(token)) - 1;
+  lines.pinned = i < 0 ? null : {role: "q", i};
+  highlight(lines.pinned);
+}
 followTheme(() => {
   drawHeatmaps();
   updateHeads();

@@ -75,20 +75,15 @@ byId("link").addEventListener("click", async event => {
   }
 });
 
-// The page opens at the German pronoun for “it”, in the head of the last layer whose
-// weight on “it” or on its noun is largest.
+// The page opens at the German pronoun for “it”, in the head that attends most to its
+// noun, which was measured when the page was written.
 function openingState() {
-  const step = run.ids.findIndex(id => shownToken(id) === "es") + 1;
-  const keys = ["it", "animal"].map(name => shownTokens(run.srcIds).indexOf(name));
-  if (step < 1 || keys.includes(-1)) return {};
-  const layer = N_LAYERS.decoder - 1;
-  const weight = ({head}) => {
-    const row = tracedRow(`decoder.${layer}.cross.weights`, head, step - 1);
-    return Math.max(...keys.map(key => row[key]));
-  };
-  const heads = allHeads("decoder.cross").filter(at => at.layer === layer);
-  const {head} = heads.reduce((best, at) => weight(at) > weight(best) ? at : best);
-  return {step, layer, head};
+  const {kind, layer, head} = about.opening;
+  if (!kind) return {};
+  const box = kind === "encoder" ? "encoder.self" : "decoder.cross";
+  const pronouns = ["er", "sie", "es"];
+  const step = run.ids.findIndex(id => pronouns.includes(shownToken(id))) + 1;
+  return {box, step, layer, head};
 }
 
 function start() {

@@ -150,7 +150,8 @@ function restoreOrder() {
 
 // The rows of the memory before and after shuffling, compared token by token.
 function memoryDifference() {
-  const lengths = shuffled.original.split(" ").map(word => vocab.encode(word).length);
+  const words = vocab.source(shuffled.original).split(" ");
+  const lengths = words.map(word => vocab.encode(word).length);
   const starts = lengths.map((_, i) => sum(lengths.slice(0, i)));
   const rows = shuffled.order.flatMap(
     word => Array.from({length: lengths[word]}, (_, i) => starts[word] + i));

@@ -38,7 +38,30 @@ function isGerman(words) {
   return isFromEnglish && found.length > words.length / 4;
 }
 
-function remarkOn(text) {
+// The first two neighbours that no words of their classes are in the training text;
+// "" stands for the beginning and the end of the sentence.
+const WORDS = /[\p{L}\p{N}]+(?:['-][\p{L}\p{N}]+)*|[.,?!]/gu;
+const classOf = new Map(about.pairs?.classes.flatMap(
+  (words, i) => words.map(word => [word, i])));
+
+function unknownPair(text) {
+  if (!about.pairs) return null;
+  const words = ["", ...text.toLowerCase().match(WORDS) ?? [], ""];
+  const pairs = words.slice(1).map((word, i) => [words[i], word]);
+  return pairs.find(([one, other]) =>
+    !about.pairs.followers[classOf.get(one)]?.includes(classOf.get(other)));
+}
+
+function pairRemark([one, other]) {
+  const found = !one ? `begins with a word like “${other}”`
+    : !other ? `ends with a word like “${one}”`
+      : `has words like “${one} ${other}” next to each other`;
+  return `No sentence of the training text ${
+    found}. The model may translate such a pattern wrongly.`;
+}
+
+function remarkOn(typed) {
+  const text = vocab.source(typed);
   const ids = vocab.encode(text);
   const words = wordsOf(text);
   const isByte = id => id >= vocab.firstByteId && id < vocab.firstPieceId;
@@ -69,7 +92,8 @@ function remarkOn(text) {
     return "The model was trained on single sentences and does not translate several "
       + "at once: enter them one by one.";
   }
-  return "";
+  const pair = unknownPair(text);
+  return pair ? pairRemark(pair) : "";
 }
 
 // --- Entering a sentence

@@ -6,8 +6,10 @@ class Vocab {
   // `pieces` are the tokens in the order of their ids: the special tokens, the 256
   // bytes (from `first_byte_id`), then merged pieces and characters (from
   // `first_piece_id`).
-  constructor({pieces, first_byte_id, first_piece_id, pad_id, bos_id, eos_id}) {
+  constructor({pieces, first_byte_id, first_piece_id, pad_id, bos_id, eos_id,
+    unknown_apostrophes}) {
     Object.assign(this, {pieces, padId: pad_id, bosId: bos_id, eosId: eos_id});
+    this.apostrophes = new Set(unknown_apostrophes);
     this.firstByteId = first_byte_id;
     this.firstPieceId = first_piece_id;
     this.ids = new Map(pieces.slice(first_piece_id).map(
@@ -20,6 +22,11 @@ class Vocab {
     const ofSign = this.byteIds(SPACE);  // a real U+2581 is written as its bytes
     const others = rest.flatMap(part => [...ofSign, ...this.merge(part)]);
     return [...this.merge(first), ...others];
+  }
+
+  // A sentence to translate: an apostrophe for which no token was learned becomes '.
+  source(text) {
+    return [...text].map(sign => this.apostrophes.has(sign) ? "'" : sign).join("");
   }
 
   // The characters of a text, merged pair by pair. The pair whose union was learned
