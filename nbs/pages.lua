@@ -40,7 +40,7 @@ function Image(image)
   if not svg or not svg:match "<a[%s>]" then return nil end
   local alt = image.attributes.alt or image.attributes["fig-alt"] or pandoc.utils.stringify(image.caption)
   alt = alt:gsub("&", "&amp;"):gsub('"', "&quot;"):gsub("%%", "%%%%")
-  svg = svg:gsub("^.-<svg", '<svg role="group" aria-label="' .. alt .. '"', 1)
+  svg = svg:gsub("^.-<svg", '<span class="drawing"><svg role="group" aria-label="' .. alt .. '"', 1) .. "</span>"
   return pandoc.RawInline("html", (svg:gsub('href="[^"]-(%w+)_?([%w_]*)%.ipynb', function(number, name)
     return 'href="' .. (number:match "^%d+%a?$" and name or number .. (name ~= "" and "_" .. name or "")) .. ".html"
   end)))
