@@ -136,8 +136,39 @@ def site(tmp_path_factory) -> Path:
     return root / "_preview"
 
 
+# Of Quarto's own styles, those that made text unreadable, pages wide or words break, with their order among ours.
+QUARTO_DEFAULTS = """
+$text-muted: #6c757d !default;
+$enable-smooth-scroll: false !default;
+"""
+QUARTO_RULES = """
+pre { color: #000; background: initial; font-size: .875em }
+pre.sourceCode { font-size: .875em; position: relative; overflow: visible !important; padding: .4em; }
+div.sourceCode { overflow: auto hidden; }
+.code-copy-button { position: absolute; top: 0; right: 0; margin: 5px 5px 0 0; border: 0; }
+.code-copy-button > .bi::before { content: ""; display: inline-block; width: 1rem; height: 1rem; }
+code { white-space: pre }
+code span, pre > code.sourceCode > span { color: #000 }
+code span.kw { color: #222 }
+.table a { word-break: break-word; }
+.table > :not(caption) > * > * { background-color: unset; color: unset; }
+td code { white-space: pre-wrap; }
+.navbar-brand { color: $navbar-fg; }
+details > summary, .nav-page a, .quarto-title-breadcrumbs .breadcrumb li:last-of-type a { color: $text-muted; }
+.nav-page a { display: flex; align-items: center; }
+.page-navigation { display: flex; justify-content: space-between; }
+#quarto-back-to-top { display: none; position: fixed; bottom: 50px; left: 50%; background-color: $body-bg; color: $text-muted; }
+body.nav-fixed { padding-top: 64px; }
+.quarto-secondary-nav .quarto-page-breadcrumbs { display: flex; align-items: center; padding-right: 1em; color: $sidebar-fg; }
+.quarto-secondary-nav .breadcrumb { margin-bottom: 0; }
+.quarto-secondary-nav .quarto-page-breadcrumbs a { color: $sidebar-fg; }
+.quarto-page-breadcrumbs .breadcrumb-item { line-height: 1.2rem; }
+@media (min-width: 992px) { .quarto-secondary-nav { display: none; } }
+"""
+
+
 def layered(files: list[Path]) -> str:
-    "Our styles around Bootstrap's, in Quarto's order: the last file's defaults first, Bootstrap, the rules."
+    "Our styles around Bootstrap's and Quarto's, in Quarto's order: the last file's defaults first, the rules of both, ours."
     layers = []
     for file in files:
         parts = re.split(
@@ -150,7 +181,9 @@ def layered(files: list[Path]) -> str:
     return "\n".join(
         [
             *of("defaults", reversed(layers)),
+            QUARTO_DEFAULTS,
             '@import "bootstrap";',
+            QUARTO_RULES,
             *of("rules", layers),
         ]
     )

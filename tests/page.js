@@ -1,8 +1,8 @@
 // What test_site.py asks of a page; each function gives a list of complaints.
 const page = (() => {
   const short = text => text.trim().replace(/\s+/g, " ").slice(0, 60);
-  const textNodes = () => {
-    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  const textNodes = (root = document.body) => {
+    const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [];
     while (walk.nextNode()) {
       const parent = walk.currentNode.parentElement;
       if (walk.currentNode.data.trim() && !parent.closest("script, style, annotation, noscript, template, option, [hidden]")) found.push(walk.currentNode);
@@ -53,8 +53,19 @@ const page = (() => {
     return colour;
   };
 
+  const boxes = (node, from = 0, to = node.length) => {  // where a part of a text is seen
+    const range = document.createRange();
+    range.setStart(node, from);
+    range.setEnd(node, to);
+    return [...range.getClientRects()];
+  };
+
   return {
-    open: () => document.querySelectorAll("details").forEach(d => d.open = true),
+    open: () => {
+      document.querySelectorAll("details").forEach(d => d.open = true);
+      const back = document.getElementById("quarto-back-to-top");
+      if (back) back.style.display = "inline-block";  // else only on the way up
+    },
 
     rawTex: () => textNodes().filter(n => !n.parentElement.closest("code, pre, kbd, textarea") && /\$[^$]*\$|\\[a-zA-Z(\[]/.test(n.data))
       .map(n => `raw TeX: ${short(n.data)}`),
@@ -68,10 +79,10 @@ const page = (() => {
         .map(f => `caption repeats the alternative text: ${short(f.textContent)}`))
       .concat([...document.querySelectorAll(".chart")].filter(c => !c.getAttribute("aria-label")).map(() => "no alternative text: a chart")),
 
-    faint: () => {
+    faint: (within = "body") => {
       grounds.clear();
-      const found = new Map();
-      for (const node of textNodes()) {
+      const found = new Map(), root = document.querySelector(within);
+      for (const node of root ? textNodes(root) : []) {
         const element = node.parentElement, drawn = element.closest("svg text");
         if (found.has(element) || !element.checkVisibility({visibilityProperty: true})) continue;
         const style = getComputedStyle(element), behind = drawn ? behindDrawn(drawn) : ground(element);
@@ -83,6 +94,22 @@ const page = (() => {
       }
       return [...found.values()];
     },
+
+    split: () => textNodes().filter(n => n.parentElement.closest("td, th")).flatMap(n => [...n.data.matchAll(/(?:(?!\p{Script=Han})[\p{L}\p{N}_])+/gu)]
+      .filter(word => new Set(boxes(n, word.index, word.index + word[0].length).map(box => Math.round(box.top))).size > 1)
+      .map(word => `breaks inside a word: ${word[0]}`)),
+
+    tiny: () => [...document.querySelectorAll("main svg text")].map(t => {
+      const {a, b} = t.getScreenCTM();
+      return [t, parseFloat(getComputedStyle(t).fontSize) * Math.hypot(a, b)];
+    }).filter(([, size]) => size < 9).map(([t, size]) => `${size.toFixed(1)} px: ${short(t.textContent)}`),
+
+    covered: () => [...document.querySelectorAll(".code-copy-button")].filter(button => {
+      const b = button.getBoundingClientRect(), pre = button.closest("pre");
+      const edge = Math.min(...[pre.parentElement, pre, pre.firstElementChild].filter(e => getComputedStyle(e).overflowX !== "visible")
+        .map(e => e.getBoundingClientRect().right));
+      return textNodes(pre).some(n => boxes(n).some(box => box.left < b.right && Math.min(box.right, edge) > b.left && box.top < b.bottom && box.bottom > b.top));
+    }).map(button => `a button covers code: ${short(button.closest("pre").textContent)}`),
 
     wide: () => {
       const root = document.documentElement;

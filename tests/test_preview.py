@@ -424,6 +424,7 @@ def test_what_quarto_is_told_of_is_there():
     ):
         assert (ROOT / "nbs" / name).exists()
     assert page["canonical-url"] and web["open-graph"] and web["twitter-card"]
+    assert web["sidebar"]["collapse-level"] == 1  # opens the current part alone
     for target in re.findall(
         r"\]\(/([\w-]+)\.html\)", (ROOT / "nbs/404.qmd").read_text(encoding="utf-8")
     ):

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
+from conftest import ROOT
 from links import check
 from pages import names_of_package, page_name, sidebar
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
+PHONE_CHECKS = "[page.wide(), page.split(), page.tiny(), page.covered()].flat()"
 NAMES = [page_name(e.path) for e in sidebar() if e.path]
 
 
@@ -31,11 +33,23 @@ def broken(site) -> list[str]:
     return check(site, site.parent)[0]
 
 
+def nameless(browser: Browser) -> list[str]:
+    "What can be used on a page and has no name for those who do not see it."
+    return [
+        f"no name: a {node['role']['value']}"
+        for node in browser.call("Accessibility.getFullAXTree")["nodes"]
+        if node.get("role", {}).get("value")
+        in ("button", "link", "searchbox", "textbox")
+        and not node["ignored"]
+        and not node.get("name", {}).get("value", "").strip()
+    ]
+
+
 def complaints(browser: Browser, url: str, reload: bool = False) -> list[str]:
     "Whatever is wrong with a page, links apart; Quarto's pages take the system's colours when they are loaded."
     browser.open(url, width=1280, scheme="light")
     browser.ask(CHECKS + "; page.open()")
-    found = browser.ask("page.rawTex().concat(page.pictures())")
+    found = browser.ask("page.rawTex().concat(page.pictures())") + nameless(browser)
     for scheme in ("light", "dark"):
         browser.look(1280, scheme)
         if reload:
@@ -43,9 +57,9 @@ def complaints(browser: Browser, url: str, reload: bool = False) -> list[str]:
             browser.open(url, width=1280, scheme=scheme)
             browser.ask(CHECKS + "; page.open()")
         found += [f"{scheme}: {line}" for line in browser.ask("page.faint()")]
-    browser.look(390, "light")
-    found += browser.ask("page.wide()")
-    return found + browser.said
+        browser.look(390, scheme)
+        found += [f"{scheme}: {line}" for line in browser.ask("page.faint('header')")]
+    return found + browser.ask(PHONE_CHECKS) + browser.said
 
 
 class Nesting(HTMLParser):
@@ -186,6 +200,11 @@ FAULTS = {
     '<p style="color: light-dark(#000, #444)">dark on dark by night</p>': "dark: contrast",
     '<svg aria-label="x" viewBox="0 0 99 9"><rect width="99" height="9" fill="#fff"/><text y="7" fill="#aaa">ab</text></svg>': "light: contrast",
     '<pre style="white-space: pre">' + "x" * 400 + "</pre>": "px wide in 390",
+    "<style>@media (max-width: 500px) { header { color: #888 } }</style><header>a bar</header>": "light: contrast 3.5",
+    '<table><td style="width: 4em; display: block; word-break: break-all">unbreakable</table>': "breaks inside a word: unbreakable",
+    '<svg aria-label="x" viewBox="0 0 900 9" width="300"><text y="9" font-size="12">a</text></svg>': "4.0 px: a",
+    '<pre>a = 1<button class="code-copy-button" title="b" style="margin-left: -1em">c</button></pre>': "a button covers code: a = 1",
+    "<button><i></i></button>": "no name: a button",
     '<script>console.log("hello")</script>': "console: hello",
     "<script>nothing()</script>": "error: ReferenceError",
     '<script src="none.js"></script>': "request failed",
@@ -245,6 +264,41 @@ def test_broken_link_is_found(tmp_path, cfg, link, says):
 # ---- what the pages do
 
 
+def shown(browser: Browser, menu: str) -> list[str]:
+    "The pages whose names one sees in a menu."
+    links = f"[...document.querySelectorAll('{menu} a[href]')]"
+    seen = "a.checkVisibility() && !a.href.includes('#')"
+    name = "a.href.split('/').pop() || 'index.html'"
+    return browser.ask(f"{links}.filter(a => {seen}).map(a => {name})")
+
+
+def of_part(part: str) -> list[str]:
+    "The pages of the sidebar that a page of this part shows: those outside of parts, and its own."
+    inside, names = "", []
+    for entry in sidebar():
+        inside = inside if entry.path else entry.text
+        if entry.path and inside in ("", part):
+            names.append(page_name(entry.path))
+    return names
+
+
+def test_menu_of_the_preview_opens_the_current_part(site, browser):
+    browser.open((site / "stack.html").as_uri())
+    assert shown(browser, ".menu") == of_part("The model")
+
+
+def test_menu_of_docs_opens_the_current_part(published, browser):
+    "The other parts open by the keyboard too."
+    browser.open(published + "stack.html")
+    assert shown(browser, "#quarto-sidebar") == of_part("The model")
+    browser.ask("""new Promise(done => {
+        addEventListener("shown.bs.collapse", () => done());
+        [...document.querySelectorAll("#quarto-sidebar a[href]")].find(a => a.textContent.trim() === "Results").focus();
+        document.activeElement.click();
+    })""")
+    assert "decode.html" in shown(browser, "#quarto-sidebar")
+
+
 def test_button_changes_the_light(site, browser):
     ground = "getComputedStyle(document.body).backgroundColor"
     browser.open((site / "index.html").as_uri(), scheme="dark")
@@ -258,23 +312,28 @@ def test_button_changes_the_light(site, browser):
     browser.ask("localStorage.clear()")
 
 
-# Of Quarto's own rules, those that made text unreadable or pages wide; ours come after them.
-QUARTO = """<style>pre { color: #000; background: initial; font-size: .875em } pre.sourceCode { font-size: .875em } code { white-space: pre }
-code span, pre > code.sourceCode > span { color: #000 } code span.kw { color: #222 }</style>"""
+def stand_in(folder: Path, css: str, script: str = "", end: str = "") -> str:
+    "The address of a page of Quarto's parts, with the styles that Quarto will compile and our script."
+    page = folder / "page.html"
+    head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">{PHONE}<title>t</title>'
+    ours = (ROOT / "nbs/head.html").read_text(encoding="utf-8")
+    parts = (Path(__file__).parent / "quarto.html").read_text(encoding="utf-8")
+    parts = parts.replace("</main>", f"{end}</main>")
+    page.write_text(
+        f"{head}<style>{css}</style>{ours}{script}{parts}", encoding="utf-8"
+    )
+    return page.as_uri()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_parts_of_quartos_pages(browser, styles, tmp_path, theme):
-    "Nothing is faint and nothing wide on a page of Quarto's parts, with the styles that Quarto will compile."
-    page = tmp_path / "page.html"
-    head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">{PHONE}<title>t</title>{QUARTO}'
-    parts = (Path(__file__).parent / "quarto.html").read_text(encoding="utf-8")
-    page.write_text(f"{head}<style>{styles[theme]}</style>{parts}", encoding="utf-8")
-    browser.open(page.as_uri(), scheme=theme)
+    "Nothing is faint, wide, split, tiny, covered or without a name on a page of Quarto's parts."
+    browser.open(stand_in(tmp_path, styles[theme]), scheme=theme)
     browser.ask(CHECKS + "; page.open()")
-    assert browser.ask("page.faint()") == []
+    assert browser.ask("page.faint()") == [] and nameless(browser) == []
     browser.look(390, theme)
-    assert browser.ask("page.wide()") == []
+    assert browser.ask("page.faint('header')") == []
+    assert browser.ask(PHONE_CHECKS) == []
     assert (
         browser.ask(
             "parseFloat(getComputedStyle(document.querySelector('code.sourceCode')).fontSize)"
@@ -283,7 +342,50 @@ def test_parts_of_quartos_pages(browser, styles, tmp_path, theme):
     )
 
 
-# What Quarto's navigation script does to every link of a page that comes from a server.
+# What Quarto's navigation script does to the page: it makes room for the bar after it was loaded, and goes up by the bar after each jump.
+JUMPS = """<script>addEventListener("DOMContentLoaded", () => {
+    const height = () => document.querySelector("header.fixed-top").clientHeight;
+    setTimeout(() => {
+        document.body.style.paddingTop = `${height()}px`;
+        const rule = `section:target::before { content: ""; display: block; height: ${height()}px; margin: -${height()}px 0 0; }`;
+        document.head.append(Object.assign(document.createElement("style"), {textContent: rule}));
+    }, 250);
+    addEventListener("hashchange", () => scrollTo(0, scrollY - height()));
+})</script>"""
+ROOM = '<div style="height: 3000px"></div>'
+
+
+def below_bar(browser: Browser, place: str) -> list[float]:
+    "How far below the bar a heading is: reached by its address, then by a link, from above and from below."
+    top = f"document.getElementById('{place}').getBoundingClientRect().top"
+    gap = f"{top} - document.querySelector('header').clientHeight"
+    settled = f"new Promise(done => setTimeout(() => done({gap}), 400))"  # after Quarto's timer
+    gaps = [browser.ask(settled)]
+    for start in ("0", "document.body.scrollHeight"):
+        go = f"location.hash = ''; scrollTo(0, {start}); setTimeout(() => location.hash = '{place}', 50)"
+        browser.ask(go)
+        gaps.append(browser.ask(settled))
+    return gaps
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("of", ["quarto's parts", "preview", "docs"])
+def test_jumps_end_below_the_bar(request, browser, tmp_path, of, width):
+    if of == "quarto's parts":
+        css = request.getfixturevalue("styles")["light"]
+        far = f'{ROOM}<section id="the-encoder"><h3>Far</h3></section>{ROOM}'
+        url = stand_in(tmp_path, css, JUMPS, far)
+    elif of == "preview":
+        url = (request.getfixturevalue("site") / "stack.html").as_uri()
+    else:
+        url = request.getfixturevalue("published") + "stack.html"
+    browser.open("about:blank")
+    browser.open(f"{url}#the-encoder", width=width)
+    gaps = below_bar(browser, "the-encoder")
+    assert all(0 <= gap < 50 for gap in gaps), gaps
+
+
+# What it does to every link of a page that comes from a server.
 NAVIGATION = """document.querySelectorAll("a").forEach(a => {
     if (a.href) { a.dataset.originalHref = a.href; a.href = a.href.replace(/\\/index\\.html/, "/"); }
 })"""

@@ -67,17 +67,33 @@ def stylesheet() -> str:
     )
 
 
+def menu_of(menu: list[Entry], path: Path) -> str:
+    "The menu of a page: of the parts, that of the page is open."
+    parts: list[list[Entry]] = [[]]
+    for entry in menu:
+        if not entry.path:
+            parts.append([])
+        parts[-1].append(entry)
+    rows = []
+    for part in parts:
+        links = [
+            f'<a href="{page_name(e.path)}"{" aria-current=page" if e.path == path else ""}>{escape(e.text)}</a>'
+            for e in part
+            if e.path
+        ]
+        if part and not part[0].path:
+            opened = " open" if path in [e.path for e in part] else ""
+            title = f"<summary>{escape(part[0].text)}</summary>"
+            links = [f"<details{opened}>{title}", *links, "</details>"]
+        rows += links
+    return "\n".join(rows)
+
+
 def page(path: Path, menu: list[Entry]) -> list[tuple[str, str, str, str]]:
     "Build one page, and its plain Markdown; returns what search looks through: (address, title, heading, text)."
     cfg, name = settings(), page_name(path)
     pages = [e for e in menu if e.path]
     at = [e.path for e in pages].index(path)
-    rows = [
-        f'<a href="{page_name(e.path)}"{" aria-current=page" if e.path == path else ""}>{escape(e.text)}</a>'
-        if e.path
-        else f"<p>{escape(e.text)}</p>"
-        for e in menu
-    ]
     near = [
         f'<a rel="{rel}" href="{page_name(pages[i].path)}"><small>{word}</small>{escape(pages[i].text)}</a>'
         for rel, word, i in (("prev", "← before", at - 1), ("next", "next →", at + 1))
@@ -92,7 +108,7 @@ def page(path: Path, menu: list[Entry]) -> list[tuple[str, str, str, str]]:
         "about": escape(about),
         "site": cfg["title"],
         "name": name,
-        "menu": "\n".join(rows),
+        "menu": menu_of(menu, path),
         "near": "\n".join(near),
         "head": include("head.html"),
         "skip": include("skip.html"),
