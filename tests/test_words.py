@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import html
 import importlib
 import io
 import json
@@ -10,12 +11,12 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import fields
 from functools import cache
-from html import unescape
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from fold import each
+from IPython.display import HTML
 from notebooks import code_of, directives, joined
 from pages import sidebar
 
@@ -313,6 +314,19 @@ def test_lab_opens_a_page_that_leads_to_the_reading_order():
     assert linked == [e.path.name for e in sidebar() if e.path and e.path.stem != start]
 
 
+def test_notebook_of_the_live_page_shows_it(tmp_path):
+    "By a cell that is not run with the others, so that its output is not stored."
+    [source] = [s for c in cells("81_live") if "<iframe" in (s := joined(c["source"]))]
+    assert directives(source)["eval"] == "false"
+    (tmp_path / "live.html").write_text('<p title="ü">', encoding="utf-8")
+    names = {"html": html, "HTML": HTML, "out": tmp_path / "live.html"}
+    tree = ast.parse(source)
+    exec(compile(ast.Module(tree.body[:-1], []), "cell", "exec"), names)
+    shown = eval(compile(ast.Expression(tree.body[-1].value), "cell", "eval"), names)
+    srcdoc = re.search(r'srcdoc="([^"]*)"', shown.data)[1]
+    assert html.unescape(srcdoc) == '<p title="ü">'
+
+
 # ---- the reference
 
 
@@ -349,7 +363,9 @@ def test_reference_says_what_one_needs(reference):
 def test_reference_names_what_a_message_fills_in(reference):
     "{name}, or … where that is an expression: no code."
     lists = re.findall(r"<p>Raises</p><ul>(.*?)</ul>", reference)
-    messages = [unescape(m) for ul in lists for m in re.findall("<li>(.*?)</li>", ul)]
+    messages = [
+        html.unescape(m) for ul in lists for m in re.findall("<li>(.*?)</li>", ul)
+    ]
     filled = {name for m in messages for name in re.findall(r"\{[^}]*\}?", m)}
     assert (
         len(filled) > 50
