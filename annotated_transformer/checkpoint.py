@@ -9,6 +9,7 @@ __all__ = ['Progress', 'checkpoints', 'save_checkpoint', 'load_checkpoint', 'lat
 import json
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,12 +189,15 @@ def _read_state(
     numbers = {name: values.get(name, "nothing") for name in kinds}
     if numbers["best_loss"] is None:
         numbers["best_loss"] = math.inf
+        del kinds["best_loss"]
     for name, kind in kinds.items():
-        if type(numbers[name]) not in (int, kind) or not numbers[name] >= 0:
+        value, limit = numbers[name], 2**63 if kind is int else sys.float_info.max
+        if type(value) not in (int, kind) or not 0 <= value <= limit:
             raise UserError(
-                f"{file}: {name}={numbers[name]!r} "
+                f"{file}: {name}={value!r} "
                 "must be a number, 0 or more"
                 + (", without a fraction" if kind is int else "")
+                + f", up to {limit}"
             )
     if not isinstance(values.get("sha256"), dict):
         raise UserError(f"{file} lacks the fingerprints of the checkpoint's files")
@@ -201,17 +205,15 @@ def _read_state(
     return Progress(position, **numbers), values["sha256"]
 
 # %% ../nbs/52e_checkpoint.ipynb #069e61a9
-def _read_part(
+def _check_digest(
     path: Path,  # a safetensors file of a checkpoint
     digests: dict[str, str],  # of the checkpoint's files, by their names
-) -> dict[str, Tensor]:
-    "The tensors of one of a checkpoint's files, exactly as they were saved."
-    tensors = read_tensors(path)
+) -> None:
+    "UserError if one of a checkpoint's files is not as it was saved."
     if sha256(path) != digests.get(path.name):
         raise UserError(
             f"{path} is not the file that was saved: its SHA-256 is another"
         )
-    return tensors
 
 # %% ../nbs/52e_checkpoint.ipynb #8b0c5f00
 def _state_after_step(
@@ -319,18 +321,13 @@ def load_checkpoint(
     UserError for damaged or other files, before anything is changed.
     """
     progress, digests = _read_state(path)
-    weights, saved = (
-        _read_part(path / name, digests)
-        for name in ("model.safetensors", "optimizer.safetensors")
-    )
-    check_shapes(
-        path / "model.safetensors",
-        tensor_shapes(weights),
-        tensor_shapes(model.state_dict()),
-    )
-    state = _matched_state(
-        path / "optimizer.safetensors", saved, progress.step, model, optimizer
-    )
+    files = path / "model.safetensors", path / "optimizer.safetensors"
+    weights, saved = map(read_tensors, files)
+    # shapes first: they are in the header, and a huge file is not read
+    check_shapes(files[0], tensor_shapes(weights), tensor_shapes(model.state_dict()))
+    state = _matched_state(files[1], saved, progress.step, model, optimizer)
+    for file in files:
+        _check_digest(file, digests)
     set_weights(model, weights)
     # learning rate, betas and so on come from the run, not from the checkpoint
     optimizer.load_state_dict(
@@ -387,7 +384,8 @@ def average_weights(
         raise UserError("no checkpoints to average: give at least one")
     total: dict[str, Tensor] = {}
     for path in paths:
-        weights = _read_part(path, _read_state(path.parent)[1])
+        weights = read_tensors(path)
+        _check_digest(path, _read_state(path.parent)[1])
         if not total:
             total = {
                 name: torch.zeros_like(weight, dtype=torch.float64)

@@ -10,6 +10,7 @@ import difflib
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -59,7 +60,10 @@ def check_types(
         fits = isinstance(value, allowed) and isinstance(value, bool) == (
             field.type is bool
         )
-        if not fits or isinstance(value, float) and not math.isfinite(value):
+        # a file may hold an integer that no float can be
+        if fits and field.type in (float, float | None) and value is not None:
+            fits = abs(value) <= sys.float_info.max
+        if not fits:
             raise UserError(f"{field.name}={value!r} must be {_KINDS[field.type]}")
 
 # %% ../nbs/00_config.ipynb #dbaeeae5

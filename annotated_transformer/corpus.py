@@ -22,7 +22,7 @@ import pooch
 
 from . import UserError
 from .atomic import replace_file
-from .files import path_type
+from .files import is_count, path_type
 from .grammar import builtin
 from .text import TextPairs
 
@@ -470,6 +470,9 @@ def corpus_from_files(
     return Corpus("own", src_lang, tgt_lang, *splits, [], source)
 
 # %% ../nbs/51a_corpus.ipynb #04687200
+_MAX_SENTENCES = 200_000  # a minute's work; five times as many as without n_train
+
+
 def corpus_from_source(source: dict) -> Corpus:
     """The synthetic corpus that `Corpus.source` describes.
 
@@ -481,8 +484,14 @@ def corpus_from_source(source: dict) -> Corpus:
         raise UserError(
             "its text is not at hand: name it, by --data, or by --src and --tgt"
         )
-    if not sizes.keys() <= {"n_train", "n_valid", "n_test", "seed"} or any(
-        type(value) is not int or not 0 <= value < 10**7 for value in sizes.values()
+    if not sizes.keys() <= {"n_train", "n_valid", "n_test", "seed"} or not all(
+        map(is_count, sizes.values())
     ):
         raise UserError(f"source={source} does not describe the synthetic corpus")
+    n_sentences = sum(sizes.values()) - sizes.get("seed", 0)
+    if n_sentences > _MAX_SENTENCES:
+        raise UserError(
+            f"source={source} asks for {n_sentences:,} sentences: more than "
+            f"{_MAX_SENTENCES:,} are not generated unless you name the corpus yourself"
+        )
     return load_corpus("builtin", **sizes)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from . import UserError
@@ -115,9 +116,30 @@ def is_line(value: object) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= 500
 
 
+def is_text(value: object) -> bool:
+    "Is a value from a file a text, or none?"
+    return isinstance(value, str | None)
+
+
 def is_count(value: object) -> bool:
     "Is a value from a file a whole number from 0 to below 2⁶³?"
     return type(value) is int and 0 <= value < 2**63
+
+
+def is_object(value: object) -> bool:
+    "Is a value from a file a JSON object?"
+    return isinstance(value, dict)
+
+
+def check_entries(
+    path: Path, values: dict, kinds: Mapping[str, Callable[[object], bool]]
+) -> None:
+    "UserError for an entry of the file `path` that is not of its kind."
+    for name, is_right in kinds.items():
+        if name in values and not is_right(values[name]):
+            raise UserError(
+                f"{path}: {name}={values[name]!r} is not what this program writes there"
+            )
 
 # %% ../nbs/50_files.ipynb #7725f769
 def check_no_links(folder: Path, names: set[str]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from . import UserError
 from .atomic import replace_file
+from .batch import drop_long_pairs
 from .config import Recipe
 from .corpus import corpus_from_source, known_languages
 from .explorer import fill_page
@@ -144,9 +145,10 @@ def _published_site() -> str:
 def _training_text(run: Run) -> list[str] | None:
     "The source sentences of training; None if the corpus is not the synthetic one."
     source = run.about.get("source", {})
-    if source.get("data") != "builtin":
+    try:
+        corpus = corpus_from_source(source | {"n_valid": 1, "n_test": 1})
+    except UserError:
         return None
-    corpus = corpus_from_source(source | {"n_valid": 1, "n_test": 1})
     return [src for src, _ in corpus.train]
 
 
@@ -178,12 +180,15 @@ def _training_pairs(text: Iterable[str]) -> dict[str, list]:
 
 # %% ../nbs/81_live.ipynb #81000040
 def _validation_sentences(path: Path, run: Run, n: int = 4) -> list[str] | None:
-    "Source sentences that the run was validated on; None if there are none."
+    "Source sentences that the run was validated on; None if its folder has none."
+    if "prepared" in run.about:  # a path from a file that is not trusted
+        return None
     try:
-        valid = open_prepared(Path(run.about.get("prepared", path / "data"))).valid
+        data = open_prepared(path / "data")
+        valid = drop_long_pairs(data.valid, check_live(run).train.max_len, quiet=True)
     except UserError:
         return None
-    return [run.vocab.decode(valid.src[i]) for i in range(min(n, len(valid)))] or None
+    return [data.vocab.decode(valid.src[i]) for i in range(min(n, len(valid)))]
 
 # %% ../nbs/81_live.ipynb #81000041
 # What marks a file as such a page, with the version of its format.

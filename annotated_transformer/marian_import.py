@@ -153,6 +153,12 @@ def _read_ids(path: Path, config: MarianConfig) -> dict[str, int]:
             f"{path} has {len(ids)} tokens; "
             f"this model needs the ids from 0 to {n - 1}, each once"
         )
+    for token, i in ids.items():
+        if not token or any("\ud800" <= sign <= "\udfff" for sign in token):
+            raise UserError(
+                f"{path}: token {i}, {token!r}, is no text: it is empty, or holds half "
+                "of a surrogate pair"
+            )
     special = {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
     if not special.items() <= ids.items() or "<unk>" not in ids:
         raise UserError(f"{path} must name <unk>, and as config.json says {special}")

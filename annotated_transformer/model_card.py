@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import __version__
+from . import UserError, __version__
 from .config import RECIPES, Recipe, recipe_to_dict
 from .corpus import known_languages
 from .evaluate import bleu
@@ -46,18 +46,31 @@ class _ReportedScore(NamedTuple):
 def _reported(
     kind: str, name: str, value: object, of: str, signature: str = ""
 ) -> list[_ReportedScore]:
-    "The score; none if its value, from a file that is not trusted, is no number."
+    "The score; none without a value, or if it is not finite."
     if not isinstance(value, int | float) or not math.isfinite(value):
         return []
     return [_ReportedScore(kind, name, value, of, signature)]
 
 # %% ../nbs/93_model_card.ipynb #93a0000f
+def _read_report(path: Path) -> dict:
+    "The report of a demo; UserError for numbers that no demo writes."
+    report = read_json(path)
+    for name, highest in (("n_sentences", 2**31), ("bleu", 101), ("exact_match", 1)):
+        kinds = (int,) if name == "n_sentences" else (int, float)
+        value = report.get(name)
+        if value is not None and not (type(value) in kinds and 0 <= value <= highest):
+            raise UserError(
+                f"{path}: {name}={value!r} must be a number from 0 to {highest}"
+            )
+    return report
+
+
 def _report_scores(run: Path, signature: str) -> list[_ReportedScore]:
     "The scores in the report of a demo; none if its weights are not the run's."
     path, weights = run / "report.json", run / "model.safetensors"
     if path_type(path) != "file" or path_type(weights) != "file":
         return []
-    report = read_json(path)
+    report = _read_report(path)
     if report.get("weights_sha256") != sha256(weights):
         return []
     of = f"{report.get('n_sentences')} held-out sentences, beam 4, α 0.6"
@@ -203,7 +216,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     `about` is what else `config.json` of the run says, which is not trusted.
     """
     name = re.sub(r"[^\w.+-]", "_", name)  # what is in a name on the Hub
-    data = about.get("data") if about.get("data") in list(_DATASETS) else None
+    data = about.get("data") if about.get("data") in _DATASETS else None
     languages, scores = languages_of(about), _scores(run)
     rows = []
     for score in scores:

@@ -22,6 +22,7 @@ from .atomic import new_folder, remove_stale_staging
 from .batch import EncodedPairs, RaggedArray, id_dtype
 from annotated_transformer.files import (
     MAX_BYTES,
+    check_entries,
     check_no_links,
     is_line,
     path_type,
@@ -146,9 +147,8 @@ def _read_about(folder: Path) -> dict:
         raise UserError(
             f"{folder / _ABOUT} is not of format {_FORMAT}, which this version reads"
         )
-    for name in (*_FILES, "text_sha256"):
-        if not is_line(about[name]):
-            raise UserError(f"{folder / _ABOUT}: {name}={about[name]!r} is no SHA-256")
+    digests = dict.fromkeys((*_FILES, "text_sha256"), is_line)
+    check_entries(folder / _ABOUT, about, digests)
     return about
 
 # %% ../nbs/51d_prepared.ipynb #51c0ab01

@@ -38,7 +38,7 @@ from annotated_transformer.distributed import (
     world_size,
 )
 from .engines import FAST, Engines
-from .files import path_type, resolve
+from .files import path_type, read_file, resolve
 from .hooks import append_json
 from .inference import limit_kernels
 from .optimizer import adam, inverse_sqrt_schedule, linear_schedule
@@ -310,7 +310,7 @@ def _note_text(run: Path, recipe: Recipe, data: Prepared, folder: Path) -> None:
     vocab_file = run / "vocab.model"
     if not vocab_file.exists():
         write_file(vocab_file, data.vocab.model)
-    if vocab_file.read_bytes() != data.vocab.model:
+    if read_file(vocab_file) != data.vocab.model:
         raise UserError(
             f"the text in {folder} has another vocabulary than {run}, "
             "which cannot continue with it"

@@ -30,8 +30,14 @@ from .config import Recipe, recipe_from_dict, recipe_to_dict
 from .distributed import rank
 from .engines import FAST
 from annotated_transformer.files import (
+    check_entries,
     check_no_links,
+    is_count,
+    is_line,
+    is_object,
+    is_text,
     path_type,
+    read_file,
     read_json,
     resolve,
     sha256,
@@ -115,6 +121,7 @@ def check_new_run(path: Path) -> None:
 def create_run(path: Path, recipe: Recipe, about: dict) -> None:
     "Make a run folder with its settings; `about`: data, src_lang, tgt_lang, …"
     check_new_run(path)
+    check_entries(path / "config.json", about, _ABOUT)
     with new_folder(path) as new:
         (new / "checkpoints").mkdir()
         write_config(new, recipe, about)
@@ -164,14 +171,18 @@ def _loader_of(kind: str) -> Callable[[Path, dict], Run]:
     return _LOADERS[kind]
 
 # %% ../nbs/52d_run_folder.ipynb #a99428df
-# what the other entries of config.json are, in a run that was trained here
+# the other entries of config.json in a run that was trained here
 _ABOUT = {
-    "source": dict,
-    "prepared": str,
-    "stopped": str | None,
-    "steps": int,
-    "weights": str,
-    "text_sha256": str,
+    "data": is_text,
+    "src_lang": is_line,
+    "tgt_lang": is_line,
+    "source": is_object,
+    "prepared": is_text,
+    "stopped": is_text,
+    "steps": is_count,
+    "weights": is_line,
+    "text_sha256": is_line,
+    "vocab_sha256": is_line,
 }
 
 # %% ../nbs/52d_run_folder.ipynb #52d00010
@@ -189,15 +200,11 @@ def _read_any_config(path: Path) -> tuple[str, Recipe | None, dict]:
     if kind != _TRAINED:
         return kind, None, values
     check_no_links(path, _RUN_NAMES)
+    check_entries(file, values, _ABOUT)
     try:
         recipe = recipe_from_dict(values)
     except ValueError as e:
         raise UserError(f"{file}: {e}") from None
-    for name, its_type in _ABOUT.items():
-        if name in values and not isinstance(values[name], its_type):
-            raise UserError(
-                f"{file}: {name}={values[name]!r} is not what a run writes there"
-            )
     settings = ("format", "model", "train")
     about = {name: value for name, value in values.items() if name not in settings}
     return kind, recipe, about
@@ -252,26 +259,34 @@ def load_run(path: Path) -> Run:
     return Run(model.eval(), vocab, recipe, about)
 
 # %% ../nbs/52d_run_folder.ipynb #d005ca89
+_MAX_METRICS = 2**30  # bytes of metrics.jsonl: some nine million steps
+
+
+def _is_record(record: object) -> bool:
+    "Is a line of metrics.jsonl one of a training step or a validation pass?"
+    return isinstance(record, dict) and all(
+        isinstance(value, float)  # also one that is not finite
+        or (isinstance(value, int) and abs(value) < 2**63)
+        or (name == "grad_norm" and value is None)
+        for name, value in record.items()
+    )
+
+
 def read_metrics(
     run: Path,  # a run folder
 ) -> list[dict]:
-    "The records in metrics.jsonl, without a line left incomplete by a crash."
-    path, found = run / "metrics.jsonl", []
-    for line in (
-        path.read_text(encoding="utf-8", errors="replace").split("\n")
-        if path.exists()
-        else []
-    ):
+    "The records in metrics.jsonl, without lines that are incomplete or no records."
+    path = run / "metrics.jsonl"
+    if path_type(path) == "nothing":
+        return []
+    text = read_file(path, _MAX_METRICS).decode(errors="replace")
+    found = []
+    for line in text.split("\n"):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(record, dict) or "step" not in record:
-            continue
-        if all(
-            isinstance(value, int | float) or name == "grad_norm"
-            for name, value in record.items()
-        ):
+        if _is_record(record) and is_count(record.get("step")):
             found.append(record)
     return found
 

@@ -156,8 +156,6 @@ def _prepare_training(
     with main_process_first():
         recipe, about = read_config(run)  # rank 0 may have made it just now
     data = run_data(run, recipe, about, corpus, options.prepared, quiet=options.quiet)
-    valid = drop_long_pairs(data.valid, recipe.train.max_len, quiet=rank() > 0)
-    data = data._replace(valid=valid)
     objective, parallel, optimizer, schedule = build_training(
         recipe,
         data.vocab,
@@ -166,6 +164,8 @@ def _prepare_training(
         engines=options.engines,
     )
     start = _load_latest(run, recipe, objective.model, optimizer)
+    valid = drop_long_pairs(data.valid, recipe.train.max_len, quiet=rank() > 0)
+    data = data._replace(valid=valid)
     built = (objective, parallel, optimizer, schedule)
     return _Training(run, recipe, about, data, device, *built, start, lock)
 

@@ -22,7 +22,7 @@ from . import UserError
 from .atomic import replace_file
 from .config import ModelConfig
 from .distributed import distribute_like, full_tensor, rank
-from .files import path_type, resolve
+from .files import is_line, path_type, resolve
 from .transformer import Transformer
 
 # %% ../nbs/52b_weights.ipynb #604cfc9c
@@ -288,7 +288,11 @@ def read_metadata(path: Path) -> dict:
         about = json.loads(header.get("about", "{}"))
     except (ValueError, RecursionError) as e:
         raise UserError(f"{path} is not a readable safetensors file: {e}") from None
-    if not isinstance(about, dict) or not isinstance(about.get("model", {}), dict):
+    if (
+        not isinstance(about, dict)
+        or not isinstance(about.get("model", {}), dict)
+        or not is_line(about.get("weights", ""))
+    ):
         raise UserError(
             f"{path} is not a readable safetensors file: its header is damaged"
         )

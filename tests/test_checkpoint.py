@@ -1435,7 +1435,7 @@ DAMAGE = {
     "seconds no number": (
         state(lambda v: v | {"seconds": math.nan}),
         STATE,
-        "seconds=nan must be a number",
+        "cannot be read as JSON: NaN is no finite number",
     ),
     "seconds null": (
         state(lambda v: v | {"seconds": None}),

@@ -98,11 +98,11 @@ def test_wrong_text_is_refused_with_the_name(part, field, wrong):
 
 WRONG = {
     int: [None, [], "6", 6.5, True, math.nan],
-    float: [None, [], "6", True, math.nan, math.inf],
+    float: [None, [], "6", True, math.nan, math.inf, 10**400],
     str: [None, [], 6, True],
     bool: [None, [], "true", 1],
     int | None: [[], "6", 6.5, True, math.nan],
-    float | None: [[], "6", True, math.nan, math.inf],
+    float | None: [[], "6", True, math.nan, math.inf, -(10**400)],
 }
 
 

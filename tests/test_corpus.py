@@ -905,12 +905,16 @@ def test_a_source_reads_no_files(tmp_path, monkeypatch):
         {"data_dir": "a"},
         {"data": "multi30k"},
         {"data": "wmt14", "n_train": 5},
+        {"data": "builtin", "n_train": True},
+        {"data": "builtin", "n_train": 9_999_999},
+        {"data": "builtin", "n_train": 100_000, "n_valid": 100_001},
     ],
 )
 def test_no_source(source):
     with pytest.raises(
         ValueError,
-        match="its text is not at hand|does not describe the synthetic corpus",
+        match="its text is not at hand|does not describe the synthetic corpus|"
+        r"source=.* asks for [\d,]+ sentences",
     ):
         corpus_from_source(source)
 

@@ -26,6 +26,7 @@ from fold import each
 from safetensors.torch import load_file, save, save_file
 
 from annotated_transformer.cli import _app, main
+from annotated_transformer.files import sha256
 from annotated_transformer.grammar import builtin
 from annotated_transformer.marian import MarianConfig, build_marian, marian_names
 from annotated_transformer.marian_import import import_marian
@@ -43,7 +44,7 @@ SIZES = [
     "valid_every=2",
     "save_every=2",
     "average_last=0",
-    "max_len=60",
+    "max_len=120",
 ]
 TRAIN = ["train", "--src", "en", "--tgt", "de", "--config", "tiny"]
 RESUME = ["train", "--resume", "run", "--device", "cpu", "--quiet"]
@@ -391,6 +392,7 @@ READERS = [
     ["attention", "run", "a dog", "--out", "a.html"],
     ["export-ct2", "run", "new"],
     ["export-hf", "run", "new"],
+    ["live", "run", "--out", "l.html"],
 ]
 
 
@@ -671,6 +673,67 @@ def test_flipped_bits_where_a_fingerprint_is_kept(seed, work, good, capfd):
     refused(capfd, work, *verbs[Path(file).name])
 
 
+HOLES = {  # a file, and who reads it
+    "run/config.json": ["live", "run", "--out", "l.html"],
+    "run/vocab.model": ["translate", "run", "one"],
+    "run/metrics.jsonl": ["export-hf", "run", "new"],
+    "run/model.safetensors": ["score", "run", "--src", "one", "--ref", "one"],
+    "run/data/vocab.model": RESUME,
+    "run/data/train.tgt.ids": RESUME,
+    "run/data/valid.src.starts": RESUME,
+    "run/checkpoints/step-0000004/state.json": RESUME,
+    "run/checkpoints/step-0000004/optimizer.safetensors": RESUME,
+    "imported/vocab.json": ["translate", "imported", "one"],
+    "imported/source.spm": ["translate", "imported", "one"],
+}
+
+
+@each_case("file", HOLES)
+def test_files_with_holes(file, work, good, capfd):
+    "64 GB that take no room on the disk: nobody reads them, or asks for their memory."
+    was = (work / file).read_bytes()
+    os.truncate(work / file, 2**36)
+    try:
+        status, said, err = call(capfd, *HOLES[file])
+    finally:  # before the folder is compared with what it was
+        (work / file).write_bytes(was)
+    assert (status, said, err.count("\n")) == (2, "", 1) and file in err, err
+
+
+REPORT = {"n_sentences": 10, "bleu": 30.5, "exact_match": 0.5}
+
+
+@each_case(
+    "name, value",
+    [
+        ("n_sentences", "<script>"),
+        ("n_sentences", 1.5),
+        ("n_sentences", "\ud800"),
+        ("bleu", 10**400),
+        ("bleu", -1),
+        ("bleu", True),
+        ("exact_match", "0.9"),
+        ("exact_match", float("inf")),
+        ("exact_match", [1]),
+    ],
+)
+def test_report(name, value, work, good, capfd):
+    "What a demo says of itself comes into the model card, so it must be numbers."
+    report = REPORT | {"weights_sha256": sha256(work / "run/model.safetensors")}
+    (work / "run/report.json").write_text(json.dumps(report | {name: value}))
+    err = refused(capfd, work, "export-hf", "run", "new")
+    assert "run/report.json" in err and (name in err or "Infinity" in err), err
+
+
+@each_case("which", [3, None, "a\nb", "\ud800", "w" * 501])
+def test_header_of_the_weights(which, work, good, capfd):
+    "Which weights they are is a text; it comes into config.json and the model card."
+    file = work / "run/model.safetensors"
+    save_file(load_file(file), file, {"about": json.dumps({"weights": which})})
+    for verb in READERS:
+        assert "header is damaged" in refused(capfd, work, *verb)
+
+
 # tensors
 
 
@@ -851,6 +914,8 @@ VOCABS = {
     "huge": lambda v: v | {"</s>": 10**400},
     "no <unk>": lambda v: {p.replace("<unk>", "unk"): i for p, i in v.items()},
     "no </s>": lambda v: {p.replace("</s>", "s"): i for p, i in v.items()},
+    "an empty token": lambda v: {p if i != 9 else "": i for p, i in v.items()},
+    "half a pair": lambda v: {p if i != 9 else "a\ud800": i for p, i in v.items()},
 }
 
 
@@ -1029,7 +1094,7 @@ def test_long_lines(kind, work, good, capfd):
     )
     assert status == 0 and out.count("\n") == 3
     assert (
-        err.startswith("line 2 is longer than 60 tokens: translated in ")
+        err.startswith("line 2 is longer than 120 tokens: translated in ")
         and err.count("\n") == 1
         or err == ""
         and not LONG[kind].strip()

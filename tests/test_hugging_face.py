@@ -606,16 +606,9 @@ def test_card_of_a_demo(tmp_path, vocab):
     assert "99.5" not in make()
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"data": ["multi30k"], "src_lang": 1, "tgt_lang": None},
-        {"data": "x`\n---\n", "src_lang": 'e"', "tgt_lang": "de", "weights": "`\n# A"},
-    ],
-    ids=str,
-)
-def test_card_of_a_strange_run(tmp_path, about):
+def test_card_of_a_strange_run(tmp_path):
     "What a run says of itself may come from somebody else, and stays text."
+    about = {"data": "x`\n---\n", "src_lang": 'e"', "tgt_lang": "de", "weights": "`# A"}
     passes = [{"step": 1, "valid_loss": 1.0, "valid_ppl": math.inf, "valid_bleu": -1}]
     name = 'a"b`c\n---\ud800/..'
     card, data = card_of(tmp_path, about, name=name, passes=passes)

@@ -643,6 +643,10 @@ def test_other_corpora_suggest_what_they_were_validated_on(odd, tmp_path):
     sentences = live._validation_sentences(tmp_path, run)
     assert sentences == [src for src, _ in pairs[400:404]]
     assert live._validation_sentences(tmp_path / "none", run) is None
+    # a path in config.json, which may be a stranger's, is not followed
+    named = run._replace(about={"source": {}, "prepared": str(tmp_path / "data")})
+    for path in (tmp_path, tmp_path / "none"):
+        assert live._validation_sentences(path, named) is None
     text = live.live_page(run, examples=sentences)
     page = json.loads(text.split('id="data">')[1].split("</script>")[0])["page"]
     assert page["examples"] == sentences and page["words"] is None
