@@ -470,6 +470,44 @@ def test_by_keyboard_alone(browser, url):
     assert nameless == [] and browser.said == []
 
 
+NAMES = """[...document.querySelectorAll("button[aria-label], [role=button][aria-label]")]
+    .filter(e => e.checkVisibility() && e.textContent.trim())
+    .map(e => [e.getAttribute("aria-label"), e.textContent])"""
+ALL_CHANGED = """{off: ["causal", "scale", "positions"], headsOff: ["decoder.1.cross:0"],
+    temperature: 2, seed: 3}"""
+
+
+def test_names_begin_with_the_visible_text(browser, url):
+    "Who speaks to a computer says what is on a button."
+    open_page(browser, url)
+    try_each_head(browser)
+    names = browser.ask(NAMES)
+    plain = lambda text: re.sub(r"\s", "", text).lower()
+    wrong = [(a, b) for a, b in names if not plain(a).startswith(plain(b))]
+    assert len(names) > 150 and wrong == []
+
+
+@pytest.mark.parametrize("width, height", [(1280, 900), (700, 500)])
+def test_focus_is_not_under_the_box_at_the_top(browser, url, width, height):
+    open_page(browser, url)
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.ask(f"change({ALL_CHANGED}); byId('link').focus()")
+    settle(browser)
+    covered, stops = [], 0
+    while focused(browser) != "sentence" and stops < 60:
+        key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9, "modifiers": 8}
+        browser.call("Input.dispatchKeyEvent", type="keyDown", **key)
+        browser.call("Input.dispatchKeyEvent", type="keyUp", **key)
+        stops += 1
+        if browser.ask("""(e => { const [box, at] = [byId("effect"), e].map(
+                each => each.getBoundingClientRect());
+            return !byId("effect").contains(e) && at.top < box.bottom
+                && at.bottom > box.top; })(document.activeElement)"""):
+            covered.append(focused(browser))
+    assert 30 < stops < 60 and covered == [] and browser.said == []
+
+
 def test_keys_within_the_groups(browser, url):
     open_page(browser, url)
     press(browser, "Tab", "Tab")
@@ -1005,21 +1043,60 @@ LOOKS = {
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_on_a_screen_and_on_a_phone(browser, url, look):
-    "Contrast of 4.5 in both themes, nothing to scroll sideways at 390 px, nothing too small for a finger."
+    "Contrast of 4.5 in both themes, nothing to scroll sideways at 320 and 390 px, nothing too small for a finger."
     open_page(browser, url)
     browser.ask(LOOKS[look])
     browser.ask(CHECKS)
     for scheme in ("light", "dark"):
         browser.look(1280, scheme)
         assert browser.ask("page.faint().concat(page.wide())") == [], scheme
-    browser.look(390, "light")
-    assert browser.ask("page.wide()") == []
+    for width in (320, 390):
+        browser.look(width, "light")
+        assert browser.ask("page.wide()") == [], width
     small = browser.ask("""[...document.querySelectorAll(
         "button, select, textarea, input[type=range], .choices span, [role=button]")]
         .filter(e => e.checkVisibility()).map(e => [e.getBoundingClientRect(), e])
         .filter(([{width, height}]) => Math.min(width, height) < 20)
         .map(([_, e]) => e.outerHTML)""")
     assert small == [] and browser.said == []
+
+
+MARKED = {  # what is marked, and another of its kind
+    "#stages input:checked + span": "#stages input:not(:checked) + span",
+    "#heads [aria-pressed=true]": "#heads [aria-pressed=false]",
+    "#translation [aria-pressed=true]": "#translation [aria-pressed=false]",
+    "#head-switches .matters": "#head-switches [aria-pressed=false]:not(.matters)",
+    "#head-switches [aria-pressed=true]": "#head-switches [aria-pressed=false]",
+    "#tree .best": "#tree .kept:not(.best)",
+    "#next .bar": "#next",
+    "#arithmetic .bar": "#arithmetic",
+    "#effect mark": "#effect p",
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colours(browser, url, scheme):
+    "Where the system replaces the colours, what is marked still differs from the rest."
+    open_page(browser, url)
+    forced = {"name": "forced-colors", "value": "active"}
+    dark = {"name": "prefers-color-scheme", "value": scheme}
+    browser.call("Emulation.setEmulatedMedia", features=[forced, dark])
+    browser.ask(
+        "change({headsOff: ['decoder.1.cross:0', 'encoder.1.self:0'], beam: 2})"
+    )
+    try_each_head(browser)
+    look = """selector => { const style = getComputedStyle(document.querySelector(selector));
+        return ["backgroundColor", "borderTopColor", "borderTopStyle", "boxShadow",
+            "textDecorationLine"].map(name => style[name]).join(" "); }"""
+    same = [
+        marked
+        for marked, other in MARKED.items()
+        if browser.ask(f"({look})({marked!r})") == browser.ask(f"({look})({other!r})")
+    ]
+    assert same == [] and browser.ask("matchMedia('(forced-colors: active)').matches")
+    plain = "getComputedStyle(document.querySelector('form .primary')).borderTopStyle"
+    assert browser.ask(plain) == "solid" and browser.said == []
+    browser.look(1280, "light")
 
 
 def test_tap_on_a_phone(browser, url):

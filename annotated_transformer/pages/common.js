@@ -102,6 +102,18 @@ function heatmap(rows, [positive, negative = positive, masked = positive], max =
   return canvas;
 }
 
+// --- A box that stays at the top of the window
+
+// What gets the focus must not be under the box, whose height changes.
+function keepRoomFor(box) {
+  const keepRoom = () => {
+    const isSticky = getComputedStyle(box).position === "sticky";
+    const room = isSticky ? box.offsetHeight + 12 : 0;
+    document.documentElement.style.scrollPaddingTop = `${room}px`;
+  };
+  new ResizeObserver(keepRoom).observe(box);
+}
+
 // --- Keys: Tab moves between groups (data-stop), arrow keys within one (data-arrows)
 
 const ARROWS = {

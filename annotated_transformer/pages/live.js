@@ -95,6 +95,7 @@ function start() {
   else draw();
 }
 
+keepRoomFor(byId("effect"));
 addEventListener("hashchange", start);
 start();
 followTheme(draw);

@@ -60,8 +60,8 @@ function node({id, tokenLogProb, logProb, why}, step, i, isBest) {
   button.classList.toggle("best", isBest);
   button.dataset.key = `node:${step}:${i}`;
   button.style.gridArea = `${i + 1} / ${step + 2}`;
-  button.ariaLabel = `Step ${step + 1}: ${shownToken(id)}, ${probability}, `
-    + `log-probability of the hypothesis ${total}, ${why}`;
+  button.ariaLabel = `${shownToken(id)} ${probability} ${total}: token of step ${
+    step + 1}, probability, log-probability of the hypothesis; ${why}`;
   for (const event of ["focus", "click"]) {
     button.addEventListener(event, () => followPath({step, index: i}));
   }

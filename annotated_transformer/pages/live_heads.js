@@ -48,7 +48,7 @@ function headSwitch({layer, head, name}) {
     one => one.name === name && one.isChanged);
   button.classList.toggle("matters", matters);
   button.title = `${headName({layer, head})}: ${isOn ? "on" : "off"}`;
-  button.ariaLabel = `Switch off ${headName({layer, head})}${
+  button.ariaLabel = `${text}: switch off ${headName({layer, head})}${
     matters ? ", changes the translation" : ""}`;
   button.addEventListener("click",
     () => change({headsOff: toggled(state.headsOff, name)}));

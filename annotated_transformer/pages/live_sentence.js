@@ -145,7 +145,7 @@ function generatedToken(text, i) {
   button.style.setProperty("--value", probability);
   button.classList.toggle("later", i >= run.step);
   button.setAttribute("aria-pressed", i === run.step - 1);
-  button.ariaLabel = `${text}, probability ${probability.toFixed(2)}`;
+  button.ariaLabel = `${text} ${probability.toFixed(2)}: token and probability`;
   button.addEventListener("click", () => chooseStep(i + 1));
   return button;
 }
