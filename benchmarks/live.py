@@ -5,7 +5,8 @@
     tools/record.py results/live.json --command "…" --seed 0 --json live=live.json
 
 The model is the pretrained one. Logits and translations of the page are compared with PyTorch's, token ids with SentencePiece's. The page is
-opened in a headless Chromium without a network. What packing costs is measured on the runs that --unpacked names, on the synthetic corpus.
+opened in a headless Chromium without a network. What packing costs is measured on the runs that --unpacked names, on the synthetic corpus, and how sentences are
+translated that are typed in lower case, in capitals or with ’ on the pretrained model.
 --data is a folder that holds multi30k/.
 """
 
@@ -25,6 +26,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 from browser import Browser  # noqa: E402
 from engine import Engine, lines_of, logits_of, pairs_of, plain_model  # noqa: E402
+from pretrain import exact_as_typed  # noqa: E402
 
 from annotated_transformer.grammar import builtin  # noqa: E402
 from annotated_transformer.live import pack_model, write_live_page  # noqa: E402
@@ -172,6 +174,7 @@ def main() -> None:
                 **equal_ids(engine, run, args.data),
                 **milliseconds(engine, run, 100),
                 "packing": {p.name: cost_of_packing(p, 1000) for p in args.unpacked},
+                "typed": {"n": 1000} | exact_as_typed(folder, 1000),
                 "browser": browser.ask("navigator.userAgent.match(/Chrome.(\\d+)/)[0]"),
             }
     found["cpu_seconds"] = round(time.process_time() - began, 1)
