@@ -5,8 +5,8 @@
     tools/record.py results/live.json --command "…" --seed 0 --json live=live.json
 
 The model is the pretrained one. Logits and translations of the page are compared with PyTorch's, token ids with SentencePiece's. The page is
-opened in a headless Chromium without a network. What packing costs is measured on the runs that --unpacked names, on the synthetic corpus.
---data is a folder that holds multi30k/.
+opened in a headless Chromium without a network. What packing costs is measured on the runs that --unpacked names, on the synthetic corpus, and
+also how they translate what is typed in lower case, in capitals or with ’. --data is a folder that holds multi30k/.
 """
 
 import argparse
@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 from browser import Browser  # noqa: E402
 from engine import Engine, lines_of, logits_of, pairs_of, plain_model  # noqa: E402
+from pretrain import exact_as_typed  # noqa: E402
 
 from annotated_transformer.grammar import builtin  # noqa: E402
 from annotated_transformer.live import pack_model, write_live_page  # noqa: E402
@@ -127,14 +128,20 @@ def exact(run: Run, n: int) -> tuple[int, list[str]]:
 
 
 def cost_of_packing(path: Path, n: int) -> dict:
-    "Exact matches with the weights as trained and in 8 bits; changed translations."
+    "Exact matches as trained, in 8 bits, and of other typing; changed translations."
     run = load_run(path)
     before, translations = exact(run, n)
     packed = unpack_weights(pack_weights(dict(run.model.state_dict())))
     run.model.load_state_dict(packed)
     after, again = exact(run, n)
     changed = sum(map(str.__ne__, translations, again))
-    return {"n": n, "exact": before, "exact_int8": after, "n_changed": changed}
+    return {
+        "n": n,
+        "exact": before,
+        "exact_int8": after,
+        "n_changed": changed,
+        "typed": exact_as_typed(path, n),
+    }
 
 
 def main() -> None:

@@ -379,7 +379,7 @@ def test_reference_names_what_a_message_fills_in(reference):
 
 
 def test_home_says_what_the_records_say():
-    for page, n_shown in (("index", 4), ("map", 3)):
+    for page, n_shown in (("index", 5), ("map", 3)):
         found = shown(page)
         assert len(found) == n_shown
         for now, stored in found:

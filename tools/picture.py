@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Draws nbs/images/it.svg, the picture of the home page: cross-attention when the translation of *it* is predicted.
 
-The weights are those of the demo's model in results/heads.json, of the head that gives the noun meant the most weight
+The weights are those of the pretrained model in results/heads.json, of the head that gives the noun meant the most weight
 compared with the other noun, over all sentences of that record. The style is that of the other drawings.
 """
 

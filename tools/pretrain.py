@@ -69,19 +69,22 @@ def pack_run(run: Path, out: Path) -> None:
     (out / "model.safetensors").chmod(0o644)  # whoever installs the package reads it
 
 
-def quality(run: Path, n: int = 1000) -> str:
-    "Exact match, of sentences typed in each way, and pronouns: all are held out."
-    translator = load(run)
-    plain = builtin(n, seed=1, split="test")
-    it = pronoun_sentences(n)
-    exact = []
+def exact_as_typed(run: Path, n: int) -> dict[str, int]:
+    "How many of n held-out sentences are translated exactly, typed in each way."
+    translator, plain = load(run), builtin(n, seed=1, split="test")
+    wanted, exact = [s.de for s in plain], {}
     for name, typed in TYPED.items():
         found = translator.translate([typed(s.en) for s in plain])
-        n_exact = sum(map(str.__eq__, found, (s.de for s in plain)))
-        exact.append(f"{n_exact / n:.1%} {name}")
-    pronouns = pronoun_accuracy(
-        translator.translate([s.en for s in it]), [s.de for s in it]
-    )
+        exact[name] = sum(map(str.__eq__, found, wanted))
+    return exact
+
+
+def quality(run: Path, n: int = 1000) -> str:
+    "Exact match and pronouns on held-out sentences."
+    it = pronoun_sentences(n)
+    found = load(run).translate([s.en for s in it])
+    pronouns = pronoun_accuracy(found, [s.de for s in it])
+    exact = (f"{m / n:.1%} {name}" for name, m in exact_as_typed(run, n).items())
     return f"exact match {', '.join(exact)}; pronouns {pronouns:.1%}"
 
 
