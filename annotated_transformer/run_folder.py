@@ -121,8 +121,8 @@ def check_new_run(path: Path) -> None:
 # the other entries of config.json in a run that was trained here
 _ABOUT = {
     "data": is_text,
-    "src_lang": is_line,
-    "tgt_lang": is_line,
+    "src_lang": is_text,  # `known_languages` says which of them are codes
+    "tgt_lang": is_text,
     "source": is_object,
     "prepared": is_text,
     "stopped": is_text,
