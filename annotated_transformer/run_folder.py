@@ -117,6 +117,21 @@ def check_new_run(path: Path) -> None:
             f"{str(path)!r} is not a name in UTF-8: choose another, or set PYTHONUTF8=1"
         ) from None
 
+# %% ../nbs/52d_run_folder.ipynb #a99428df
+# the other entries of config.json in a run that was trained here
+_ABOUT = {
+    "data": is_text,
+    "src_lang": is_text,  # `known_languages` says which of them are codes
+    "tgt_lang": is_text,
+    "source": is_object,
+    "prepared": is_text,
+    "stopped": is_text,
+    "steps": is_count,
+    "weights": is_line,
+    "text_sha256": is_line,
+    "vocab_sha256": is_line,
+}
+
 # %% ../nbs/52d_run_folder.ipynb #584baf2a
 def create_run(path: Path, recipe: Recipe, about: dict) -> None:
     "Make a run folder with its settings; `about`: data, src_lang, tgt_lang, …"
@@ -169,21 +184,6 @@ def _loader_of(kind: str) -> Callable[[Path, dict], Run]:
     if kind in _IMPORTED and kind not in _LOADERS:
         import_module(f"annotated_transformer.{_IMPORTED[kind]}")
     return _LOADERS[kind]
-
-# %% ../nbs/52d_run_folder.ipynb #a99428df
-# the other entries of config.json in a run that was trained here
-_ABOUT = {
-    "data": is_text,
-    "src_lang": is_line,
-    "tgt_lang": is_line,
-    "source": is_object,
-    "prepared": is_text,
-    "stopped": is_text,
-    "steps": is_count,
-    "weights": is_line,
-    "text_sha256": is_line,
-    "vocab_sha256": is_line,
-}
 
 # %% ../nbs/52d_run_folder.ipynb #52d00010
 def _read_any_config(path: Path) -> tuple[str, Recipe | None, dict]:
