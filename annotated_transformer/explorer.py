@@ -73,12 +73,15 @@ def _example_data(example: AttentionExample, name: str) -> dict:
     return tokens | {"maps": maps}
 
 # %% ../nbs/80a_explorer.ipynb #7c2dcd61
+_SPECIAL = {"<s>": "BOS", "</s>": "EOS"}
+
+
 def display_tokens(tokens: Sequence[str]) -> list[str]:
     "The tokens of `Vocab.words` as the page shows them."
     return [
         f"-{token}"
         if token[0].isalpha() and before[-1].isalpha()
-        else token.removeprefix("\u2581") or "␣"
+        else _SPECIAL.get(token) or token.removeprefix("\u2581") or "␣"
         for before, token in pairwise(["\u2581", *tokens])
     ]
 

@@ -140,6 +140,15 @@ def test_every_piece_is_shown(piece):
     assert display_tokens(["▁The", piece])[1] if piece else True
 
 
+def test_special_tokens_have_the_names_of_the_live_page():
+    assert display_tokens(["<s>", "▁Das", "Tier", "</s>"]) == [
+        "BOS",
+        "Das",
+        "-Tier",
+        "EOS",
+    ]
+
+
 # --- in a browser -------------------------------------------------------------------------------------------------------------
 
 
@@ -538,15 +547,110 @@ def test_by_keyboard_alone(browser, url, examples):
     assert nameless == 0 and browser.said == []
 
 
+STATE = """[state.sentence, state.kind, state.heads.map(({layer, head}) => `${layer}.${head}`).join(),
+    lines.pinned && lines.pinned.role + lines.pinned.i, byId("compare").checked]"""
+
+
+def test_address_restores_the_state(browser, url):
+    browser.open("about:blank")
+    browser.open(url)
+    wait = "new Promise(done => setTimeout(done, 300))"
+    browser.ask(wait)
+    assert browser.ask("location.href") == url  # as it opens, nothing is written
+    browser.ask("selectSentence(1); selectKind('decoder'); byId('compare').click()")
+    browser.ask("selectHead(1, 2); selectHead(0, 3)")
+    browser.ask("byId('k').querySelectorAll('button')[1].click()")
+    browser.ask(wait)
+    before, address = browser.ask(STATE), browser.ask("location.href")
+    assert before == [1, "decoder", "0.0,1.2,0.3", "k1", True]
+    browser.open("about:blank")
+    browser.open(address)
+    assert browser.ask(STATE) == before
+    assert browser.ask("byId('sentence').value") == "1"
+    browser.ask("location.hash = 'kind=cross&heads=1.1'")  # as by the browser's history
+    browser.ask(wait)
+    assert browser.ask(STATE) == [0, "cross", "1.1", None, False]
+    assert seen(browser)["selection"] == "Cross, layer 2, head 2" and browser.said == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sentence=9&kind=nowhere&heads=9.9,x,-1.0&token=q99",
+        "sentence=-1&kind=constructor&heads=&token=x0",
+        "sentence=length&heads=0.0,0.0&token=k",
+        "__proto__=1&sentence=1.5&heads=1e9.1&kind=",
+    ],
+)
+def test_address_that_is_wrong(browser, url, query):
+    "What is unknown is as at the start."
+    browser.open("about:blank")
+    browser.open(f"{url}#{query}")
+    assert browser.ask(STATE) == [0, "encoder", "0.0", None, False]
+    assert browser.said == []
+
+
+def test_landmarks_and_headings(browser, url):
+    browser.open(url)
+    landmarks = "[...document.body.children].map(e => e.localName)"
+    assert browser.ask(landmarks)[:3] == ["header", "main", "footer"]
+    headings = "[...document.querySelectorAll('h1, h2, h3')].map(e => e.localName)"
+    assert browser.ask(headings) == ["h1", "h2", "h2", "h2"]
+    outside = """[...document.body.querySelectorAll("h1, p, section, figure")].filter(
+        e => !e.closest("header, main, footer")).length"""
+    assert browser.ask(outside) == 0
+
+
+def test_focus_is_not_under_the_box_at_the_top(browser, url):
+    "Shift and Tab from the end of the page, where several heads are described."
+    browser.open("about:blank")
+    browser.open(url)
+    size = {"width": 390, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.ask("byId('compare').click(); selectHead(0, 1); selectHead(1, 3)")
+    browser.ask("new Promise(done => setTimeout(done, 100))")
+    browser.ask("[...document.querySelectorAll('#k button')].at(-1).focus()")
+    for _ in range(6):
+        key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9, "modifiers": 8}
+        browser.call("Input.dispatchKeyEvent", type="keyDown", **key)
+        browser.call("Input.dispatchKeyEvent", type="keyUp", **key)
+        assert not browser.ask("""(e => { const [box, at] = [byId("details"), e].map(
+            each => each.getBoundingClientRect());
+            return at.top < box.bottom && at.bottom > box.top; })(document.activeElement)""")
+    browser.look(1280, "light")
+
+
+def test_forced_colours(browser, url):
+    "Where the system replaces the colours, what is selected still differs from the rest."
+    browser.open("about:blank")
+    browser.open(url)
+    forced = {"name": "forced-colors", "value": "active"}
+    browser.call("Emulation.setEmulatedMedia", features=[forced])
+    browser.ask("byId('compare').click(); selectHead(0, 1)")
+    browser.ask("document.querySelector('#q button').click()")
+    look = """selector => { const style = getComputedStyle(document.querySelector(selector));
+        return style.backgroundColor + style.borderTopColor + style.boxShadow; }"""
+    for marked, other in {
+        "#kind input:checked + span": "#kind input:not(:checked) + span",
+        "#heads [aria-pressed=true]": "#heads [aria-pressed=false]",
+        "#k .bars i": "#k .bars i + i",
+    }.items():
+        assert browser.ask(f"({look})({marked!r})") != browser.ask(
+            f"({look})({other!r})"
+        ), marked
+    browser.look(1280, "light")
+
+
 @pytest.mark.parametrize("sentence", [0, 1])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone(browser, url, sentence, scheme):
-    "390 pixels: nothing to scroll sideways, nothing too small for a finger; a tap holds a word; the reader's scheme."
-    browser.open(url, width=390, scheme=scheme)
+@pytest.mark.parametrize("width", [390, 320])
+def test_on_a_phone(browser, url, sentence, scheme, width):
+    "390 and 320 pixels: nothing to scroll sideways, nothing too small for a finger; a tap holds a word; the reader's scheme."
+    browser.open(url, width=width, scheme=scheme)
     browser.ask(f"selectSentence({sentence})")
     assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [
-        390,
-        390,
+        width,
+        width,
     ]
     tap(browser, "#heads button", 5)
     assert browser.ask(
@@ -558,7 +662,7 @@ def test_on_a_phone(browser, url, sentence, scheme):
     } == {1}
     small = browser.ask("""[...document.querySelectorAll("button, select, .choices span")].filter(e =>
         Math.min(e.offsetHeight, e.offsetWidth) < 24 || e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML)""")
-    assert small == [] and browser.ask("document.documentElement.scrollWidth") == 390
+    assert small == [] and browser.ask("document.documentElement.scrollWidth") == width
     assert (
         browser.ask("getComputedStyle(document.body).backgroundColor")
         == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 23, 29)"}[scheme]

@@ -10,8 +10,8 @@ const {Parser} = require("internal/deps/acorn/acorn/dist/acorn");
 
 const BROWSER = `addEventListener atob clearTimeout document Event getComputedStyle history
   innerHeight innerWidth localStorage location matchMedia MutationObserver navigator Node
-  NodeFilter performance requestAnimationFrame setTimeout TextDecoder TextEncoder
-  URLSearchParams window`.split(/\s+/);
+  NodeFilter performance requestAnimationFrame ResizeObserver setTimeout TextDecoder
+  TextEncoder URLSearchParams window`.split(/\s+/);
 const LANGUAGE = runInNewContext("Object.getOwnPropertyNames(globalThis)");
 const GLOBALS = new Set([...BROWSER, ...LANGUAGE, "arguments", "undefined"]);
 

@@ -26,12 +26,7 @@ const ROLES = {q: "queries", k: "keys"};
 const sideLabel = role => `${SIDES[sideOf(role)]} (${ROLES[role]})`;
 
 // `heads` holds the selected heads, the newest last. A token is {role: "q" or "k", i}.
-const opening = JSON.parse(byId("main").dataset.opening);
-const state = {
-  sentence: 0,
-  kind: opening.kind ?? "",
-  heads: [{layer: opening.layer ?? 0, head: opening.head ?? 0}],
-};
+const state = {sentence: 0, kind: "", heads: []};
 
 const example = () => examples[state.sentence];
 const maps = () => example().maps[state.kind];  // [layer][head][query][key]
@@ -132,6 +127,7 @@ function highlightRows(token) {  // the style sheet fades all other rows or colu
 }
 
 lines.onHighlight = token => {
+  writeAddress();
   highlightRows(token);
   byId("description").replaceChildren(...describe(token));
 };
@@ -194,6 +190,54 @@ function reserveHeight() {
   trial.remove();
 }
 
+// --- The address: what differs from START
+
+const opening = JSON.parse(byId("main").dataset.opening);
+const START = {
+  sentence: "0",
+  kind: opening.kind ?? Object.keys(KINDS).find(kind => kind in examples[0].maps),
+  heads: `${opening.layer ?? 0}.${opening.head ?? 0}`,
+  token: openingToken(),
+};
+
+// “it”, or the token after which its translation is predicted.
+function openingToken() {
+  if (!opening.kind) return "";
+  const tokens = examples[0][KINDS[opening.kind].q];
+  const i = opening.kind === "encoder" ? tokens.indexOf("it")
+    : tokens.findIndex(token => ["er", "sie", "es"].includes(token)) - 1;
+  return i < 0 ? "" : `q${i}`;
+}
+
+function writeAddress() {
+  const now = {
+    sentence: String(state.sentence),
+    kind: state.kind,
+    heads: state.heads.map(({layer, head}) => `${layer}.${head}`).join(","),
+    token: lines.pinned ? lines.pinned.role + lines.pinned.i : "",
+  };
+  const changed = Object.entries(now).filter(([name, text]) => text !== START[name]);
+  showAddress(new URLSearchParams(changed));
+}
+
+// Selects what the address names; what is unknown or out of range is as at the start.
+function readAddress() {
+  const query = new URLSearchParams(location.hash.slice(1));
+  const {sentence, kind, heads, token} = {...START, ...Object.fromEntries(query)};
+  state.kind = Object.hasOwn(KINDS, kind) ? kind : START.kind;
+  state.heads = [...new Set(heads.split(","))].slice(-DASHES.length).map(text => {
+    const [layer, head] = text.split(".").map(Number);
+    return {layer, head};
+  });
+  const i = /^\d+$/.test(sentence) && sentence in examples ? Number(sentence) : 0;
+  byId("sentence").value = i;
+  selectSentence(i);
+  byId("compare").checked = state.heads.length > 1;
+  const [, role, position] = /^([qk])(\d{1,4})$/.exec(token) ?? [];
+  if (role && position in tokensOf(role)) lines.pinned = {role, i: Number(position)};
+  highlight(lines.pinned);
+}
+
 // --- Start
 
 examples.forEach((each, i) => {
@@ -215,13 +259,9 @@ byId("compare").addEventListener("change", event => {
   updateHeads();
 });
 addEventListener("resize", reserveHeight);
-selectSentence(0);
-if (opening.kind) {  // pins “it”, or the token after which its translation is predicted
-  const i = opening.kind === "encoder" ? tokensOf("q").indexOf("it")
-    : tokensOf("q").findIndex(token => ["er", "sie", "es"].includes(token)) - 1;
-  lines.pinned = i < 0 ? null : {role: "q", i};
-  highlight(lines.pinned);
-}
+addEventListener("hashchange", readAddress);
+keepRoomFor(byId("details"));
+readAddress();
 followTheme(() => {
   drawHeatmaps();
   updateHeads();

@@ -102,6 +102,22 @@ function heatmap(rows, [positive, negative = positive, masked = positive], max =
   return canvas;
 }
 
+// --- The address: what follows # reproduces the state
+
+let addressTimer = 0;  // browsers refuse many changes of the address within a second
+
+function showAddress(query) {
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(() => {
+    const [here] = location.href.split("#");
+    try {
+      history.replaceState(null, "", String(query) ? `${here}#${query}` : here);
+    } catch {
+      // a frame without an address of its own refuses it
+    }
+  }, 200);
+}
+
 // --- A box that stays at the top of the window
 
 // What gets the focus must not be under the box, whose height changes.

@@ -44,8 +44,6 @@ const state = {...START};
 const isList = value => Array.isArray(value);
 const asText = value => isList(value) ? value.join(",") : String(value);
 
-let addressTimer = 0;  // browsers refuse many changes of the address within a second
-
 function writeAddress() {
   const changed = Object.keys(START).filter(
     key => asText(state[key]) !== asText(START[key]));
@@ -54,14 +52,7 @@ function writeAddress() {
   const [here] = location.href.split("#");
   byId("link").href = `${isInNotebook ? `${about.site}live_page.html` : here}#${query}`;
   byId("copied").textContent = "";
-  clearTimeout(addressTimer);
-  addressTimer = setTimeout(() => {
-    try {
-      history.replaceState(null, "", `#${query}`);
-    } catch {
-      // such a frame refuses it
-    }
-  }, 200);
+  showAddress(query);
 }
 
 // The state that an address names; what is unknown or out of range stays as in START.
