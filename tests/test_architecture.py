@@ -96,7 +96,7 @@ ALLOWED = {
     "significance": "evaluate",
     "heads": "batch evaluate grammar translate visualize vocab",
     "structure": "batch grammar heads parsing visualize vocab",
-    "live": "atomic config corpus explorer grammar heads prepared run_folder vocab weights",
+    "live": "atomic batch config corpus explorer grammar heads prepared run_folder vocab weights",
     "marian_import": "atomic batched_search files marian run_folder translate vocab weights",
     "recipe": "atomic attention_dropout batch checkpoint config corpus distributed engines files hooks inference "
     "optimizer prepared r_drop run_folder text train transformer vocab weights",
