@@ -34,8 +34,8 @@ def edit(path: Path, old: str, new: str) -> None:
 MISTAKES = {
     "a brace too few": (
         "common.css",
-        "html {\n  scroll-padding-top: 8rem;\n}",
-        "html {\n  scroll-padding-top: 8rem;\n",
+        "figure {\n  margin: 0;\n}",
+        "figure {\n  margin: 0;\n",
         ["common.css: a brace or a comment is not closed"],
     ),
     "a brace too many": (
@@ -52,9 +52,9 @@ MISTAKES = {
     ),
     "no value": (
         "common.css",
-        "scroll-padding-top: 8rem;",
-        "scroll-padding-top 8rem;",
-        ["common.css: this is no declaration: scroll-padding-top 8rem: "],
+        "line-height: 1.25;",
+        "line-height 1.25;",
+        ["common.css: this is no declaration: line-height 1.25: "],
     ),
     "an unset property": (
         "lines.css",
@@ -103,8 +103,8 @@ MISTAKES = {
     ),
     "a long line": (
         "common.css",
-        "html {",
-        f"html {{{' ' * 90}",
+        "figure {",
+        f"figure {{{' ' * 90}",
         ["common.css:N: more than 88 columns"],
     ),
     "an end of the element": (
