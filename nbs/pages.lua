@@ -44,7 +44,7 @@ function Image(image)
   alt = alt:gsub("&", "&amp;"):gsub('"', "&quot;"):gsub("%%", "%%%%")
   svg = svg:gsub(' aria%-labelledby="[^"]*"', "", 1)
   svg = svg:gsub("^.-<svg", '<svg role="' .. (linked and "group" or "img") .. '" aria-label="' .. alt .. '"', 1)
-  if linked then svg = '<span class="drawing">' .. svg .. "</span>" end
+  svg = '<span class="drawing">' .. svg .. "</span>"
   return pandoc.RawInline("html", (svg:gsub('href="[^"]-(%w+)_?([%w_]*)%.ipynb', function(number, name)
     return 'href="' .. (number:match "^%d+%a?$" and name or number .. (name ~= "" and "_" .. name or "")) .. ".html"
   end)))
