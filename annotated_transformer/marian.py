@@ -6,6 +6,7 @@
 __all__ = ['MarianTransformer', 'MarianConfig', 'build_marian']
 
 # %% ../nbs/91_marian.ipynb #4fa0da9b
+import math
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from itertools import product
@@ -37,8 +38,10 @@ from annotated_transformer.stack import (
 )
 from .transformer import Transformer
 from annotated_transformer.weights import (
+    check_file_size,
     check_finite,
     check_shapes,
+    read_tensors,
     tensor_shapes,
 )
 
@@ -293,6 +296,12 @@ def marian_shapes(config: MarianConfig) -> dict[str, tuple[int, ...]]:
     "The shapes of a model's weights under our names, without memory for them."
     with ModelConfig.must_fit(), torch.device("meta"):
         return tensor_shapes(build_marian(config).state_dict())
+
+
+def read_marian_tensors(path: Path, config: MarianConfig) -> dict[str, Tensor]:
+    "The tensors of a weights file that is not too large for these sizes."
+    check_file_size(path, sum(math.prod(s) for s in marian_shapes(config).values()))
+    return read_tensors(path)
 
 # %% ../nbs/91_marian.ipynb #91000007
 def convert_marian_weights(

@@ -38,6 +38,7 @@ from annotated_transformer.marian import (
     build_marian,
     convert_marian_weights,
     marian_shapes,
+    read_marian_tensors,
 )
 from .run_folder import FORMAT, Run, register_loader
 from .translate import Translator
@@ -45,7 +46,6 @@ from .vocab import SPACE
 from annotated_transformer.weights import (
     check_finite,
     check_shapes,
-    read_tensors,
     save_tensors,
     set_weights,
     tensor_shapes,
@@ -126,7 +126,7 @@ def _read_marian_weights(folder: Path, config: MarianConfig) -> dict[str, Tensor
             "If you trust it, convert it: transformers.MarianMTModel"
             f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
-    return convert_marian_weights(path, read_tensors(path), config)
+    return convert_marian_weights(path, read_marian_tensors(path, config), config)
 
 # %% ../nbs/91a_marian_import.ipynb #dc63cdf4
 def _load_pieces(path: Path) -> spm.SentencePieceProcessor:
@@ -313,7 +313,7 @@ def _load_marian(run: Path, about: dict) -> Run:
     path = run / "model.safetensors"
     check_no_links(run, {"model.safetensors", *_FILES})
     config = MarianConfig.from_dict(run / "config.json", about.get("marian"))
-    vocab, weights = MarianVocab(run, config), read_tensors(path)
+    vocab, weights = MarianVocab(run, config), read_marian_tensors(path, config)
     if about.get("sha256") != {name: sha256(run / name) for name in _FILES}:
         raise UserError(
             f"{run}: one of {', '.join(_FILES)} is not the file that was imported"

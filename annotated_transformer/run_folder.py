@@ -248,7 +248,7 @@ def load_run(path: Path) -> Run:
             f"{path / 'vocab.model'} is not the vocabulary that "
             "this run was trained with"
         )
-    check_sizes(file, recipe.model)
+    check_sizes(file, recipe.model, len(vocab))
     sizes = recipe.model, len(vocab), vocab.pad_id
     build = partial(build_transformer, *sizes, attention=FAST.attention)
     with recipe.model.must_fit():

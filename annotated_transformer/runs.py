@@ -141,7 +141,8 @@ def _load_latest(
     last = latest(run / "checkpoints")
     if last is None:
         return Progress()
-    check_sizes(last / "model.safetensors", recipe.model)
+    n_vocab = model.embedding.weight.shape[0]
+    check_sizes(last / "model.safetensors", recipe.model, n_vocab)
     return load_checkpoint(last, model, optimizer)
 
 # %% ../nbs/55a_runs.ipynb #55ec0013

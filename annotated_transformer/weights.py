@@ -299,11 +299,26 @@ def read_metadata(path: Path) -> dict:
     return about
 
 # %% ../nbs/52b_weights.ipynb #0ab07e03
-def check_sizes(path: Path, config: ModelConfig) -> None:
-    """UserError if a weights file was written for other sizes.
+def check_file_size(path: Path, n_parameters: int) -> None:
+    """UserError if a weights file is larger than any that holds so many parameters.
 
-    Files of older versions do not say.
+    A file may have holes and claim any size; nothing of it is read here.
     """
+    most = 32 * n_parameters + 2**20  # float64, shared matrices stored four times
+    if path.is_file() and path.stat().st_size > most:
+        raise UserError(
+            f"{path} has {path.stat().st_size:,} bytes, too many for a model of "
+            f"{n_parameters:,} parameters"
+        )
+
+
+def check_sizes(path: Path, config: ModelConfig, n_vocab: int | None = None) -> None:
+    """UserError if a weights file was written for other sizes, or is too large.
+
+    Files of older versions do not say their sizes.
+    """
+    if n_vocab is not None:
+        check_file_size(path, config.n_parameters(n_vocab))
     saved = read_metadata(path).get("model", asdict(config))
     for name, value in asdict(config).items():
         if saved.get(name, "nothing") != value:

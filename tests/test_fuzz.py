@@ -700,6 +700,31 @@ def test_files_with_holes(file, work, good, capfd):
     assert (status, said, err.count("\n")) == (2, "", 1) and file in err, err
 
 
+def test_weights_that_claim_a_hole(work, good, capfd):
+    "The header is right for the file, which has room for 2³⁴ numbers, and none of them."
+    for run in ("run", "imported"):
+        file = work / run / "model.safetensors"
+        was = file.read_bytes()
+        n = int.from_bytes(was[:8], "little")
+        header = json.loads(was[8 : 8 + n])
+        end = max(
+            about["data_offsets"][1] for about in header.values() if "dtype" in about
+        )
+        header["hole"] = {
+            "dtype": "F32",
+            "shape": [2**34],
+            "data_offsets": [end, end + 2**36],
+        }
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        file.write_bytes(len(text).to_bytes(8, "little") + text + was[8 + n :])
+        os.truncate(file, 8 + len(text) + end + 2**36)
+        status, said, err = call(capfd, "translate", run, "one")
+        file.write_bytes(was)
+        assert (status, said, err.count("\n")) == (2, "", 1), err
+        assert f"{run}/model.safetensors has 68,7" in err and "too many" in err, err
+
+
 REPORT = {"n_sentences": 10, "bleu": 30.5, "exact_match": 0.5}
 
 
