@@ -189,7 +189,7 @@ class TrainConfig:
     bpe_dropout: float = 0.0  # share of BPE merges left out; not in the paper
     # tokens of one step, the larger of source and target (§5.1)
     batch_tokens: int = 25000
-    max_len: int = 256  # tokens; longer sentences are left out of training
+    max_len: int = 256  # tokens; longer sentences are left out
     max_steps: int = 100_000  # optimiser steps (§5.2)
     # "paper" (§5.3, equation 3), or "linear": up to peak_lr, down to 0 at max_steps
     schedule: str = "paper"
