@@ -224,7 +224,7 @@ def test_drawing_with_links_is_put_in(site):
 def test_drawing_of_the_home_page_takes_its_colours(site):
     "It is put into the page too, though it holds no link, and has an alternative text instead of a caption."
     raw = (site / "index.html").read_text(encoding="utf-8")
-    assert re.search(r'<p><svg role="img" aria-label="[^"]', raw)
+    assert re.search(r'<span class="drawing"><svg role="img" aria-label="[^"]', raw)
     assert "images/it.svg" not in raw and "<figcaption" not in raw
 
 
