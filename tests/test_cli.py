@@ -707,7 +707,13 @@ def test_a_device_without_a_name(verb, trained, marian, text, tmp_path, capsys):
         args = {
             "translate": ["translate", model, text[0]],
             "score": ["score", model, "--src", text[0], "--ref", text[1]],
-            "attention": ["attention", model, "A dog.", "--out", out],
+            "attention": [
+                "attention",
+                model,
+                "A dog.",
+                "--out",
+                out.with_suffix(".html"),
+            ],
             "resume": ["train", "--resume", trained],
             "train": [
                 "train",
@@ -729,7 +735,7 @@ def test_a_device_without_a_name(verb, trained, marian, text, tmp_path, capsys):
             and err.startswith("annotated-transformer: device '' cannot be used here")
             and err.count("\n") == 1
         ), err
-    assert not out.exists()
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_prepare_then_train(text, trained, tmp_path, capsys):
