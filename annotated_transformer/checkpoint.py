@@ -9,7 +9,6 @@ __all__ = ['Progress', 'checkpoints', 'save_checkpoint', 'load_checkpoint', 'lat
 import json
 import math
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from annotated_transformer.atomic import (
 )
 from .batch import RunPosition
 from .distributed import distribute_like, rank
-from .files import read_json, sha256
+from .files import is_count, read_json, sha256
 from .run_folder import FORMAT, read_config, write_config
 from annotated_transformer.weights import (
     check_shapes,
@@ -191,13 +190,12 @@ def _read_state(
         numbers["best_loss"] = math.inf
         del kinds["best_loss"]
     for name, kind in kinds.items():
-        value, limit = numbers[name], 2**63 if kind is int else sys.float_info.max
-        if type(value) not in (int, kind) or not 0 <= value <= limit:
+        value = numbers[name]
+        is_time = kind is float and type(value) is float and value >= 0
+        if not is_count(value) and not is_time:
             raise UserError(
-                f"{file}: {name}={value!r} "
-                "must be a number, 0 or more"
-                + (", without a fraction" if kind is int else "")
-                + f", up to {limit}"
+                f"{file}: {name}={value!r} must be a number, 0 or more"
+                + (", without a fraction, below 2⁶³" if kind is int else "")
             )
     if not isinstance(values.get("sha256"), dict):
         raise UserError(f"{file} lacks the fingerprints of the checkpoint's files")

@@ -59,11 +59,14 @@ class _TextOptions(NamedTuple):
             raise UserError("--src needs --tgt, its translation")
         if (self.valid_src is None) != (self.valid_tgt is None):
             raise UserError("--valid-src and --valid-tgt go together")
-        valid, languages = (
-            (self.valid_src, self.valid_tgt),
-            (self.src_lang, self.tgt_lang),
+        return corpus_from_files(
+            self.src,
+            self.tgt,
+            self.valid_src,
+            self.valid_tgt,
+            src_lang=self.src_lang,
+            tgt_lang=self.tgt_lang,
         )
-        return corpus_from_files(self.src, self.tgt, *valid, *languages)
 
 # %% ../nbs/94a_cli_train.ipynb #3c276043
 def _is_restart(out: Path) -> bool:

@@ -176,7 +176,7 @@ class ModelConfig:
             yield
         except (RuntimeError, MemoryError) as error:
             why = (str(error) or "out of memory").splitlines()[0]
-            if not _NO_MEMORY.search(why):
+            if isinstance(error, RuntimeError) and not _NO_MEMORY.search(why):
                 raise
             raise UserError(f"a model of these sizes cannot be built: {why}") from error
 

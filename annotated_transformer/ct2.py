@@ -244,9 +244,10 @@ found = ctranslate2.Translator(".").translate_batch(tokens, **options)
 translations = [target.decode(one.hypotheses[0]) for one in found]
 ```
 
-They are those of `annotated-transformer translate --alpha 0`{rounding}. The engine cuts
-a line at 1,024 tokens and its translation at 256, if `max_input_length` and
-`max_decoding_length` do not say otherwise.
+They are those of `annotated-transformer translate --alpha 0`{rounding}.
+
+The engine cuts a line at 1,024 tokens and its translation at 256, if
+`max_input_length` and `max_decoding_length` do not say otherwise.
 """
 
 # %% ../nbs/92_ct2.ipynb #20effdba
@@ -274,7 +275,7 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
         spec.save(str(new))
         write_sentencepiece(new, found.vocab)
         rounding = (
-            "" if quantization == "float32" else ", except where rounding changes one"
+            "" if quantization == "float32" else ",\nexcept where rounding changes one"
         )
         readme = _README.format(quantization=quantization, rounding=rounding)
         (new / "README.md").write_text(readme, encoding="utf-8")

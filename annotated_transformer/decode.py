@@ -59,7 +59,8 @@ def beam_search(
         candidates = []
         for log_prob, ids in live:
             for token, more in enumerate(next_log_probs(ids)):
-                candidates.append((log_prob + more, [*ids, token]))
+                if more > float("-inf"):  # as it is for padding
+                    candidates.append((log_prob + more, [*ids, token]))
         candidates.sort(key=lambda candidate: candidate[0], reverse=True)
         others = [(p, ids) for p, ids in candidates if ids[-1] != eos_id]
         # where nothing is pruned, all that end in EOS are finished

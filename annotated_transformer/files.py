@@ -126,6 +126,11 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def is_flag(value: object) -> bool:
+    "Is a value from a file true or false?"
+    return isinstance(value, bool)
+
+
 def is_object(value: object) -> bool:
     "Is a value from a file a JSON object?"
     return isinstance(value, dict)

@@ -219,6 +219,7 @@ def live_page(
         "site": _published_site() if site is None else site,
         "words": None if training is None else _training_words(training),
         "pairs": None if training is None else _training_pairs(training),
+        "case_variants": run.about.get("case_variants", False),
         "opening": opening_head(run.model, run.vocab, first),
         "examples": examples,
         "src_lang": src_lang,

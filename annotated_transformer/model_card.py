@@ -217,6 +217,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     """
     name = re.sub(r"[^\w.+-]", "_", name)  # what is in a name on the Hub
     data = about.get("data") if about.get("data") in _DATASETS else None
+    copies = ", with copies in other cases" if about.get("case_variants") else ""
     languages, scores = languages_of(about), _scores(run)
     rows = []
     for score in scores:
@@ -228,7 +229,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         languages=" to translate from {} to {}".format(*languages) if languages else "",
         max_len=recipe.train.max_len,
         scores="\n".join(rows) if scores else "The run has none.",
-        data=data or "the author's own",
+        data=(data or "the author's own") + copies,
         steps=about.get("steps", "unknown"),
         weights=re.sub(r"[^\w ,.-]", "_", about.get("weights", "unknown")),
         command=_training_command(recipe, data, languages),

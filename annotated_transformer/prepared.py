@@ -199,7 +199,7 @@ _CHUNK = 2**20  # numbers that are compared at once
 
 
 def _check_numbers(stem: str, rows: RaggedArray, n_vocab: int) -> None:
-    "UserError for starts that are no starts, and ids that the vocabulary has not."
+    "UserError for starts that do not rise, or ids beyond the vocabulary."
     starts, ids = rows.starts, rows.ids.view(f"<u{rows.ids.itemsize}")
     rises = starts[0] == 0 and starts[-1] == len(ids)
     for i in range(0, len(starts), _CHUNK):

@@ -33,6 +33,7 @@ from annotated_transformer.files import (
     check_entries,
     check_no_links,
     is_count,
+    is_flag,
     is_line,
     is_object,
     is_text,
@@ -128,6 +129,7 @@ _ABOUT = {
     "stopped": is_text,
     "steps": is_count,
     "weights": is_line,
+    "case_variants": is_flag,  # copies of training sentences in other cases
     "text_sha256": is_line,
     "vocab_sha256": is_line,
 }

@@ -32,7 +32,7 @@ from annotated_transformer.stack import (
 class Transformer(nn.Module):
     "The encoder–decoder of Figure 1."
 
-    # is padding no token of a target, never attended to and never generated?
+    # False for Marian models, whose targets begin with padding
     pads_target = True
 
     def __init__(

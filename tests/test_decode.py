@@ -550,6 +550,14 @@ def test_transformer(sizes, beam_size):
             assert found.ids == one_by_hand(next_log_probs, int(limit))[0]
 
 
+def test_what_is_ruled_out_is_no_hypothesis():
+    "Not even where the beam has room for every prefix."
+    log_probs = [float("-inf"), *[math.log(0.25)] * 4]
+    found = beam_search(lambda ids: log_probs, 4, 2, beam_size=30, n_best=30)
+    assert len(found) == 1 + 3 + 9
+    assert not any(0 in one.ids for one in found)
+
+
 SEARCHES = {
     "greedy": greedy_search,
     "sampling": partial(sample, temperature=5.0),

@@ -196,10 +196,20 @@ def test_pages_open_with_the_head_that_follows(vocab, monkeypatch):
     for sentence, known, wanted in (
         ("The dog sleeps because it is old.", vocab, opening),
         ("It is old.", vocab, opening),
+        ("The man sees it.", vocab, opening),
         ("The items are little.", vocab, {}),
         ("It is old.", object(), {}),  # another library's vocabulary
     ):
         assert opening_head(torch.nn.Linear(1, 1), known, sentence) == wanted
+    found["cross"].antecedent[1, 2] = 0.3  # no head follows it
+    assert opening_head(torch.nn.Linear(1, 1), vocab, "It is old.") == {}
+
+
+def test_page_of_a_model_with_few_positions(vocab):
+    "The sentences on which heads are measured are longer than its positions."
+    sizes = ModelConfig(1, 16, 32, 2, position="learned", n_positions=5)
+    model = build_transformer(sizes, len(vocab), vocab.pad_id).eval()
+    assert opening_head(model, vocab, "It is old.") == {}
 
 
 # --- ablated heads ------------------------------------------------------------------------------------------------------------

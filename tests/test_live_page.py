@@ -655,6 +655,22 @@ def test_sentences_of_the_corpus_get_no_remark(browser, url):
     assert [pair for pair in zip(lines, found, strict=True) if pair[1]] == []
 
 
+def test_case_of_a_model_without_case_variants(browser, demo, tmp_path):
+    "As the one of `make demo`: sentences of the corpus get no remark, others do."
+    page = live_page(demo._replace(about=demo.about | {"case_variants": False}))
+    (tmp_path / "live.html").write_text(page, "utf-8")
+    open_page(browser, (tmp_path / "live.html").as_uri())
+    for typed, wanted in (
+        (str, 0),
+        (str.lower, len(HELD_OUT)),
+        (str.upper, len(HELD_OUT)),
+    ):
+        lines = [typed(s.en) for s in HELD_OUT]
+        found = browser.ask(f"{json.dumps(lines)}.map(remarkOn)")
+        assert sum(map(bool, found)) == wanted, typed
+        assert ("Capital letters" in found[0]) == bool(wanted)
+
+
 def test_typed_sentences_are_translated_as_by_the_package(browser, url):
     open_page(browser, url)
     found = browser.ask(f"""{json.dumps(TYPED)}.map(text =>

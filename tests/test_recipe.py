@@ -390,6 +390,7 @@ def test_a_model_that_does_not_fit_into_memory(corpus, tmp_path, monkeypatch, wh
             "cannot be built: Storage size",
         ),
         (MemoryError(), UserError, "cannot be built: out of memory$"),
+        (MemoryError("std::bad_alloc"), UserError, "cannot be built: std::bad_alloc"),
         (
             RuntimeError("my part: 3 and 4 differ"),
             RuntimeError,

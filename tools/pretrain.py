@@ -20,7 +20,7 @@ from annotated_transformer.corpus import load_corpus
 from annotated_transformer.evaluate import pronoun_accuracy
 from annotated_transformer.grammar import builtin
 from annotated_transformer.heads import pronoun_sentences
-from annotated_transformer.run_folder import load_run
+from annotated_transformer.run_folder import load_run, write_config
 from annotated_transformer.runs import train_run
 from annotated_transformer.translate import load
 from annotated_transformer.weights import pack_weights, save_tensors, weights_metadata
@@ -61,8 +61,8 @@ def pack_run(run: Path, out: Path) -> None:
     "A run folder without checkpoints, its weights in 8 bits."
     loaded = load_run(run)
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "vocab.model"):
-        shutil.copyfile(run / name, out / name)
+    shutil.copyfile(run / "vocab.model", out / "vocab.model")
+    write_config(out, loaded.recipe, loaded.about | {"case_variants": True})
     weights = pack_weights(dict(loaded.model.state_dict()))
     about = weights_metadata(loaded.recipe.model, loaded.about["weights"])
     save_tensors(weights, out / "model.safetensors", about)

@@ -29,6 +29,7 @@ const GERMAN = new Set(`aber auf das dem den der die ein eine einen er es hat ic
 const wordsOf = text => text.split(/\s+/)
   .map(word => word.replace(/^\P{L}+|\P{L}+$/gu, "")).filter(Boolean);
 const knownWords = new Set(about.words?.map(word => word.toLowerCase()));
+const trainingWords = new Set(about.words);
 const quoted = words => `${words.slice(0, 5).map(word => `“${word}”`).join(", ")}${
   words.length > 5 ? " …" : ""}`;
 
@@ -58,6 +59,14 @@ function pairRemark([one, other]) {
       : `has words like “${one} ${other}” next to each other`;
   return `No sentence of the training text ${
     found}. The model may translate such a pattern wrongly.`;
+}
+
+// Sentences of the training text begin with a capital letter, unless it has copies of
+// them in other cases.
+function isInOtherCase(text, words) {
+  if (!about.words || about.case_variants) return false;
+  return /^\P{L}*\p{Ll}/u.test(text)
+    || words.some(word => !trainingWords.has(word.replace(/'s$/, "")));
 }
 
 function remarkOn(typed) {
@@ -91,6 +100,10 @@ function remarkOn(typed) {
   if (/[.?!]\s+\p{Lu}/u.test(text)) {
     return "The model was trained on single sentences and does not translate several "
       + "at once: enter them one by one.";
+  }
+  if (isInOtherCase(text, words)) {
+    return "Capital letters are not where they are in the training text. The model may "
+      + "translate such a line wrongly.";
   }
   const pair = unknownPair(text);
   return pair ? pairRemark(pair) : "";
