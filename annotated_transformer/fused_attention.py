@@ -32,7 +32,7 @@ def fused_attention(
             " each key needs one value"
         )
     training_on_cpu = query.device.type == "cpu" and torch.is_grad_enabled()
-    if training_on_cpu and (query.dtype == torch.bfloat16 or key.size(-2) < 48):
+    if training_on_cpu and (query.dtype == torch.bfloat16 or key.size(-2) < 64):
         return attention(query, key, value, mask)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
