@@ -591,6 +591,15 @@ def test_card_without_scores_or_languages(tmp_path, languages):
     assert "The run has none." in card and "--src SOURCE --tgt TARGET" in card
 
 
+def test_card_of_the_pretrained_run(tmp_path):
+    "The command that it shows makes a run of other text, so the card says so."
+    export_hf(Path("demo"), tmp_path / "hf")
+    card = (tmp_path / "hf/README.md").read_text("utf-8")
+    assert "Text: builtin, with copies in other cases." in card
+    card, _ = card_of(tmp_path, {"data": "builtin"})
+    assert "Text: builtin." in card
+
+
 def test_card_of_a_demo(tmp_path, vocab):
     "Its report counts as long as the weights are those that were measured."
     from annotated_transformer.files import sha256
