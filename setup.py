@@ -3,7 +3,7 @@
 from configparser import ConfigParser
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 here = Path(__file__).parent
 config = ConfigParser(delimiters=["="])
@@ -27,9 +27,9 @@ setup(
         f"Intended Audience :: {cfg['audience']}",
     ],
     python_requires=f">={cfg['min_python']}",
-    packages=[cfg["lib_path"]],
+    packages=find_packages(include=[f"{cfg['lib_path']}*"]),
     include_package_data=False,  # what is installed is named here, not in MANIFEST.in
-    package_data={cfg["lib_path"]: ["py.typed", "pages/*", "pretrained/*/*"]},
+    package_data={cfg["lib_path"]: ["py.typed", "show/pages/*", "pretrained/*/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require={
         k.removesuffix("_requirements"): v.split()

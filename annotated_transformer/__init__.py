@@ -1,13 +1,13 @@
 __version__ = "0.1.0"
 
 _OFFERED = {
-    "load": "translate",
-    "Translator": "translate",
-    "Transformer": "transformer",
-    "build_transformer": "transformer",
-    "get_recipe": "config",
-    "load_corpus": "corpus",
-    "train_run": "runs",
+    "load": "translating.translate",
+    "Translator": "translating.translate",
+    "Transformer": "model.transformer",
+    "build_transformer": "model.transformer",
+    "get_recipe": "model.config",
+    "load_corpus": "data.corpus",
+    "train_run": "runs.train_run",
 }
 __all__ = ["UserError", *_OFFERED]
 
@@ -22,8 +22,7 @@ def __getattr__(name: str):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    module, _, inside = _OFFERED[name].partition(".")
-    return getattr(import_module(f"{__name__}.{module}"), inside or name)
+    return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     "`cli.main`; Ctrl-C while its modules are imported is one line too."
     try:
-        from annotated_transformer.cli import main
+        from annotated_transformer.cli.main import main
 
         main()
     except KeyboardInterrupt:

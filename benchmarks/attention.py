@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from annotated_transformer.attention import attention
+from annotated_transformer.model.attention import attention
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:

@@ -22,42 +22,42 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from annotated_transformer.atomic import write_file
-from annotated_transformer.attention import attention
-from annotated_transformer.background import (
-    AttentiveDecoder,
-    BidirectionalEncoder,
-    EncoderDecoder,
-    RecurrentDecoder,
-    RecurrentEncoder,
-)
-from annotated_transformer.batch import (
+from annotated_transformer.data.batch import (
     Batch,
     EncodedPairs,
     encode_pairs,
     epoch_batches,
     training_steps,
 )
-from annotated_transformer.config import get_recipe
-from annotated_transformer.convolutions import (
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import Sentence
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.experiments.background import (
+    AttentiveDecoder,
+    BidirectionalEncoder,
+    EncoderDecoder,
+    RecurrentDecoder,
+    RecurrentEncoder,
+)
+from annotated_transformer.experiments.convolutions import (
     ByteNetDecoder,
     ByteNetEncoder,
     ConvS2SDecoder,
     ConvS2SEncoder,
 )
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.embedding import Embedding
-from annotated_transformer.engines import FAST
-from annotated_transformer.evaluate import bleu, pronouns
-from annotated_transformer.grammar import Sentence
-from annotated_transformer.heads import pronoun_sentences
-from annotated_transformer.optimizer import adam
-from annotated_transformer.position import SinusoidalPosition
-from annotated_transformer.recipe import BatchLoss, validation_loss
-from annotated_transformer.train import StepRecord, Stop, train
-from annotated_transformer.transformer import Transformer, build_transformer
-from annotated_transformer.translate import Translator
-from annotated_transformer.vocab import Vocab, learn_bpe
+from annotated_transformer.io.atomic import write_file
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.config import get_recipe
+from annotated_transformer.model.embedding import Embedding
+from annotated_transformer.model.position import SinusoidalPosition
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.recipe import BatchLoss, validation_loss
+from annotated_transformer.show.heads import pronoun_sentences
+from annotated_transformer.training.optimizer import adam
+from annotated_transformer.training.train import StepRecord, Stop, train
+from annotated_transformer.translating.evaluate import bleu, pronouns
+from annotated_transformer.translating.translate import Translator
 
 TINY = get_recipe("tiny")
 PATTERNS = ("it_because", "it_although", "it_fit", "it_bought")

@@ -20,14 +20,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from annotated_transformer.attention import attention
-from annotated_transformer.complexity import SelfAttention, table_1_layers
-from annotated_transformer.layer_costs import (
+from annotated_transformer.experiments.complexity import SelfAttention, table_1_layers
+from annotated_transformer.experiments.layer_costs import (
     activation_bytes,
     cpu_seconds,
     flash_attention,
 )
-from annotated_transformer.multi_head import MultiHeadAttention
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.multi_head import MultiHeadAttention
 
 
 def layers(d: int, args: argparse.Namespace) -> dict[str, nn.Module]:

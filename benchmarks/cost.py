@@ -29,14 +29,14 @@ from typing import NamedTuple
 
 import torch
 
-from annotated_transformer.batched_search import search_with
-from annotated_transformer.config import ModelConfig, get_recipe
-from annotated_transformer.decode import PrefixDecoder
-from annotated_transformer.engines import FAST, PLAIN
-from annotated_transformer.inference import ready_to_translate
-from annotated_transformer.optimizer import adam
-from annotated_transformer.recipe import precision_context
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.engines.batched_search import search_with
+from annotated_transformer.engines.choose import FAST, PLAIN
+from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.model.config import ModelConfig, get_recipe
+from annotated_transformer.model.decode import PrefixDecoder
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import precision_context
+from annotated_transformer.training.optimizer import adam
 
 PAD, BOS, EOS, FIRST = 0, 1, 2, 3  # FIRST: the first id of a token
 BATCH_TOKENS = 4096  # of a batch that is translated, as in `Translator`

@@ -32,18 +32,18 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import Tensor
 
-from annotated_transformer.batch import pad_ids
-from annotated_transformer.batched_search import (
+from annotated_transformer.data.batch import pad_ids
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
 )
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.ct2 import export_ct2, position_table
-from annotated_transformer.inference import ready_to_translate
-from annotated_transformer.run_folder import Run, load_run
-from annotated_transformer.text import read_lines
-from annotated_transformer.translate import Translator
+from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.export.ct2 import export_ct2, position_table
+from annotated_transformer.io.text import read_lines
+from annotated_transformer.runs.folder import Run, load_run
+from annotated_transformer.translating.translate import Translator
 
 SETTINGS = {
     "greedy, batches of 64": (1, 64),

@@ -9,7 +9,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 
-from annotated_transformer.cli import main
+from annotated_transformer.cli.main import main
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from annotated_transformer.batch import Batch, epoch_batches, training_steps
-from annotated_transformer.config import Recipe, get_recipe, override
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.prepared import Prepared, prepare
-from annotated_transformer.recipe import BatchLoss, build_training
-from annotated_transformer.text import fingerprint
-from annotated_transformer.train import NotFinite, StepRecord, train
-from annotated_transformer.transformer import Transformer
+from annotated_transformer.data.batch import Batch, epoch_batches, training_steps
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.prepared import Prepared, prepare
+from annotated_transformer.io.text import fingerprint
+from annotated_transformer.model.config import Recipe, get_recipe, override
+from annotated_transformer.model.transformer import Transformer
+from annotated_transformer.runs.recipe import BatchLoss, build_training
+from annotated_transformer.training.train import NotFinite, StepRecord, train
 
 COMMON = (
     "batch_tokens=1000 max_steps=1200 peak_lr=4e-3 warmup_steps=200 dropout=0.1 "

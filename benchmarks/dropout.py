@@ -15,12 +15,12 @@ import time
 import torch
 from torch import nn
 
-from annotated_transformer.batch import Batch
-from annotated_transformer.config import get_recipe
-from annotated_transformer.fast_dropout import FastDropout
-from annotated_transformer.fused_attention import FusedMultiHeadAttention
-from annotated_transformer.recipe import BatchLoss, precision_context
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.data.batch import Batch
+from annotated_transformer.engines.fast_dropout import FastDropout
+from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
+from annotated_transformer.model.config import get_recipe
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import BatchLoss, precision_context
 
 N_VOCAB, N_TOKENS = 8000, 25
 

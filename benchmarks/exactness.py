@@ -32,14 +32,22 @@ import torch
 from processes import kill_all
 from torch import Tensor
 
-from annotated_transformer.batch import RunPosition, training_steps
-from annotated_transformer.checkpoint import (
+from annotated_transformer.data.batch import RunPosition, training_steps
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.prepared import open_prepared
+from annotated_transformer.data.vocab import Vocab
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.checkpoint import (
     average_weights,
     checkpoints,
     latest,
     load_checkpoint,
 )
-from annotated_transformer.distributed import (
+from annotated_transformer.runs.folder import load_run, read_config, read_metrics
+from annotated_transformer.runs.recipe import BatchLoss, build_training
+from annotated_transformer.runs.weights import load_weights
+from annotated_transformer.training.distributed import (
     data_parallel,
     pick_device,
     process_group,
@@ -47,14 +55,6 @@ from annotated_transformer.distributed import (
     sync_gradients,
     world_size,
 )
-from annotated_transformer.engines import FAST
-from annotated_transformer.grammar import builtin
-from annotated_transformer.prepared import open_prepared
-from annotated_transformer.recipe import BatchLoss, build_training
-from annotated_transformer.run_folder import load_run, read_config, read_metrics
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.vocab import Vocab
-from annotated_transformer.weights import load_weights
 
 HERE, CPU = Path(__file__).resolve().parent, torch.device("cpu")
 SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"]

@@ -17,10 +17,10 @@ from decode import (
 )
 from gpu_kit import Ids, Kit, first_line, say
 
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.engines import FAST
-from annotated_transformer.run_folder import Run
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import Run
 
 
 class HuggingFaceBf16(HuggingFace):

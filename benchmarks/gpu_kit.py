@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from annotated_transformer.config import RECIPES, ModelConfig
+from annotated_transformer.model.config import RECIPES, ModelConfig
 
 N_VOCAB, STEP_TOKENS = 37_000, 25_000  # of the paper (§5.1)
 TINY_VOCAB, TINY_TOKENS = 300, 200

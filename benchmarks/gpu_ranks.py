@@ -24,22 +24,22 @@ import torch.distributed as dist
 from gpu_kit import Ids, Kit, Skipped, compile_module, forget_compiled, model_rate, say
 from train import random_lengths, useful_flops
 
-from annotated_transformer.batch import (
+from annotated_transformer.data.batch import (
     EncodedPairs,
     RaggedArray,
     Step,
     training_steps,
 )
-from annotated_transformer.config import RECIPES, Recipe
-from annotated_transformer.distributed import (
+from annotated_transformer.model.config import RECIPES, Recipe
+from annotated_transformer.runs.recipe import build_training
+from annotated_transformer.training.distributed import (
     pick_device,
     process_group,
     rank,
     world_size,
 )
-from annotated_transformer.recipe import build_training
-from annotated_transformer.train import StepRecord
-from annotated_transformer.train import train as run_loop
+from annotated_transformer.training.train import StepRecord
+from annotated_transformer.training.train import train as run_loop
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 

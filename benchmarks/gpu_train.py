@@ -14,8 +14,8 @@ from gpu_kit import (
 )
 from train import PAD, PEERS, Ours, batches, contender, train_on, useful_flops
 
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.recipe import precision_context
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.runs.recipe import precision_context
 
 KINDS = {"ours": Ours} | {
     name: kind for name, kind in PEERS.items() if name != "the same, eager"

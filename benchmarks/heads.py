@@ -18,13 +18,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from annotated_transformer.batch import pad_ids
-from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.config import get_recipe
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.explorer import display_tokens
-from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
-from annotated_transformer.heads import (
+from annotated_transformer.data.batch import pad_ids
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
+from annotated_transformer.engines.batched_search import batched_greedy_search
+from annotated_transformer.model.config import get_recipe
+from annotated_transformer.runs.folder import load_run, pretrained_run
+from annotated_transformer.runs.train_run import train_run
+from annotated_transformer.show.explorer import display_tokens
+from annotated_transformer.show.heads import (
     AntecedentAttention,
     PronounExample,
     ablate_each_head,
@@ -33,10 +35,8 @@ from annotated_transformer.heads import (
     pronoun_scores,
     pronoun_sentences,
 )
-from annotated_transformer.run_folder import load_run, pretrained_run
-from annotated_transformer.runs import train_run
-from annotated_transformer.translate import Translator
-from annotated_transformer.visualize import attention_maps
+from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.translating.translate import Translator
 
 
 def thousandths(maps: Tensor) -> list:

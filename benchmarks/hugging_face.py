@@ -21,17 +21,17 @@ import torch
 import transformers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from annotated_transformer.batched_search import (
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     search_with,
 )
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.evaluate import bleu
-from annotated_transformer.hugging_face import export_hf
-from annotated_transformer.marian_import import import_marian
-from annotated_transformer.translate import load
-from annotated_transformer.weights import read_tensors
+from annotated_transformer.export.hugging_face import export_hf
+from annotated_transformer.export.marian_import import import_marian
+from annotated_transformer.runs.weights import read_tensors
+from annotated_transformer.translating.evaluate import bleu
+from annotated_transformer.translating.translate import load
 
 
 def their_penalty(n: int | torch.Tensor, alpha: float):

@@ -16,14 +16,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from annotated_transformer import load
-from annotated_transformer.batched_search import search_with
-from annotated_transformer.checkpoint import latest
-from annotated_transformer.config import Recipe, get_recipe, override
-from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.evaluate import bleu, bleu_variants
-from annotated_transformer.prepared import open_prepared
-from annotated_transformer.run_folder import read_metrics
-from annotated_transformer.runs import RunOptions, train_or_resume
+from annotated_transformer.data.corpus import Corpus, load_corpus
+from annotated_transformer.data.prepared import open_prepared
+from annotated_transformer.engines.batched_search import search_with
+from annotated_transformer.model.config import Recipe, get_recipe, override
+from annotated_transformer.runs.checkpoint import latest
+from annotated_transformer.runs.folder import read_metrics
+from annotated_transformer.runs.train_run import RunOptions, train_or_resume
+from annotated_transformer.translating.evaluate import bleu, bleu_variants
 
 SHORT = "max_steps=1600 valid_every=400 warmup_steps"
 ROWS = {  # name: recipe, settings

@@ -27,16 +27,16 @@ from browser import Browser  # noqa: E402
 from engine import Engine, lines_of, logits_of, pairs_of, plain_model  # noqa: E402
 from pretrain import exact_as_typed  # noqa: E402
 
-from annotated_transformer.grammar import builtin  # noqa: E402
-from annotated_transformer.live import pack_model, write_live_page  # noqa: E402
-from annotated_transformer.run_folder import (  # noqa: E402
+from annotated_transformer.data.grammar import builtin  # noqa: E402
+from annotated_transformer.data.vocab import learn_bpe  # noqa: E402
+from annotated_transformer.runs.folder import (  # noqa: E402
     Run,
     load_run,
     pretrained_run,
 )
-from annotated_transformer.translate import Translator, load  # noqa: E402
-from annotated_transformer.vocab import learn_bpe  # noqa: E402
-from annotated_transformer.weights import pack_weights, unpack_weights  # noqa: E402
+from annotated_transformer.runs.weights import pack_weights, unpack_weights  # noqa: E402
+from annotated_transformer.show.live import pack_model, write_live_page  # noqa: E402
+from annotated_transformer.translating.translate import Translator, load  # noqa: E402
 
 N = 50  # sentences at once
 

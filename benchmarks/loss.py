@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from annotated_transformer.chunked_loss import chunked_loss
-from annotated_transformer.chunked_r_drop import ChunkedRDrop
-from annotated_transformer.r_drop import RDrop
+from annotated_transformer.engines.chunked_loss import chunked_loss
+from annotated_transformer.engines.chunked_r_drop import ChunkedRDrop
+from annotated_transformer.training.r_drop import RDrop
 
 PAD, SMOOTHING = -1, 0.1  # no place is padding
 

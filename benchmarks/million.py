@@ -162,7 +162,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
-    from annotated_transformer.grammar import builtin
+    from annotated_transformer.data.grammar import builtin
 
     text = [
         s.en.encode() + b"\n"

@@ -20,27 +20,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from annotated_transformer.batched_search import search_with
-from annotated_transformer.config import Recipe, get_recipe, override
-from annotated_transformer.corpus import Corpus
-from annotated_transformer.grammar import builtin
-from annotated_transformer.inference import ready_to_translate
-from annotated_transformer.parsing import (
+from annotated_transformer.data.corpus import Corpus
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.engines.batched_search import search_with
+from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.experiments.parsing import (
     BracketScore,
     LinearisationErrors,
     Tree,
     bracket_score,
     read_trees,
 )
-from annotated_transformer.parsing_results import (
+from annotated_transformer.experiments.parsing_results import (
     ParsingResult,
     load_treebank,
     parse,
     parsing_experiment,
 )
-from annotated_transformer.run_folder import load_run
-from annotated_transformer.runs import RunOptions, train_run
-from annotated_transformer.translate import Translator
+from annotated_transformer.model.config import Recipe, get_recipe, override
+from annotated_transformer.runs.folder import load_run
+from annotated_transformer.runs.train_run import RunOptions, train_run
+from annotated_transformer.translating.translate import Translator
 
 PAPER = json.loads(
     (

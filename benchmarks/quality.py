@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from annotated_transformer import load
-from annotated_transformer.batched_search import search_with
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.evaluate import (
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.engines.batched_search import search_with
+from annotated_transformer.translating.evaluate import (
     bleu,
     bleu_variants,
     chrf,

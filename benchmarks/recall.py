@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from annotated_transformer.recall import learn_recall, recall_models
+from annotated_transformer.experiments.recall import learn_recall, recall_models
 
 
 def measure(name: str, distance: int, args: argparse.Namespace) -> dict:

@@ -82,7 +82,7 @@ def write_text(stem: Path, n_pairs: int, seed: int) -> None:
 
 def texts(folder: Path) -> tuple:
     "Both splits, read line by line."
-    from annotated_transformer.text import TextPairs
+    from annotated_transformer.io.text import TextPairs
 
     return tuple(
         TextPairs([(folder / f"{split}.src", folder / f"{split}.tgt")])
@@ -114,8 +114,8 @@ def measure_generate(folder: Path, n_pairs: int) -> dict:
 
 
 def measure_prepare(folder: Path, n_pairs: int) -> dict:
-    from annotated_transformer.prepared import prepare
-    from annotated_transformer.text import fingerprint
+    from annotated_transformer.data.prepared import prepare
+    from annotated_transformer.io.text import fingerprint
 
     at_start, cpu, start = peak_gb(), time.process_time(), time.perf_counter()
     train, valid = texts(folder)
@@ -141,8 +141,8 @@ def measure_prepare(folder: Path, n_pairs: int) -> dict:
 
 
 def measure_load(folder: Path, n_pairs: int) -> dict:
-    from annotated_transformer.batch import training_steps
-    from annotated_transformer.prepared import open_prepared
+    from annotated_transformer.data.batch import training_steps
+    from annotated_transformer.data.prepared import open_prepared
 
     at_start, start = peak_gb(), time.perf_counter()
     data = open_prepared(folder / "data")

@@ -29,28 +29,28 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from annotated_transformer.atomic import write_file
-from annotated_transformer.batch import (
+from annotated_transformer.data.batch import (
     Batch,
     EncodedPairs,
     encode_pairs,
     epoch_batches,
     training_steps,
 )
-from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.evaluate import pronoun_accuracy
-from annotated_transformer.grammar import builtin
-from annotated_transformer.heads import pronoun_sentences
-from annotated_transformer.layer_costs import cpu_seconds
-from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.optimizer import adam, linear_schedule
-from annotated_transformer.recipe import BatchLoss, validation_loss
-from annotated_transformer.train import StepRecord, train
-from annotated_transformer.transformer import Transformer, build_transformer
-from annotated_transformer.translate import Translator
-from annotated_transformer.visualize import attention_modules
-from annotated_transformer.vocab import Vocab, learn_bpe
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.engines.batched_search import batched_greedy_search
+from annotated_transformer.experiments.layer_costs import cpu_seconds
+from annotated_transformer.io.atomic import write_file
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.recipe import BatchLoss, validation_loss
+from annotated_transformer.show.heads import pronoun_sentences
+from annotated_transformer.show.visualize import attention_modules
+from annotated_transformer.training.optimizer import adam, linear_schedule
+from annotated_transformer.training.train import StepRecord, train
+from annotated_transformer.translating.evaluate import pronoun_accuracy
+from annotated_transformer.translating.translate import Translator
 
 PATTERNS = ("it_because", "it_although", "it_fit", "it_bought")
 N_LOOKS = 10  # at the validation set, in a run

@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from annotated_transformer.ct2 import export_ct2
-from annotated_transformer.hugging_face import export_hf
+from annotated_transformer.export.ct2 import export_ct2
+from annotated_transformer.export.hugging_face import export_hf
 
 LINE = "A man in a blue shirt is standing on a ladder.\n"
 

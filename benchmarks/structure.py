@@ -19,25 +19,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from annotated_transformer.batch import pad_ids
-from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.config import get_recipe, override
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.explorer import display_tokens
-from annotated_transformer.grammar import Sentence, builtin, separated_verb
-from annotated_transformer.heads import ablate_head
-from annotated_transformer.run_folder import Run, load_run
-from annotated_transformer.runs import train_run
-from annotated_transformer.structure import (
+from annotated_transformer.data.batch import pad_ids
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import Sentence, builtin, separated_verb
+from annotated_transformer.engines.batched_search import batched_greedy_search
+from annotated_transformer.experiments.structure import (
     Followed,
     dependencies,
     dependency_attention,
     prefix_attention,
     prefixes_predicted,
 )
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import Translator
-from annotated_transformer.visualize import attention_maps, attention_modules
+from annotated_transformer.model.config import get_recipe, override
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import Run, load_run
+from annotated_transformer.runs.train_run import train_run
+from annotated_transformer.show.explorer import display_tokens
+from annotated_transformer.show.heads import ablate_head
+from annotated_transformer.show.visualize import attention_maps, attention_modules
+from annotated_transformer.translating.translate import Translator
 
 OBJECT_FIRST = ("wh", "relative_object")  # patterns with an object before its verb
 

@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from annotated_transformer.batch import bucket_by_length
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.engines import FAST
-from annotated_transformer.optimizer import adam
-from annotated_transformer.position import positional_encoding
-from annotated_transformer.recipe import precision_context
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.data.batch import bucket_by_length
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.position import positional_encoding
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import precision_context
+from annotated_transformer.training.optimizer import adam
 
 SMALL = ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4)
 BASE = ModelConfig()

@@ -11,12 +11,12 @@ import torch
 from browser import Browser
 from torch import Tensor
 
-from annotated_transformer.grammar import builtin
-from annotated_transformer.run_folder import Run
-from annotated_transformer.transformer import Transformer, build_transformer
-from annotated_transformer.vocab import Vocab
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import Vocab
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.folder import Run
 
-PAGES = Path(__file__).resolve().parent.parent / "annotated_transformer/pages"
+PAGES = Path(__file__).resolve().parent.parent / "annotated_transformer/show/pages"
 FILES = ("weights.js", "tokenizer.js", "transformer.js")
 
 # Tensors leave the page in base64: as JSON they would be four times as long.

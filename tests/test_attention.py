@@ -5,23 +5,22 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.attention import (
-    attention,
-    attention_weights,
-)
-from annotated_transformer.attention_dropout import AttentionDropout
-from annotated_transformer.background import AdditiveAttention
-from annotated_transformer.fused_attention import (
+from annotated_transformer.engines.fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
 )
-from annotated_transformer.masking import causal_mask, padding_mask, target_mask
-from annotated_transformer.multi_head import MultiHeadAttention
+from annotated_transformer.experiments.background import AdditiveAttention
+from annotated_transformer.model.attention import (
+    attention,
+    attention_weights,
+)
+from annotated_transformer.model.masking import causal_mask, padding_mask, target_mask
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.training.attention_dropout import AttentionDropout
 
 # Both sides round each score, weight and sum once or so: a few units in the last place of numbers near 1, summed over at most 9 keys.
 # Half precision has 11 bits and bfloat16 8, so their last place near 1 is about 1e-3 and 8e-3; gradients add up over queries as well.
@@ -141,7 +140,7 @@ def test_scores_of_any_size_stay_finite():
     assert out.isfinite().all() and all(g.isfinite().all() for g in grads)
 
 
-@each(
+@pytest.mark.parametrize(
     "n_k, dtype, training, is_fused",
     [
         (63, torch.float32, True, False),

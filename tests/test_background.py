@@ -11,22 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.attention import attention
-from annotated_transformer.background import (
+from annotated_transformer.data.batch import encode_pairs, training_steps
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.engines.batched_search import (
+    _reorder,
+    _select_rows,
+    batched_beam_search,
+    batched_greedy_search,
+)
+from annotated_transformer.experiments.background import (
     AttentiveDecoder,
     BidirectionalEncoder,
     EncoderDecoder,
     RecurrentDecoder,
     RecurrentEncoder,
 )
-from annotated_transformer.batch import encode_pairs, training_steps
-from annotated_transformer.batched_search import (
-    _reorder,
-    _select_rows,
-    batched_beam_search,
-    batched_greedy_search,
-)
-from annotated_transformer.convolutions import (
+from annotated_transformer.experiments.convolutions import (
     _SQRT_HALF,
     ByteNetDecoder,
     ByteNetEncoder,
@@ -39,15 +40,14 @@ from annotated_transformer.convolutions import (
     _DilatedConvolution,
     _GatedConvolution,
 )
-from annotated_transformer.decode import beam_search
-from annotated_transformer.embedding import Embedding
-from annotated_transformer.grammar import builtin
-from annotated_transformer.optimizer import adam
-from annotated_transformer.position import LearnedPosition, SinusoidalPosition
-from annotated_transformer.recipe import BatchLoss
-from annotated_transformer.train import train
-from annotated_transformer.translate import Translator
-from annotated_transformer.vocab import learn_bpe
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.decode import beam_search
+from annotated_transformer.model.embedding import Embedding
+from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
+from annotated_transformer.runs.recipe import BatchLoss
+from annotated_transformer.training.optimizer import adam
+from annotated_transformer.training.train import train
+from annotated_transformer.translating.translate import Translator
 
 PAD, BOS, EOS = 0, 1, 2
 PARTS = {

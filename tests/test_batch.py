@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 from annotated_transformer import UserError
-from annotated_transformer import prepared as module
-from annotated_transformer.batch import (
+from annotated_transformer.data import prepared as module
+from annotated_transformer.data.batch import (
     Batch,
     EncodedPairs,
     RaggedArray,
@@ -39,10 +39,9 @@ from annotated_transformer.batch import (
     pad_ids,
     training_steps,
 )
-from annotated_transformer.bpe_dropout import BPEDropout, sample_segmentation
-from annotated_transformer.files import sha256
-from annotated_transformer.grammar import builtin
-from annotated_transformer.prepared import (
+from annotated_transformer.data.bpe_dropout import BPEDropout, sample_segmentation
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.prepared import (
     _ABOUT,
     _FILES,
     _open_pairs,
@@ -50,7 +49,8 @@ from annotated_transformer.prepared import (
     open_prepared,
     prepare,
 )
-from annotated_transformer.vocab import learn_bpe
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.io.files import sha256
 
 WORDS = "the dog cat sees a house der Hund die Katze sieht ein Haus und dann".split()
 VOCAB = learn_bpe([" ".join(WORDS)] * 5, 320)
@@ -705,7 +705,7 @@ def test_interrupted_leaves_nothing_and_harms_nothing(folder, tmp_path, error, c
 def test_killed_in_between(tmp_path):
     "Half a folder next to the name, and none under it; the next to prepare removes it, because nobody holds it any more."
     code = f"""if True:
-        from annotated_transformer.prepared import prepare
+        from annotated_transformer.data.prepared import prepare
         from itertools import count
         class Slow:
             passes = 0
@@ -881,8 +881,8 @@ def test_bpe_dropout_depends_on_seed_and_epoch_alone(vocab_and_text):
 SAMPLE = """
 import sys
 from pathlib import Path
-from annotated_transformer.bpe_dropout import sample_segmentation
-from annotated_transformer.vocab import Vocab
+from annotated_transformer.data.bpe_dropout import sample_segmentation
+from annotated_transformer.data.vocab import Vocab
 text = Path(sys.argv[2]).read_text(encoding="utf-8").split("\\n")
 print(sample_segmentation(text, Vocab.load(Path(sys.argv[1])), 0.2, 3))
 """

@@ -23,9 +23,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from annotated_transformer.atomic import copy_file, replace_file, write_file
-from annotated_transformer.batch import RunPosition
-from annotated_transformer.checkpoint import (
+from annotated_transformer.data.batch import RunPosition
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.io.atomic import copy_file, replace_file, write_file
+from annotated_transformer.io.files import sha256
+from annotated_transformer.model.config import (
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    get_recipe,
+    recipe_to_dict,
+)
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.checkpoint import (
     Progress,
     _expected_state,
     _matched_state,
@@ -38,16 +48,7 @@ from annotated_transformer.checkpoint import (
     save_checkpoint,
     use_average,
 )
-from annotated_transformer.config import (
-    ModelConfig,
-    Recipe,
-    TrainConfig,
-    get_recipe,
-    recipe_to_dict,
-)
-from annotated_transformer.files import sha256
-from annotated_transformer.optimizer import adam
-from annotated_transformer.run_folder import (
+from annotated_transformer.runs.folder import (
     check_new_run,
     create_run,
     foreign_entries,
@@ -55,14 +56,13 @@ from annotated_transformer.run_folder import (
     read_config,
     write_config,
 )
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.vocab import learn_bpe
-from annotated_transformer.weights import (
+from annotated_transformer.runs.weights import (
     load_weights,
     read_metadata,
     save_weights,
     weights_metadata,
 )
+from annotated_transformer.training.optimizer import adam
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 RECIPE = Recipe(SIZES, TrainConfig(n_pieces=300))
@@ -1195,11 +1195,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 torch.set_num_threads(1)
-from annotated_transformer.batch import RunPosition
-from annotated_transformer.checkpoint import Progress, load_checkpoint, _optimizer_state, save_checkpoint
-from annotated_transformer.weights import gather_tensors, save_weights
-from annotated_transformer.distributed import data_parallel, shard
-from annotated_transformer.optimizer import adam
+from annotated_transformer.data.batch import RunPosition
+from annotated_transformer.runs.checkpoint import Progress, load_checkpoint, _optimizer_state, save_checkpoint
+from annotated_transformer.runs.weights import gather_tensors, save_weights
+from annotated_transformer.training.distributed import data_parallel, shard
+from annotated_transformer.training.optimizer import adam
 from safetensors.torch import load_file
 from test_checkpoint import OPTIMIZERS, Objective, new_training, steps
 
@@ -1812,9 +1812,9 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from annotated_transformer.batch import RunPosition
-from annotated_transformer.checkpoint import Progress, checkpoints, latest, load_checkpoint, _prune, save_checkpoint
-from annotated_transformer.weights import load_weights
+from annotated_transformer.data.batch import RunPosition
+from annotated_transformer.runs.checkpoint import Progress, checkpoints, latest, load_checkpoint, _prune, save_checkpoint
+from annotated_transformer.runs.weights import load_weights
 from test_checkpoint import bits, new_training, steps
 
 folder, rng, n_killed_while_saving, newest = Path(sys.argv[1]), random.Random(0), 0, 0

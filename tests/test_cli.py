@@ -18,17 +18,18 @@ import torch
 import typer
 from safetensors.torch import save_file
 
-from annotated_transformer import corpus, runs
-from annotated_transformer.atomic import FolderLock, write_json
-from annotated_transformer.cli import _app, main
-from annotated_transformer.cli_train import _DEFAULT_RECIPE
-from annotated_transformer.config import RECIPES, override, recipe_from_dict
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.files import sha256
-from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, build_marian, marian_names
-from annotated_transformer.marian_import import _FILES
-from annotated_transformer.train import Stop
+from annotated_transformer.cli.main import _app, main
+from annotated_transformer.cli.train import _DEFAULT_RECIPE
+from annotated_transformer.data import corpus
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.export.marian import MarianConfig, build_marian, marian_names
+from annotated_transformer.export.marian_import import _FILES
+from annotated_transformer.io.atomic import FolderLock, write_json
+from annotated_transformer.io.files import sha256
+from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
+from annotated_transformer.runs import train_run as runs
+from annotated_transformer.training.train import Stop
 
 TINY = [
     "n_layers=1",

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from conftest import ROOT
 from torch import nn
 
-from annotated_transformer.attention import attention
-from annotated_transformer.complexity import (
+from annotated_transformer.experiments.complexity import (
     RestrictedAttention,
     SelfAttention,
     _Convolution,
@@ -24,15 +23,16 @@ from annotated_transformer.complexity import (
     multiply_adds,
     table_1_layers,
 )
-from annotated_transformer.feed_forward import FeedForward
-from annotated_transformer.layer_costs import (
+from annotated_transformer.experiments.layer_costs import (
     _crossing,
     activation_bytes,
     cpu_seconds,
     fit_exponent,
     flash_attention,
 )
-from annotated_transformer.multi_head import MultiHeadAttention
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.feed_forward import FeedForward
+from annotated_transformer.model.multi_head import MultiHeadAttention
 
 
 @pytest.fixture(autouse=True)

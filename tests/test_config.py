@@ -7,12 +7,11 @@ from unittest import mock
 
 import pytest
 import torch
-from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer import UserError
-from annotated_transformer.config import (
+from annotated_transformer.model.config import (
     _KINDS,
     RECIPES,
     ModelConfig,
@@ -24,8 +23,8 @@ from annotated_transformer.config import (
     recipe_from_dict,
     recipe_to_dict,
 )
-from annotated_transformer.recipe import build_training
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import build_training
 
 same_each_time = settings(
     derandomize=True, deadline=None
@@ -36,7 +35,7 @@ FIELDS = [
     for field in dataclasses.fields(part)
 ]
 NAMES = [field.name for _, field in FIELDS]
-each_field = each("part, field", FIELDS, ids=NAMES)
+each_field = pytest.mark.parametrize("part, field", FIELDS, ids=NAMES)
 WORDS = {
     "position": "learned",
     "norm": "pre",
@@ -90,7 +89,9 @@ def test_no_name_is_used_twice():
 
 
 @each_field
-@each("wrong", ["", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5"])
+@pytest.mark.parametrize(
+    "wrong", ["", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5"]
+)
 def test_wrong_text_is_refused_with_the_name(part, field, wrong):
     with pytest.raises(ValueError, match=field.name):
         override(get_recipe("base"), [f"{field.name}={wrong}"])
@@ -106,7 +107,7 @@ WRONG = {
 }
 
 
-@each(
+@pytest.mark.parametrize(
     "part, name, wrong",
     [
         (part, field.name, wrong)
@@ -119,7 +120,7 @@ def test_wrong_types_are_refused_with_the_name(part, name, wrong):
         part(**{name: wrong})
 
 
-@each(
+@pytest.mark.parametrize(
     "name",
     [
         f.name
@@ -132,7 +133,7 @@ def test_counts_start_at_one(name):
         override(get_recipe("base"), [f"{name}=0"])
 
 
-@each("name", sorted(SHARES))
+@pytest.mark.parametrize("name", sorted(SHARES))
 def test_shares_lie_from_zero_to_below_one(name):
     assert getattr(override(get_recipe("base"), [f"{name}=0"]).train, name) == 0
     for wrong in ("1", "1.5", "-0.1"):
@@ -158,7 +159,7 @@ def test_seed():
         TrainConfig(seed=2**63)
 
 
-@each(
+@pytest.mark.parametrize(
     "wrong, message",
     [
         (["n_head=8"], "did you mean n_heads"),
@@ -184,7 +185,9 @@ def test_overriding_changes_neither_the_recipe_nor_the_order():
     assert changed == override(changed, [])
 
 
-@each("max_len, n_positions", [(256, 256), (1024, 1024), (19, 10), (1, 1)])
+@pytest.mark.parametrize(
+    "max_len, n_positions", [(256, 256), (1024, 1024), (19, 10), (1, 1)]
+)
 def test_learned_positions_that_end_within_max_len_are_refused(max_len, n_positions):
     "One position more than pieces: EOS follows the source, BOS precedes the target."
     settings, named = (
@@ -200,7 +203,7 @@ def test_learned_positions_that_end_within_max_len_are_refused(max_len, n_positi
     )
 
 
-@each("name", RECIPES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_may_learn_its_positions(name):
     assert override(get_recipe(name), ["position=learned"]).model.position == "learned"
 
@@ -232,13 +235,13 @@ def test_no_value_does_anything_but_work_or_be_refused(name, text):
         assert recipe_from_dict(recipe_to_dict(changed)) == changed
 
 
-@each("name", RECIPES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_recipes_survive_the_file(name):
     text = json.dumps(recipe_to_dict(RECIPES[name]), allow_nan=False)
     assert recipe_from_dict(json.loads(text)) == RECIPES[name]
 
 
-@each(
+@pytest.mark.parametrize(
     "damaged",
     [
         {},
@@ -283,7 +286,7 @@ SIZES = [recipe.model for recipe in RECIPES.values()] + [
 ]
 
 
-@each("sizes", SIZES)
+@pytest.mark.parametrize("sizes", SIZES)
 def test_the_parameters_are_those_of_the_built_model(sizes):
     with torch.device("meta"):
         model = build_transformer(sizes, 301, 0)

@@ -25,7 +25,7 @@ import sacrebleu.dataset
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from annotated_transformer import UserError
-from annotated_transformer.corpus import (
+from annotated_transformer.data.corpus import (
     _MULTI30K,
     _WMT14,
     Corpus,
@@ -39,8 +39,8 @@ from annotated_transformer.corpus import (
     corpus_from_source,
     load_corpus,
 )
-from annotated_transformer.grammar import builtin
-from annotated_transformer.text import (
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.io.text import (
     MAX_LINE_BYTES,
     TextPairs,
     _stream_lines,
@@ -554,7 +554,8 @@ def test_a_large_download_is_logged(n_bytes, n_lines, server, said, tmp_path):
 def test_a_failed_download_is_one_line_of_the_command_line(server, tmp_path):
     file = put(server, "train.en.gz", b"text", "none", "other", "short")
     code = (
-        "import json, pooch, sys; from annotated_transformer import cli, corpus; pooch.os_cache = lambda name: sys.argv[1]; "
+        "import json, pooch, sys; from annotated_transformer.cli import main as cli; "
+        "from annotated_transformer.data import corpus; pooch.os_cache = lambda name: sys.argv[1]; "
         "corpus._multi30k.__defaults__ = (None, None, (corpus._Download(*json.loads(sys.argv[2])),)); "
         "cli.main(['prepare', '--data', 'multi30k', '--out', sys.argv[1] + '/run'])"
     )
@@ -601,7 +602,8 @@ def test_killed_download(server, tmp_path):
     data = bytes(range(256)) * 4096
     file = put(server, "a.tgz", data, "stuck", "good")
     code = (
-        "import sys, pathlib; from annotated_transformer.corpus import _Download, _download; f = _Download(tuple(sys.argv[2:3]), 0, sys.argv[3]); "
+        "import sys, pathlib; "
+        "from annotated_transformer.data.corpus import _Download, _download; f = _Download(tuple(sys.argv[2:3]), 0, sys.argv[3]); "
         "_download(f.urls, f, pathlib.Path(sys.argv[1]))"
     )
     child = subprocess.Popen(

@@ -14,7 +14,7 @@ from conftest import ROOT
 from notebooks import code_of, directives, joined
 from torch.utils.flop_counter import FlopCounterMode
 
-from annotated_transformer.config import get_recipe
+from annotated_transformer.model.config import get_recipe
 
 CELLS = json.loads((ROOT / "nbs/costs.ipynb").read_text(encoding="utf-8"))["cells"]
 

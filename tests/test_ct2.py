@@ -8,35 +8,35 @@ import pytest
 import torch
 
 from annotated_transformer import UserError
-from annotated_transformer.batch import pad_ids
-from annotated_transformer.batched_search import (
+from annotated_transformer.data.batch import pad_ids
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
     search_with,
 )
-from annotated_transformer.config import (
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.export.ct2 import (
+    _N_POSITIONS,
+    _QUANTIZATIONS,
+    _engine_spec,
+    export_ct2,
+)
+from annotated_transformer.model.config import (
     ModelConfig,
     Recipe,
     TrainConfig,
     get_recipe,
     override,
 )
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.ct2 import (
-    _N_POSITIONS,
-    _QUANTIZATIONS,
-    _engine_spec,
-    export_ct2,
-)
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.run_folder import create_run, load_run, write_config
-from annotated_transformer.runs import RunOptions, train_run
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import load
-from annotated_transformer.vocab import learn_bpe
-from annotated_transformer.weights import save_weights
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import create_run, load_run, write_config
+from annotated_transformer.runs.train_run import RunOptions, train_run
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.translating.translate import load
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -385,7 +385,7 @@ def test_where_it_goes(tmp_path, vocab, monkeypatch):
         export_ct2(run, tmp_path / "file/below")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(
-        "annotated_transformer.ct2.write_sentencepiece",
+        "annotated_transformer.export.ct2.write_sentencepiece",
         lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     with pytest.raises(OSError, match="half cannot be written: .*No space left"):

@@ -8,13 +8,11 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from fold import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from annotated_transformer import decode
-from annotated_transformer.batched_search import (
+from annotated_transformer.engines.batched_search import (
     _best_tokens,
     batched_beam_search,
     batched_greedy_search,
@@ -22,16 +20,17 @@ from annotated_transformer.batched_search import (
     every_eos,
     search_with,
 )
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.decode import (
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.model import decode
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.decode import (
     PrefixDecoder,
     beam_search,
     greedy_search,
     length_penalty,
     sample,
 )
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.model.transformer import build_transformer
 
 PAD, BOS, EOS, N_VOCAB = 0, 2, 3, 20
 ALPHAS = (0.0, 0.6, 1.0)
@@ -166,7 +165,7 @@ def every_sentence(tables, max_len, penalty):
     return scores
 
 
-@each("seed", range(600))
+@pytest.mark.parametrize("seed", range(600))
 def test_exhaustive(seed):
     """A beam that can hold every sentence begun finds the best of all: 600 random cases. Every fourth is nothing but ties; ends are early
     in some and rare in others; limits are 0 to 4; α is 0, 0.6 and 1 in turn."""
@@ -566,7 +565,7 @@ SEARCHES = {
 }
 
 
-@each("name, make", product(SEARCHES, [PrefixDecoder, KVCache]))
+@pytest.mark.parametrize("name, make", product(SEARCHES, [PrefixDecoder, KVCache]))
 def test_no_search_generates_padding(name, make):
     "Not even from a model in which it is the most probable token by far."
     torch.manual_seed(0)

@@ -14,11 +14,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from annotated_transformer import distributed
-from annotated_transformer.batch import EncodedPairs, RaggedArray, training_steps
-from annotated_transformer.chunked_loss import chunked_loss
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.distributed import (
+from annotated_transformer.data.batch import EncodedPairs, RaggedArray, training_steps
+from annotated_transformer.engines.chunked_loss import chunked_loss
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import build_training
+from annotated_transformer.training import distributed
+from annotated_transformer.training.distributed import (
     any_rank,
     data_parallel,
     distribute_like,
@@ -34,9 +36,7 @@ from annotated_transformer.distributed import (
     sync_gradients,
     world_size,
 )
-from annotated_transformer.recipe import build_training
-from annotated_transformer.train import NotFinite, Stop, train
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.training.train import NotFinite, Stop, train
 
 CPU, SINGLE, DOUBLE = torch.device("cpu"), torch.float32, torch.float64
 MANY, FEW, ONE = (
@@ -338,7 +338,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from annotated_transformer.distributed import data_parallel, process_group
+from annotated_transformer.training.distributed import data_parallel, process_group
 
 
 def train():

@@ -8,8 +8,8 @@ import torch
 from conftest import benchmark
 from test_ingredients import SETTINGS
 
-from annotated_transformer.batch import Batch
-from annotated_transformer.corpus import load_corpus
+from annotated_transformer.data.batch import Batch
+from annotated_transformer.data.corpus import load_corpus
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ from conftest import ROOT
 from lint_pages import declarations, page_files
 from test_visualize import contrast
 
-from annotated_transformer.cli import main
-from annotated_transformer.explorer import (
+from annotated_transformer.cli.main import main
+from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE
+from annotated_transformer.show.explorer import (
     AttentionExample,
     attention_page,
     display_tokens,
 )
-from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE
 
-PAGES = ROOT / "annotated_transformer/pages"
+PAGES = ROOT / "annotated_transformer/show/pages"
 
 RUDE = [
     "</script>",

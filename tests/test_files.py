@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_hostile import everything
 
 from annotated_transformer import UserError, atomic
-from annotated_transformer.atomic import (
+from annotated_transformer.io.atomic import (
     FolderLock,
     check_new_folder,
     new_folder,
@@ -27,7 +27,7 @@ from annotated_transformer.atomic import (
     write_file,
     write_json,
 )
-from annotated_transformer.files import (
+from annotated_transformer.io.files import (
     check_no_links,
     path_type,
     read_file,
@@ -39,8 +39,8 @@ from annotated_transformer.files import (
 def python(code: str, *args: object, **more) -> subprocess.Popen:
     "A process of its own that has the names of both modules."
     names = (
-        "from annotated_transformer import UserError; from annotated_transformer.files import *; "
-        "from annotated_transformer.atomic import *"
+        "from annotated_transformer import UserError; from annotated_transformer.io.files import *; "
+        "from annotated_transformer.io.atomic import *"
     )
     code = f"import os, signal, sys, time; from pathlib import Path; {names}\n{code}"
     return subprocess.Popen(

@@ -15,22 +15,20 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 import sentencepiece as spm
 import torch
 import typer.main
-from fold import each
 from safetensors.torch import load_file, save, save_file
 
-from annotated_transformer.cli import _app, main
-from annotated_transformer.files import sha256
-from annotated_transformer.grammar import builtin
-from annotated_transformer.marian import MarianConfig, build_marian, marian_names
-from annotated_transformer.marian_import import import_marian
-from annotated_transformer.vocab import learn_bpe
+from annotated_transformer.cli.main import _app, main
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.export.marian import MarianConfig, build_marian, marian_names
+from annotated_transformer.export.marian_import import import_marian
+from annotated_transformer.io.files import sha256
 
 FUZZ = Path(__file__).parent / "fuzz"
 SIZES = [
@@ -359,8 +357,7 @@ def restore(folder: Path, was: dict[str, bytes | None]) -> None:
             (folder / name).write_bytes(data)
 
 
-# Many cases of one property are one test, and each of them finds the folder as it was.
-each_case = partial(each, after=lambda work, good, **_: restore(*good))
+each_case = pytest.mark.parametrize
 
 
 def lines_of(name: str) -> list:

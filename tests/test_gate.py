@@ -146,14 +146,14 @@ def test_reexports_stay(toy):
 
 def test_data_files_stay(toy):
     "The files that a module reads are written by hand; a stray module among them is not."
-    pages = toy / "annotated_transformer/pages"
-    pages.mkdir()
+    pages = toy / "annotated_transformer/show/pages"
+    pages.mkdir(parents=True)
     (pages / "toy.css").write_text("p { margin: 0; }\n")
     assert drift(toy) == []
     assert (pages / "toy.css").read_text() == "p { margin: 0; }\n"
     (pages / "stray.py").write_text("x = 1\n")
     assert drift(toy) == [
-        "annotated_transformer/pages/stray.py: no notebook exports it; delete it, or move it to a notebook"
+        "annotated_transformer/show/pages/stray.py: no notebook exports it; delete it, or move it to a notebook"
     ]
 
 

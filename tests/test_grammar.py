@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from annotated_transformer import grammar
-from annotated_transformer.grammar import (
+from annotated_transformer.data import grammar
+from annotated_transformer.data.grammar import (
     _NOUN,
     _VERB,
     ANIMAL_TIRED,

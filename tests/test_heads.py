@@ -10,11 +10,15 @@ import pytest
 import torch
 from conftest import ROOT
 
-from annotated_transformer import heads
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.evaluate import PRONOUNS
-from annotated_transformer.grammar import PATTERNS, Sentence, builtin
-from annotated_transformer.heads import (
+from annotated_transformer.data.grammar import PATTERNS, Sentence, builtin
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.show import heads
+from annotated_transformer.show.heads import (
     AntecedentAttention,
     PronounExample,
     PronounScores,
@@ -25,12 +29,8 @@ from annotated_transformer.heads import (
     pronoun_sentences,
     word_ids,
 )
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.run_folder import create_run, write_config
-from annotated_transformer.transformer import Transformer, build_transformer
-from annotated_transformer.visualize import attention_maps, attention_modules
-from annotated_transformer.vocab import Vocab, learn_bpe
-from annotated_transformer.weights import save_weights
+from annotated_transformer.show.visualize import attention_maps, attention_modules
+from annotated_transformer.translating.evaluate import PRONOUNS
 
 
 def learned(n_pieces: int) -> Vocab:

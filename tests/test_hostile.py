@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import annotated_transformer.corpus
-import annotated_transformer.grammar
-import annotated_transformer.heads
-from annotated_transformer.atomic import write_json
-from annotated_transformer.cli import main
-from annotated_transformer.config import get_recipe, override
-from annotated_transformer.explorer import is_attention_page
-from annotated_transformer.files import sha256
-from annotated_transformer.grammar import builtin
-from annotated_transformer.runs import RunOptions, resume_run, train_run
+import annotated_transformer.data.corpus
+import annotated_transformer.data.grammar
+import annotated_transformer.show.heads
+from annotated_transformer.cli.main import main
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.io.atomic import write_json
+from annotated_transformer.io.files import sha256
+from annotated_transformer.model.config import get_recipe, override
+from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
+from annotated_transformer.show.explorer import is_attention_page
 
 SIZES = [
     "n_layers=1",
@@ -88,7 +88,7 @@ def pristine(tmp_path_factory) -> Path:
             encoding="utf-8",
         )
     recipe = override(get_recipe("tiny"), SIZES)
-    corpus = annotated_transformer.corpus.load_corpus(
+    corpus = annotated_transformer.data.corpus.load_corpus(
         "builtin", n_train=60, n_valid=10, n_test=3
     )
     train_run(
@@ -145,7 +145,7 @@ class Enough:
     "A hook that stops a run after one step."
 
     def __call__(self, record):
-        from annotated_transformer.train import Stop
+        from annotated_transformer.training.train import Stop
 
         return Stop("enough")
 
@@ -304,24 +304,24 @@ def small():
     "A demo of seconds: the same code on less text."
     patch = pytest.MonkeyPatch()
     load, few, it = (
-        annotated_transformer.corpus.load_corpus,
-        annotated_transformer.grammar.builtin,
-        annotated_transformer.heads.pronoun_sentences,
+        annotated_transformer.data.corpus.load_corpus,
+        annotated_transformer.data.grammar.builtin,
+        annotated_transformer.show.heads.pronoun_sentences,
     )
     patch.setattr(
-        "annotated_transformer.corpus.load_corpus",
+        "annotated_transformer.data.corpus.load_corpus",
         lambda name, *_, **__: load(name, n_train=60, n_valid=10, n_test=3),
     )
     patch.setattr(
-        "annotated_transformer.grammar.builtin",
+        "annotated_transformer.data.grammar.builtin",
         lambda n, **more: few(min(n, 5), **more),
     )
     patch.setattr(
-        "annotated_transformer.heads.pronoun_sentences",
+        "annotated_transformer.show.heads.pronoun_sentences",
         lambda n, **more: it(min(n, 20), **more)[:3],
     )
     patch.setattr(
-        "annotated_transformer.config.get_recipe",
+        "annotated_transformer.model.config.get_recipe",
         lambda name: override(get_recipe(name), SIZES),
     )
     patch.delenv("ANNOTATED_TRANSFORMER_DATA", raising=False)

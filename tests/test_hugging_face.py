@@ -19,24 +19,18 @@ from conftest import ROOT
 from notebooks import joined
 
 from annotated_transformer import UserError
-from annotated_transformer.batch import pad_ids
-from annotated_transformer.batched_search import (
+from annotated_transformer.cli.main import main
+from annotated_transformer.data.batch import pad_ids
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import SPACE, learn_bpe
+from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     search_with,
 )
-from annotated_transformer.cli import main
-from annotated_transformer.config import (
-    RECIPES,
-    ModelConfig,
-    Recipe,
-    TrainConfig,
-    get_recipe,
-    override,
-)
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.grammar import builtin
-from annotated_transformer.hugging_face import (
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.export.hugging_face import (
     _EXTRA_POSITIONS,
     _MAX_POSITIONS,
     _check_run,
@@ -44,18 +38,24 @@ from annotated_transformer.hugging_face import (
     _marian_weights,
     export_hf,
 )
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.marian import build_marian, marian_names
-from annotated_transformer.marian_import import import_marian
-from annotated_transformer.model_card import _training_command, model_card
-from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.run_folder import create_run, load_run, write_config
-from annotated_transformer.runs import RunOptions, train_run
-from annotated_transformer.stack import PreNorm
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import load
-from annotated_transformer.vocab import SPACE, learn_bpe
-from annotated_transformer.weights import read_tensors, save_weights
+from annotated_transformer.export.marian import build_marian, marian_names
+from annotated_transformer.export.marian_import import import_marian
+from annotated_transformer.export.model_card import _training_command, model_card
+from annotated_transformer.model.config import (
+    RECIPES,
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    get_recipe,
+    override,
+)
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.stack import PreNorm
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import create_run, load_run, write_config
+from annotated_transformer.runs.train_run import RunOptions, train_run
+from annotated_transformer.runs.weights import read_tensors, save_weights
+from annotated_transformer.translating.translate import load
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.set_verbosity_error()
@@ -520,7 +520,7 @@ def test_where_it_goes(tmp_path, vocab, monkeypatch):
         export_hf(run, tmp_path / "file/below")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(
-        "annotated_transformer.hugging_face.save_file",
+        "annotated_transformer.export.hugging_face.save_file",
         lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     with pytest.raises(OSError, match="half cannot be written: .*No space left"):
@@ -602,7 +602,7 @@ def test_card_of_the_pretrained_run(tmp_path):
 
 def test_card_of_a_demo(tmp_path, vocab):
     "Its report counts as long as the weights are those that were measured."
-    from annotated_transformer.files import sha256
+    from annotated_transformer.io.files import sha256
 
     run = random_run(tmp_path / "run", vocab, {"data": "builtin"})
     report = {"weights_sha256": sha256(run / "model.safetensors"), "bleu": 99.5}
@@ -705,7 +705,7 @@ def test_page_transformers(served, trained, monkeypatch):
 def test_page_ctranslate2(served, trained, monkeypatch):
     "Without the option of 8 bits, as the page says, the same sentences; with it, most of them."
     pytest.importorskip("ctranslate2")
-    from annotated_transformer.ct2 import export_ct2
+    from annotated_transformer.export.ct2 import export_ct2
 
     run, folder, sentences = trained
     expected = load(folder / "run", search=search_with(4, 0.0)).translate(

@@ -7,16 +7,14 @@ from itertools import product
 
 import pytest
 import torch
-from fold import each
 from torch import nn
 
 from annotated_transformer import UserError, inference
-from annotated_transformer.attention_dropout import AttentionDropout
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.fast_dropout import FastDropout
-from annotated_transformer.fused_attention import FusedMultiHeadAttention
-from annotated_transformer.grammar import builtin
-from annotated_transformer.inference import (
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.engines.fast_dropout import FastDropout
+from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.engines.packed import (
     PRECISIONS,
     Int8Linear,
     PreparedLinear,
@@ -25,10 +23,11 @@ from annotated_transformer.inference import (
     limit_kernels,
     ready_to_translate,
 )
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.marian import _MarianEmbedding
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import load
+from annotated_transformer.export.marian import _MarianEmbedding
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.training.attention_dropout import AttentionDropout
+from annotated_transformer.translating.translate import load
 
 packs = pytest.mark.skipif(not _can_pack(), reason="this PyTorch has no oneDNN")
 packs_bf16 = pytest.mark.skipif(
@@ -72,7 +71,9 @@ def pickled(translator):
     return pickle.loads(pickle.dumps(translator))
 
 
-@each("copy_of, precision", product([copy.deepcopy, pickled], PRECISIONS))
+@pytest.mark.parametrize(
+    "copy_of, precision", product([copy.deepcopy, pickled], PRECISIONS)
+)
 def test_a_translator_can_be_copied(copy_of, precision):
     "By `copy`, and by `pickle`, as other processes receive it; the copy is as fast."
     if precision == "int8" and not can_int8():

@@ -7,9 +7,9 @@ import pytest
 from conftest import benchmark
 from safetensors.torch import load_file
 
-from annotated_transformer.config import get_recipe, override
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.vocab import Vocab
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.vocab import Vocab
+from annotated_transformer.model.config import get_recipe, override
 
 SETTINGS = [
     "n_layers=1",

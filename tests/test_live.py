@@ -28,31 +28,31 @@ from pretrain import TYPED
 from torch import Tensor, nn
 
 from annotated_transformer import UserError, live, load
-from annotated_transformer.batched_search import search_with
-from annotated_transformer.cli import main
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.heads import ablate_head
-from annotated_transformer.live import is_live_page, pack_model, write_live_page
-from annotated_transformer.prepared import open_prepared, prepare
-from annotated_transformer.run_folder import (
+from annotated_transformer.cli.main import main
+from annotated_transformer.data.prepared import open_prepared, prepare
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.engines.batched_search import search_with
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.stack import PostNorm
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.folder import (
     Run,
     load_run,
     pretrained_run,
     read_config,
     run_kind,
 )
-from annotated_transformer.stack import PostNorm
-from annotated_transformer.transformer import Transformer, build_transformer
-from annotated_transformer.translate import Translator
-from annotated_transformer.visualize import attention_maps
-from annotated_transformer.vocab import Vocab, learn_bpe
-from annotated_transformer.weights import (
+from annotated_transformer.runs.weights import (
     pack_weights,
     read_tensors,
     save_tensors,
     unpack_weights,
     weights_metadata,
 )
+from annotated_transformer.show.heads import ablate_head
+from annotated_transformer.show.live import is_live_page, pack_model, write_live_page
+from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.translating.translate import Translator
 
 # Sums of a few hundred products in fp32 here and in doubles there differ by about 1e-5.
 TOLERANCE = 1e-4

@@ -17,19 +17,19 @@ from pages import page_name
 from test_explorer import KEYS, click, press, tap
 from test_site import CHECKS
 
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.explorer import display_tokens
-from annotated_transformer.heads import (
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import Run, load_run, pretrained_run
+from annotated_transformer.show.explorer import display_tokens
+from annotated_transformer.show.heads import (
     antecedent_attention,
     following_head,
     pronoun_sentences,
 )
-from annotated_transformer.live import live_page
-from annotated_transformer.run_folder import Run, load_run, pretrained_run
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import load
+from annotated_transformer.show.live import live_page
+from annotated_transformer.translating.translate import load
 
-PAGES = ROOT / "annotated_transformer/pages"
+PAGES = ROOT / "annotated_transformer/show/pages"
 TIRED = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
 ES = "Das Tier überquerte die Straße nicht, weil es zu müde war."

@@ -6,26 +6,25 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from fold import each
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from annotated_transformer.chunked_loss import chunked_loss
-from annotated_transformer.chunked_r_drop import ChunkedRDrop
-from annotated_transformer.label_smoothing import smoothed_loss
+from annotated_transformer.engines.chunked_loss import chunked_loss
+from annotated_transformer.engines.chunked_r_drop import ChunkedRDrop
+from annotated_transformer.training.label_smoothing import smoothed_loss
 
 
 def chunked_loss_of_a_gpu(*args, **named):
     "Padding is set to zero instead of being left out."
-    with mock.patch("annotated_transformer.chunked_loss._SELECT_ON", ()):
+    with mock.patch("annotated_transformer.engines.chunked_loss._SELECT_ON", ()):
         return chunked_loss(*args, **named)
 
 
 # `test_twins.py` compares one with the other
 LOSSES = [smoothed_loss, chunked_loss, chunked_loss_of_a_gpu]
-every = each("loss_of", LOSSES, ids=lambda f: f.__name__)
-both = each("loss_of", LOSSES[:2], ids=lambda f: f.__name__)
+every = pytest.mark.parametrize("loss_of", LOSSES, ids=lambda f: f.__name__)
+both = pytest.mark.parametrize("loss_of", LOSSES[:2], ids=lambda f: f.__name__)
 
 
 def example(seed: int, b: int, t: int, d_model: int, n_vocab: int, pad_id: int):
@@ -232,7 +231,7 @@ def test_without_gradients_the_loss_is_the_same(loss_of):
     assert torch.equal(twice, 2 * once)
 
 
-@each(
+@pytest.mark.parametrize(
     "loss_of, part",
     [
         (chunked_loss, "chunked_loss._grad_of_chunk"),

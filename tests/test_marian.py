@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from annotated_transformer.batch import pad_ids
-from annotated_transformer.batched_search import (
+from annotated_transformer.data.batch import pad_ids
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
 )
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.grammar import builtin
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.marian import (
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.export.marian import (
     _COPIES,
     _TABLES,
     MarianConfig,
@@ -32,7 +32,7 @@ from annotated_transformer.marian import (
     in_halves,
     marian_names,
 )
-from annotated_transformer.marian_import import (
+from annotated_transformer.export.marian_import import (
     _FILES,
     _ONLY,
     MarianVocab,
@@ -43,19 +43,23 @@ from annotated_transformer.marian_import import (
     _with_marian_rules,
     import_marian,
 )
-from annotated_transformer.position import positional_encoding
-from annotated_transformer.run_folder import (
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.position import positional_encoding
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import (
     create_run,
     load_run,
     read_config,
     run_kind,
     write_config,
 )
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import Translator, load, translate_stream
-from annotated_transformer.visualize import attention_maps
-from annotated_transformer.vocab import learn_bpe
-from annotated_transformer.weights import save_weights
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.translating.translate import (
+    Translator,
+    load,
+    translate_stream,
+)
 
 transformers = pytest.importorskip(
     "transformers", reason="needs the library that published checkpoints were made for"
@@ -945,7 +949,7 @@ def test_nothing_half_is_left(folder, tmp_path, monkeypatch, stop):
     def fail(*args):
         raise stop
 
-    monkeypatch.setattr("annotated_transformer.marian_import.save_tensors", fail)
+    monkeypatch.setattr("annotated_transformer.export.marian_import.save_tensors", fail)
     with pytest.raises(stop if isinstance(stop, type) else type(stop)):
         import_marian(folder, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

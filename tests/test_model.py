@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.attention import attention
-from annotated_transformer.attention_dropout import AttentionDropout
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.decode import DecodingState, next_log_probs
-from annotated_transformer.fused_attention import FusedMultiHeadAttention
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.position import LearnedPosition, positional_encoding
-from annotated_transformer.stack import (
+from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.decode import DecodingState, next_log_probs
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.position import LearnedPosition, positional_encoding
+from annotated_transformer.model.stack import (
     Decoder,
     DecoderLayer,
     Encoder,
@@ -27,11 +26,12 @@ from annotated_transformer.stack import (
     PostNorm,
     PreNorm,
 )
-from annotated_transformer.transformer import (
+from annotated_transformer.model.transformer import (
     Transformer,
     build_transformer,
     init_weights,
 )
+from annotated_transformer.training.attention_dropout import AttentionDropout
 
 PAD, N_VOCAB = 0, 23
 SMALL = {"n_layers": 2, "d_model": 16, "d_ff": 24, "n_heads": 4}
@@ -237,9 +237,9 @@ def test_readable_attention_gives_the_same(changes):
 
 
 def test_readable_attention_can_be_passed_in():
-    from annotated_transformer.embedding import Embedding
-    from annotated_transformer.feed_forward import FeedForward
-    from annotated_transformer.position import SinusoidalPosition
+    from annotated_transformer.model.embedding import Embedding
+    from annotated_transformer.model.feed_forward import FeedForward
+    from annotated_transformer.model.position import SinusoidalPosition
 
     model, (src, tgt_in, _) = make(), batch()
     attn, ff, residual = (

@@ -11,9 +11,9 @@ import torch
 from conftest import ROOT
 from notebooks import code_of, joined
 
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.grammar import ANIMAL_TIRED, ANIMAL_WIDE
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.transformer import build_transformer
 
 CELLS = [
     code_of(joined(cell["source"]))

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from annotated_transformer.optimizer import adam, inverse_sqrt_schedule, linear_schedule
+from annotated_transformer.training.optimizer import (
+    adam,
+    inverse_sqrt_schedule,
+    linear_schedule,
+)
 
 steps = st.integers(1, 1_000_000)
 warmups = st.integers(1, 50_000)

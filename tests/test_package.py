@@ -119,14 +119,17 @@ def test_wheel_holds_the_package(wheel):
     folder = "annotated_transformer/"
     assert shipped == {name for name in files_of(ROOT) if name.startswith(folder)}
     pretrained = {f"{folder}pretrained/demo/model.safetensors"}
-    assert {f"{folder}py.typed", f"{folder}pages/attention.js"} | pretrained < shipped
+    assert {
+        f"{folder}py.typed",
+        f"{folder}show/pages/attention.js",
+    } | pretrained < shipped
 
 
 def test_installed_wheel_makes_the_page(wheel, tmp_path):
     "The files of `pages` are found where the package is installed, not in a checkout."
     wheel.extractall(tmp_path)
     code = (
-        "from annotated_transformer import explorer\n"
+        "from annotated_transformer.show import explorer\n"
         "one = explorer.AttentionExample(['a'], ['b'], {'cross': [[[[1.0]]]]})\n"
         "print(explorer.__file__, len(explorer.attention_page([one])))"
     )
@@ -398,5 +401,7 @@ def test_nbdevs_commands_find_our_processors():
 
 def test_command_line_starts_without_torch():
     "`--help` must not wait for torch: heavy imports happen inside the verbs."
-    code = "import sys, annotated_transformer.cli; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, annotated_transformer.cli.main; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.grammar import builtin
-from annotated_transformer.parsing import (
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.experiments.parsing import (
     _EQUAL,
     _NOT_COUNTED,
     _PUNCTUATION,
@@ -26,7 +27,7 @@ from annotated_transformer.parsing import (
     plain_label,
     read_trees,
 )
-from annotated_transformer.parsing_results import (
+from annotated_transformer.experiments.parsing_results import (
     _TREEBANK,
     _plain,
     _training_pair,
@@ -35,7 +36,6 @@ from annotated_transformer.parsing_results import (
     parse,
     parsing_experiment,
 )
-from annotated_transformer.vocab import learn_bpe
 
 BUILTIN = [read_trees(s.tree)[0] for s in builtin(1000, seed=3)]
 

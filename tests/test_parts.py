@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from annotated_transformer.config import RECIPES, get_recipe, override
-from annotated_transformer.embedding import Embedding
-from annotated_transformer.feed_forward import FeedForward
-from annotated_transformer.position import (
+from annotated_transformer.model.config import RECIPES, get_recipe, override
+from annotated_transformer.model.embedding import Embedding
+from annotated_transformer.model.feed_forward import FeedForward
+from annotated_transformer.model.position import (
     LearnedPosition,
     SinusoidalPosition,
     positional_encoding,
 )
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.model.transformer import build_transformer
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from annotated_transformer.recall import (
+from annotated_transformer.experiments.recall import (
     _KEY,
     _N_VALUES,
     _accuracy,

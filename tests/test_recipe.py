@@ -14,21 +14,31 @@ import pytest
 import torch
 
 from annotated_transformer import UserError
-from annotated_transformer.batch import Batch
-from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
-from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.distributed import pick_device
-from annotated_transformer.evaluate import validation_bleu
-from annotated_transformer.r_drop import RDrop
-from annotated_transformer.recipe import (
+from annotated_transformer.data.batch import Batch
+from annotated_transformer.data.corpus import Corpus, load_corpus
+from annotated_transformer.model.config import (
+    ModelConfig,
+    TrainConfig,
+    get_recipe,
+    override,
+)
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import (
     BatchLoss,
     _learning_rate_schedule,
     precision_context,
 )
-from annotated_transformer.runs import RunOptions, _sync_interval, resume_run, train_run
-from annotated_transformer.train import Stop
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import load
+from annotated_transformer.runs.train_run import (
+    RunOptions,
+    _sync_interval,
+    resume_run,
+    train_run,
+)
+from annotated_transformer.training.distributed import pick_device
+from annotated_transformer.training.r_drop import RDrop
+from annotated_transformer.training.train import Stop
+from annotated_transformer.translating.evaluate import validation_bleu
+from annotated_transformer.translating.translate import load
 
 SMALL = [
     "n_layers=1",
@@ -324,9 +334,9 @@ def test_steps_are_read_in_groups_on_cuda_alone():
 
 COMPILED = """
 import torch
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.engines import FAST
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.model.transformer import build_transformer
 
 model = build_transformer(
     ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2), 20, 0, 0.1,

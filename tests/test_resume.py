@@ -19,15 +19,20 @@ from conftest import ROOT
 from safetensors.torch import load_file
 
 from annotated_transformer import UserError
-from annotated_transformer.checkpoint import checkpoints, latest
-from annotated_transformer.config import get_recipe, override
-from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.grammar import builtin
-from annotated_transformer.prepared import prepare
-from annotated_transformer.recipe import _text_sha256
-from annotated_transformer.run_folder import read_metrics
-from annotated_transformer.runs import RunOptions, prepare_run, resume_run, train_run
-from annotated_transformer.train import Stop
+from annotated_transformer.data.corpus import Corpus, load_corpus
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.prepared import prepare
+from annotated_transformer.model.config import get_recipe, override
+from annotated_transformer.runs.checkpoint import checkpoints, latest
+from annotated_transformer.runs.folder import read_metrics
+from annotated_transformer.runs.recipe import _text_sha256
+from annotated_transformer.runs.train_run import (
+    RunOptions,
+    prepare_run,
+    resume_run,
+    train_run,
+)
+from annotated_transformer.training.train import Stop
 
 SETTINGS = [
     "n_layers=1",
@@ -122,7 +127,7 @@ def command(
 HARM = """
 import os, signal
 def harm():
-    from annotated_transformer import hooks
+    from annotated_transformer.runs import hooks
     plain = hooks.metrics_file
     def harmed(*args):
         write = plain(*args)
@@ -134,7 +139,7 @@ def harm():
 if "HARM" in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0": harm()
 def watch():
     import json
-    from annotated_transformer import train
+    from annotated_transformer.training import train
     plain = train.train
     def watched(objective, *args):
         parameters = [(type(p.data).__name__, p.numel(), getattr(p.data, "to_local", lambda: p)().numel()) for p in objective.parameters()]
@@ -268,7 +273,7 @@ def test_what_a_killed_process_left_is_swept_away(corpus, tmp_path):
     "In the run itself too: a process may be killed while it writes the run's own weights. What only looks like it stays."
     run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
     code = (
-        "import os, signal, sys; from annotated_transformer.atomic import replace_file\n"
+        "import os, signal, sys; from annotated_transformer.io.atomic import replace_file\n"
         "with replace_file(sys.argv[1]) as new: new.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     places = (run, run / "checkpoints")
@@ -443,7 +448,7 @@ def test_not_finite_names_the_last_good_checkpoint(corpus, tmp_path):
         raise_rate = [1e-3]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "annotated_transformer.recipe._learning_rate_schedule",
+                "annotated_transformer.runs.recipe._learning_rate_schedule",
                 lambda *_: lambda step: raise_rate[0],
             )
             train(corpus, tmp_path / "run", hooks=[spoil])
@@ -470,7 +475,7 @@ def test_early_stop(corpus, tmp_path):
 def worsening(monkeypatch):
     "Learning up to step 6, and then steps so wide that the validation loss is higher at 8 than at 4, and lowest at 6."
     monkeypatch.setattr(
-        "annotated_transformer.recipe._learning_rate_schedule",
+        "annotated_transformer.runs.recipe._learning_rate_schedule",
         lambda *_: lambda step: 1e-2 if step <= 6 else 0.3,
     )
 
@@ -555,11 +560,13 @@ def test_steps_read_in_groups_are_the_same_run(
 ):
     "As on a GPU: validation and checkpoints find the weights of their steps, an interruption ends a group."
     monkeypatch.setattr(
-        "annotated_transformer.runs._sync_interval", lambda *_: sync_every
+        "annotated_transformer.runs.train_run._sync_interval", lambda *_: sync_every
     )
     settings = [*SETTINGS, f"save_every={sync_every}", "average_last=0"]
     with monkeypatch.context() as patch:
-        patch.setattr("annotated_transformer.runs._sync_interval", lambda *_: 1)
+        patch.setattr(
+            "annotated_transformer.runs.train_run._sync_interval", lambda *_: 1
+        )
         one_by_one = train(corpus, tmp_path / "one by one", settings)
     run = train(
         corpus,
@@ -639,7 +646,7 @@ def test_killed_before_it_could_conclude(corpus, straight, tmp_path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("annotated_transformer.runs._choose_weights", killed)
+        patch.setattr("annotated_transformer.runs.train_run._choose_weights", killed)
         with pytest.raises(Killed):
             resume_run(run, RunOptions("cpu", quiet=True))
     assert chosen(run)["steps"] == 4
@@ -696,8 +703,8 @@ def test_two_into_one_folder(text, harming, tmp_path):
 @pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced"])
 def test_a_run_that_is_removed_under_its_training(again, text, tmp_path, capfd):
     "One line, status 2, and nothing is written there any more: somebody else may have begun another run."
-    from annotated_transformer import runs
-    from annotated_transformer.cli import main
+    from annotated_transformer.cli.main import main
+    from annotated_transformer.runs import train_run as runs
 
     run, plain = tmp_path / "run", runs.metrics_file
 

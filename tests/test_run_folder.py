@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from annotated_transformer import UserError, load, run_folder
-from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.run_folder import (
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.engines.batched_search import batched_greedy_search
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import (
     Run,
     create_run,
     load_run,
@@ -19,10 +21,8 @@ from annotated_transformer.run_folder import (
     run_kind,
     write_config,
 )
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import Translator
-from annotated_transformer.vocab import learn_bpe
-from annotated_transformer.weights import save_weights
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.translating.translate import Translator
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 LINES = ["the dog sleeps", "der Hund schläft", "the old cat drinks milk"]

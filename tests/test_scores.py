@@ -18,9 +18,12 @@ from sacrebleu.metrics import CHRF, TER
 from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.metrics.base import Score as MetricScore
 
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.evaluate import (
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.translating.evaluate import (
     _SUSTAINED_FLOPS,
     Score,
     _Perplexity,
@@ -36,11 +39,12 @@ from annotated_transformer.evaluate import (
     read_aligned,
     training_cost,
 )
-from annotated_transformer.grammar import builtin
-from annotated_transformer.significance import _Comparison, compare, score_systems
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import Translator
-from annotated_transformer.vocab import learn_bpe
+from annotated_transformer.translating.significance import (
+    _Comparison,
+    compare,
+    score_systems,
+)
+from annotated_transformer.translating.translate import Translator
 
 GOLD = [s.de for s in builtin(120, seed=1, split="test")]
 GOLD += [

@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT
 from torch import nn
 
-from annotated_transformer.attention import attention
-from annotated_transformer.background import AdditiveAttention
+from annotated_transformer.experiments.background import AdditiveAttention
+from annotated_transformer.model.attention import attention
 
 TINY = """--d-k 4 16 --d-model 16 --d-ff 16 --n-layers 1 --steps 3 --rates 1e-3 2e-3 --seeds 0 1
 --n-train 300 --n-test 12 --n-pieces 400 --batch-tokens 200 --n 4 8 --cost-d-k 4 --rounds 1""".split()

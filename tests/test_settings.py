@@ -18,21 +18,26 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import LayerNorm
 
-from annotated_transformer import atomic
-from annotated_transformer import recipe as recipe_module
-from annotated_transformer import runs as runs_module
-from annotated_transformer.attention_dropout import AttentionDropout
-from annotated_transformer.batch import encode_pairs, epoch_batches
-from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe, override
-from annotated_transformer.corpus import Corpus, load_corpus
-from annotated_transformer.fast_dropout import FastDropout
-from annotated_transformer.fused_attention import fused_attention
-from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.position import LearnedPosition, SinusoidalPosition
-from annotated_transformer.recipe import build_training, validation_loss
-from annotated_transformer.run_folder import read_config, read_metrics
-from annotated_transformer.runs import RunOptions, train_run
-from annotated_transformer.stack import PostNorm, PreNorm
+from annotated_transformer.data.batch import encode_pairs, epoch_batches
+from annotated_transformer.data.corpus import Corpus, load_corpus
+from annotated_transformer.engines.fast_dropout import FastDropout
+from annotated_transformer.engines.fused_attention import fused_attention
+from annotated_transformer.io import atomic
+from annotated_transformer.model.config import (
+    ModelConfig,
+    TrainConfig,
+    get_recipe,
+    override,
+)
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
+from annotated_transformer.model.stack import PostNorm, PreNorm
+from annotated_transformer.runs import recipe as recipe_module
+from annotated_transformer.runs import train_run as runs_module
+from annotated_transformer.runs.folder import read_config, read_metrics
+from annotated_transformer.runs.recipe import build_training, validation_loss
+from annotated_transformer.runs.train_run import RunOptions, train_run
+from annotated_transformer.training.attention_dropout import AttentionDropout
 
 FIELDS = [
     field.name

@@ -15,11 +15,11 @@ from conftest import ROOT
 from safetensors.torch import load_file, save_file
 
 from annotated_transformer import UserError
-from annotated_transformer.cli import main
-from annotated_transformer.grammar import builtin
-from annotated_transformer.text import MAX_LINE_BYTES
-from annotated_transformer.vocab import Vocab
-from annotated_transformer.weights import read_tensors
+from annotated_transformer.cli.main import main
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import Vocab
+from annotated_transformer.io.text import MAX_LINE_BYTES
+from annotated_transformer.runs.weights import read_tensors
 
 pytestmark = pytest.mark.skipif(
     os.name == "nt", reason="streams, pipes and locales of POSIX"
@@ -208,7 +208,7 @@ def test_closed_streams_of_a_preparation(work, tmp_path):
 def test_no_file_gets_the_number_of_a_closed_stream(closed, tmp_path):
     "What others write to that number, C++ say, would go into the file; and a process that is started here has streams."
     code = (
-        "import os, subprocess, sys; from annotated_transformer.cli import _ready_streams; _ready_streams(); file = open('file', 'w')\n"
+        "import os, subprocess, sys; from annotated_transformer.cli.main import _ready_streams; _ready_streams(); file = open('file', 'w')\n"
         "for number in (1, 2): os.write(number, b'stray')\n"
         "print('lost', file=sys.stdout); print('lost', file=sys.stderr)\n"
         "child = subprocess.run([sys.executable, '-c', 'import os; [os.fstat(i) for i in range(3)]']).returncode\n"

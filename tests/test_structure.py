@@ -10,9 +10,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from annotated_transformer import structure
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.grammar import (
+from annotated_transformer.data.grammar import (
     _ADJECTIVES,
     _NOUN,
     _VERB,
@@ -22,8 +20,8 @@ from annotated_transformer.grammar import (
     builtin,
     separated_verb,
 )
-from annotated_transformer.run_folder import create_run, write_config
-from annotated_transformer.structure import (
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.experiments.structure import (
     _follow,
     _Pair,
     dependencies,
@@ -32,9 +30,11 @@ from annotated_transformer.structure import (
     prefixes_predicted,
     word_attention,
 )
-from annotated_transformer.transformer import Transformer, build_transformer
-from annotated_transformer.vocab import Vocab, learn_bpe
-from annotated_transformer.weights import save_weights
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.show import structure
 
 MODIFIERS = ("adjective → noun", "determiner → noun")
 OBJECTS = ("verb → object", "verb → earlier object")

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import annotated_transformer.train as loop
+import annotated_transformer.training.train as loop
 from annotated_transformer import UserError
-from annotated_transformer.batch import Batch, RunPosition, Step
-from annotated_transformer.hooks import (
+from annotated_transformer.data.batch import Batch, RunPosition, Step
+from annotated_transformer.runs.hooks import (
     STOP_SIGNALS,
     _every,
     metrics_file,
@@ -28,7 +28,7 @@ from annotated_transformer.hooks import (
     stop_after,
     tensorboard,
 )
-from annotated_transformer.train import (
+from annotated_transformer.training.train import (
     NotFinite,
     StepRecord,
     Stop,
@@ -763,7 +763,7 @@ def test_the_bar_is_plain_text_everywhere():
     "tqdm.auto would draw a widget in a notebook, and warn where there are none."
     import tqdm.std
 
-    import annotated_transformer.hooks as module
+    import annotated_transformer.runs.hooks as module
 
     assert module.tqdm is tqdm.std.tqdm
 

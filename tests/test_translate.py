@@ -11,18 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer import UserError
-from annotated_transformer.batched_search import (
+from annotated_transformer.data.vocab import SPACE, learn_bpe
+from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     search_with,
 )
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.decode import Hypothesis, sample
-from annotated_transformer.evaluate import perplexity
-from annotated_transformer.run_folder import create_run, write_config
-from annotated_transformer.text import MAX_LINE_BYTES, decode_lines
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import (
+from annotated_transformer.io.text import MAX_LINE_BYTES, decode_lines
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.decode import Hypothesis, sample
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.translating.evaluate import perplexity
+from annotated_transformer.translating.translate import (
     Translation,
     Translator,
     _join,
@@ -30,8 +32,6 @@ from annotated_transformer.translate import (
     load,
     translate_stream,
 )
-from annotated_transformer.vocab import SPACE, learn_bpe
-from annotated_transformer.weights import save_weights
 
 TEXT = [
     "the old dog sleeps under the bridge.",

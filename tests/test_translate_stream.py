@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from annotated_transformer.batched_search import batched_greedy_search
-from annotated_transformer.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.grammar import builtin
-from annotated_transformer.run_folder import create_run, write_config
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.translate import load
-from annotated_transformer.vocab import learn_bpe
-from annotated_transformer.weights import save_weights
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.engines.batched_search import batched_greedy_search
+from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.translating.translate import load
 
 GREEDY = ["--beam-size", "1"]
 posix = pytest.mark.skipif(os.name == "nt", reason="signals and terminals of POSIX")

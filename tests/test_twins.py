@@ -14,44 +14,43 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from fold import each
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from annotated_transformer import chunked_loss as chunks
-from annotated_transformer import chunked_r_drop as r_drop_chunks
-from annotated_transformer.attention import attention
-from annotated_transformer.batch import Batch
-from annotated_transformer.batched_search import (
+from annotated_transformer.data.batch import Batch
+from annotated_transformer.engines import chunked_loss as chunks
+from annotated_transformer.engines import chunked_r_drop as r_drop_chunks
+from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
 )
-from annotated_transformer.chunked_loss import chunked_loss
-from annotated_transformer.chunked_r_drop import ChunkedRDrop
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.decode import (
-    DecodingState,
-    PrefixDecoder,
-    beam_search,
-    greedy_search,
-)
-from annotated_transformer.fast_dropout import FastDropout
-from annotated_transformer.fused_attention import (
+from annotated_transformer.engines.chunked_loss import chunked_loss
+from annotated_transformer.engines.chunked_r_drop import ChunkedRDrop
+from annotated_transformer.engines.fast_dropout import FastDropout
+from annotated_transformer.engines.fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
 )
-from annotated_transformer.inference import (
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.engines.packed import (
     Int8Linear,
     PreparedLinear,
     _can_pack,
     can_int8,
 )
-from annotated_transformer.kv_cache import KVCache
-from annotated_transformer.label_smoothing import smoothed_loss
-from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.r_drop import RDrop
-from annotated_transformer.recipe import BatchLoss
-from annotated_transformer.transformer import build_transformer
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.decode import (
+    DecodingState,
+    PrefixDecoder,
+    beam_search,
+    greedy_search,
+)
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import BatchLoss
+from annotated_transformer.training.label_smoothing import smoothed_loss
+from annotated_transformer.training.r_drop import RDrop
 
 # A precision is a dtype of the inputs, or float32 inputs under autocast to bfloat16.
 DTYPES = {
@@ -644,7 +643,7 @@ def rows() -> list:
     ]
 
 
-@each("twin, precision, device", rows())
+@pytest.mark.parametrize("twin, precision, device", rows())
 def test_the_engine_equals_its_plain_twin(twin, precision, device):
     if not twin.available(DTYPES[precision]):
         pytest.skip("this PyTorch or processor lacks what the engine needs")

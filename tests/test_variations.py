@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from annotated_transformer.config import Recipe, override
-from annotated_transformer.run_folder import create_run
-from annotated_transformer.variation_runs import (
+from annotated_transformer.experiments.variation_runs import (
     _BASES,
     _KEY_ROWS,
     _ROWS,
@@ -29,7 +27,9 @@ from annotated_transformer.variation_runs import (
     format_table,
     read_table,
 )
-from annotated_transformer.variations import _verdict, effects, pooled_std
+from annotated_transformer.experiments.variations import _verdict, effects, pooled_std
+from annotated_transformer.model.config import Recipe, override
+from annotated_transformer.runs.folder import create_run
 
 TABLE3 = json.loads((ROOT / "reference/paper_tables.json").read_text(encoding="utf-8"))[
     "table3"
@@ -296,7 +296,8 @@ def test_time_is_up(tmp_path, monkeypatch):
     "A row that is not through when time is up has no result; none is begun without time; each gets what is left."
     now, given = [0.0], []
     monkeypatch.setattr(
-        "annotated_transformer.variation_runs.time.monotonic", lambda: now[0]
+        "annotated_transformer.experiments.variation_runs.time.monotonic",
+        lambda: now[0],
     )
 
     def slow(recipe, run, minutes):

@@ -10,11 +10,10 @@ from itertools import combinations
 import pytest
 import torch
 
-from annotated_transformer.attention_dropout import AttentionDropout
-from annotated_transformer.config import ModelConfig
-from annotated_transformer.multi_head import MultiHeadAttention
-from annotated_transformer.transformer import build_transformer
-from annotated_transformer.visualize import (
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.show.visualize import (
     COLOURS,
     SHADES,
     attention_chart,
@@ -25,6 +24,7 @@ from annotated_transformer.visualize import (
     lines,
     panels,
 )
+from annotated_transformer.training.attention_dropout import AttentionDropout
 
 
 def run_python(code: str) -> str:
@@ -39,7 +39,7 @@ CAPTIONED = """
 import matplotlib
 from execnb.shell import CaptureShell
 shell = CaptureShell()
-shell.run("from annotated_transformer.visualize import lines, show_captions; show_captions(); show_captions()")
+shell.run("from annotated_transformer.show.visualize import lines, show_captions; show_captions(); show_captions()")
 for cap in ('"One \\\\"line\\\\", and *it*: two"', 'plain'):
     out = shell.run(f"#| label: fig-a\\n#| fig-cap: {cap}\\nax = lines({{'a': ([1, 2], [3, 4])}}, x='x', y='y')")
     print([sorted(o["data"]) for o in out], out[-1]["data"].get("text/markdown"))
@@ -60,7 +60,7 @@ def test_captions_below_figures():
 def test_captions_without_ipython():
     assert (
         run_python(
-            "import sys; from annotated_transformer.visualize import show_captions as s; s(); print('IPython' in sys.modules)"
+            "import sys; from annotated_transformer.show.visualize import show_captions as s; s(); print('IPython' in sys.modules)"
         )
         == "False\n"
     )
@@ -197,7 +197,7 @@ def test_parts_are_named_in_reading_order():
 def test_importing_draws_in_no_drawing_library():
     assert (
         run_python(
-            "import sys, annotated_transformer.visualize\n"
+            "import sys, annotated_transformer.show.visualize\n"
             "print([m for m in ('matplotlib', 'altair', 'vl_convert') if m in sys.modules])"
         )
         == "[]\n"
@@ -206,7 +206,7 @@ def test_importing_draws_in_no_drawing_library():
 
 def test_charts_repeat_between_processes_and_share_no_ids():
     code = (
-        "import json\nfrom annotated_transformer.visualize import attention_chart\n"
+        "import json\nfrom annotated_transformer.show.visualize import attention_chart\n"
         "c = attention_chart(['a', 'b'], ['\"', \"'\"], [[.1, .9], [.5, .5]])\nprint(json.dumps(c.spec), c.svg)"
     )
     assert run_python(code) == run_python(code)

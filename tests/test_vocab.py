@@ -10,7 +10,7 @@ import sentencepiece as spm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.vocab import SPACE, Vocab, _sample_lines, learn_bpe
+from annotated_transformer.data.vocab import SPACE, Vocab, _sample_lines, learn_bpe
 
 TEXT = [
     "The animal did not cross the street because it was too tired.",
@@ -155,7 +155,7 @@ def test_same_text_same_model():
 def test_same_sample_in_another_process():
     "SentencePiece's own sampling begins anew with each process, whatever seed it is given."
     code = (
-        "from annotated_transformer.vocab import learn_bpe; import hashlib; "
+        "from annotated_transformer.data.vocab import learn_bpe; import hashlib; "
         "print(hashlib.sha256(learn_bpe((f'{i * i} {i % 7}' for i in range(2000)), 340, n_sample=150).model).hexdigest())"
     )
     first, second = (

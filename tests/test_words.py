@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from fold import each
 from IPython.display import HTML
 from notebooks import code_of, directives, joined
 from pages import sidebar
 
-from annotated_transformer.config import ModelConfig, TrainConfig, get_recipe
+from annotated_transformer.model.config import ModelConfig, TrainConfig, get_recipe
 
 NBS, DRAWINGS = ROOT / "nbs", sorted((ROOT / "nbs/images").glob("*.svg"))
 WORDS = ("index", "map", "misreadings", "reading", "reference", "symbols", "words")
@@ -146,7 +145,7 @@ def test_pages_to_look_things_up_have_links(name):
     assert links_of(name)
 
 
-@each("name", sorted(p.stem for p in NBS.glob("[!_.]*.ipynb")))
+@pytest.mark.parametrize("name", sorted(p.stem for p in NBS.glob("[!_.]*.ipynb")))
 def test_links_lead_to_a_place(name):
     assert broken(links_of(name)) == []
 
@@ -250,8 +249,8 @@ SETTINGS = {f.name for kind in (ModelConfig, TrainConfig) for f in fields(kind)}
 def public() -> dict[str, object]:
     "Every public name of every module; a dotted one is looked up in its class."
     modules = [
-        importlib.import_module(f"annotated_transformer.{p.stem}")
-        for p in (ROOT / "annotated_transformer").glob("[!_]*.py")
+        importlib.import_module(f"annotated_transformer.{p.parent.name}.{p.stem}")
+        for p in (ROOT / "annotated_transformer").glob("*/[!_]*.py")
     ]
     return {
         name: getattr(module, name) for module in modules for name in module.__all__
@@ -334,8 +333,10 @@ def test_reference_has_every_public_name(reference):
     ids = re.findall(r'id="([\w.]+)"', reference)
     assert len(ids) == len(set(ids))
     modules = {
-        p.stem: importlib.import_module(f"annotated_transformer.{p.stem}")
-        for p in (ROOT / "annotated_transformer").glob("[!_]*.py")
+        f"{p.parent.name}.{p.stem}": importlib.import_module(
+            f"annotated_transformer.{p.parent.name}.{p.stem}"
+        )
+        for p in (ROOT / "annotated_transformer").glob("*/[!_]*.py")
     }
     assert set(ids) == {
         f"{name}.{n}" for name, module in modules.items() for n in module.__all__
@@ -345,7 +346,9 @@ def test_reference_has_every_public_name(reference):
 def test_reference_says_what_one_needs(reference):
     "Parameters with their comments, methods, errors: looked at in one entry."
     entry = re.search(
-        r'<details id="multi_head.MultiHeadAttention">.*?</details>', reference, re.S
+        r'<details id="model.multi_head.MultiHeadAttention">.*?</details>',
+        reference,
+        re.S,
     )[0]
     for said in (
         "n_heads: int",
@@ -354,7 +357,7 @@ def test_reference_says_what_one_needs(reference):
         "keys and values of each head",
         "ValueError: &#123;name&#125;=&#123;size&#125; must be 1 or more",
         'href="322_multi_head.ipynb#multiheadattention"',
-        "/annotated_transformer/multi_head.py#L",
+        "/annotated_transformer/model/multi_head.py#L",
     ):
         assert said in entry, said
     assert broken(re.findall(r'href="([\w.]+\.ipynb#[^"]+)"', reference)) == []

@@ -33,7 +33,7 @@ def files_of(root: Path) -> list[str]:
         names = found.split("\0")
     else:
         left = re.compile(
-            r"(^|/)(\.|(_proc|_docs|_preview|__pycache__|build|dist|runs)(/|$)|nbdev\.yml)"
+            r"^runs/|(^|/)(\.|(_proc|_docs|_preview|__pycache__|build|dist)(/|$)|nbdev\.yml)"
         )
         names = [
             n
@@ -81,7 +81,7 @@ def drift(root: Path) -> list[str]:
         watched = [n for n in names if n.startswith((lib, nbs)) or n == "README.md"]
         watched += [
             p.relative_to(made).as_posix()
-            for p in [*(made / lib).glob("*.py"), *made.glob("README.md")]
+            for p in [*(made / lib).rglob("*.py"), *made.glob("README.md")]
         ]
         lines = []
         for name in sorted(set(watched)):

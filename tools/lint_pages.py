@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ROOT / "annotated_transformer/pages"
+PAGES = ROOT / "annotated_transformer/show/pages"
 OTHER_SCRIPTS = [ROOT / "tools/preview.js", ROOT / "tests/page.js"]
 USED_BY_TESTS = "page.js:2: page is never used"
 MAX_LINE = 88

@@ -286,11 +286,28 @@ def readme(index: Path) -> str:
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
+def relative_imports(lib: Path) -> None:
+    "nbdev makes imports from the package relative only where they stand on one line: here all of them."
+    for path in lib.glob("*/**/*.py"):
+        text = path.read_text(encoding="utf-8")
+        dots = "." * len(path.relative_to(lib).parts)
+        made = re.sub(rf"^( *from ){lib.name}\b\.?", rf"\1{dots}", text, flags=re.M)
+        made = re.sub(
+            rf"^( *from ){re.escape(dots + path.parent.name)}\.",
+            r"\1.",
+            made,
+            flags=re.M,
+        )
+        if made != text:
+            path.write_text(made, encoding="utf-8", newline="\n")
+
+
 def export(root: Path = ROOT) -> None:
     "Notebooks → package, notebooks cleaned, README.md made, in `root`, which is the current directory."
     from nbdev.doclinks import nbdev_export
 
     nbdev_export()
+    relative_imports(root / settings(root)["lib_path"])
     for path in (root / "nbs").glob("[!_.]*.ipynb"):
         write_clean(json.loads(path.read_text(encoding="utf-8")), path)
     index = root / "nbs" / settings(root)["readme_nb"]

@@ -179,7 +179,7 @@ def names_of_package() -> Names:
             places.setdefault(name.removeprefix(f"{module}."), {})[page] = (
                 anchor.partition(".")[0]
             )
-    for path in (ROOT / library).glob("[!_]*.py"):
+    for path in (ROOT / library).glob("*/[!_]*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.AnnAssign(
@@ -582,8 +582,8 @@ if "google.colab" in sys.modules:
 
 def write_live(folder: Path) -> None:
     "live_page.html: the live page of the pretrained model, which links to the pages next to it."
-    from annotated_transformer.live import write_live_page
-    from annotated_transformer.run_folder import pretrained_run
+    from annotated_transformer.runs.folder import pretrained_run
+    from annotated_transformer.show.live import write_live_page
 
     write_live_page(pretrained_run(Path("demo")), folder / "live_page.html", site="")
 

@@ -49,8 +49,8 @@ VARIANTS = {
 QUICK_NOTEBOOKS = """01_one_page
                      20_background 20a_convolutions 20b_systems_compared 31_stack 321_attention 322_multi_head 323_masking 33_feed_forward
                      34_embedding 35_position 36_transformer 53_optimizer 54_label_smoothing 61a_decode 61b_translate 61c_evaluate 61d_significance
-                     90g_engines 90a_fast_dropout 90b_fused_attention 90c_chunked_loss 90d_kv_cache 90e_batched_search
-                     90f_inference""".split()
+                     90i_engines 90a_fast_dropout 90b_fused_attention 90c_chunked_loss 90e_kv_cache 90f_batched_search
+                     90g_packed""".split()
 QUICK_TESTS = """test_attention test_decode test_inference test_loss test_model test_one_page test_optimizer test_parts test_train
                  test_twins""".split()
 KERNELS = """

@@ -15,15 +15,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from annotated_transformer.config import get_recipe, override
-from annotated_transformer.corpus import load_corpus
-from annotated_transformer.evaluate import pronoun_accuracy
-from annotated_transformer.grammar import builtin
-from annotated_transformer.heads import pronoun_sentences
-from annotated_transformer.run_folder import load_run, write_config
-from annotated_transformer.runs import train_run
-from annotated_transformer.translate import load
-from annotated_transformer.weights import pack_weights, save_tensors, weights_metadata
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.model.config import get_recipe, override
+from annotated_transformer.runs.folder import load_run, write_config
+from annotated_transformer.runs.train_run import train_run
+from annotated_transformer.runs.weights import (
+    pack_weights,
+    save_tensors,
+    weights_metadata,
+)
+from annotated_transformer.show.heads import pronoun_sentences
+from annotated_transformer.translating.evaluate import pronoun_accuracy
+from annotated_transformer.translating.translate import load
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "annotated_transformer/pretrained/demo"
