@@ -22,7 +22,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test portable lab export notebooks docs preview links check bench-train bench-decode bench-gpu pretrained clean
+.PHONY: help demo test test-slow portable lab export notebooks docs preview links check bench-train bench-decode bench-gpu pretrained clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -37,6 +37,9 @@ test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree w
 	@$(WITH) $(BIN)/nbdev_test --n_workers 2 --timing
 	@printf '\n== 3 of 3: tests/\n'
 	@$(WITH) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+test-slow: $(VENV)/.stamp-dev  ## the tests that take long and rarely break
+	@$(WITH) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m slow
 
 portable: $(VENV)/.stamp-dev  ## notebooks and tests under the kernels of other processors (or VARIANTS="default avx2", NAMES="31_stack test_model", QUICK=1)
 	@$(WITH) $(BIN)/python tools/portable.py --variants "$(VARIANTS)" --names "$(NAMES)" $(if $(QUICK),--quick)
