@@ -635,7 +635,8 @@ def test_the_command_gives_the_settings(name):
 
 def test_the_commit_is_this_checkouts(tmp_path, monkeypatch):
     "Not that of a repository in which an installed package happens to lie."
-    from annotated_transformer import __version__, model_card
+    from annotated_transformer import __version__
+    from annotated_transformer.export import model_card
 
     git = lambda *words: subprocess.run(
         ["git", *words], cwd=ROOT, capture_output=True, text=True

@@ -27,7 +27,7 @@ from engine import (
 from pretrain import TYPED
 from torch import Tensor, nn
 
-from annotated_transformer import UserError, live, load
+from annotated_transformer import UserError, load
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.prepared import open_prepared, prepare
 from annotated_transformer.data.vocab import Vocab, learn_bpe
@@ -49,6 +49,7 @@ from annotated_transformer.runs.weights import (
     unpack_weights,
     weights_metadata,
 )
+from annotated_transformer.show import live
 from annotated_transformer.show.heads import ablate_head
 from annotated_transformer.show.live import is_live_page, pack_model, write_live_page
 from annotated_transformer.show.visualize import attention_maps
