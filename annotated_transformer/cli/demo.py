@@ -32,6 +32,7 @@ from ..runs.train_run import train_run
 from ..show.explorer import write_attention_page
 from ..show.heads import opening_head, pronoun_sentences
 from ..show.live import write_live_page
+from ..show.visualize import save_learning_curve
 from ..translating.evaluate import bleu, pronoun_accuracy
 from ..translating.translate import Translator, load
 
@@ -87,6 +88,7 @@ def _train_demo(corpus: Corpus, recipe: Recipe, run: Path) -> float:
     stopped = read_config(run)[1]["stopped"]
     if stopped in STOP_SIGNALS:
         raise Interrupted(stopped)
+    save_learning_curve(run)
     return time.perf_counter() - started
 
 # %% ../../nbs/94_demo.ipynb #94de0012

@@ -7,14 +7,15 @@ __all__ = ['save_weights', 'pack_weights', 'unpack_weights', 'read_weights', 'lo
 
 # %% ../../nbs/97b_weights.ipynb #52b00004
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -26,14 +27,14 @@ from ..model.transformer import Transformer
 from ..training.distributed import (
     distribute_like,
     full_tensor,
-    rank,
+    is_main,
 )
 
 # %% ../../nbs/97b_weights.ipynb #604cfc9c
 def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The full tensors in main memory on rank 0, and nothing on other ranks.
+    """The full tensors in main memory of the main process, and nothing in others.
 
-    Every rank must call it, with the same names in the same order.
+    Every process must call it, with the same names in the same order.
     UserError for numbers that are not finite.
     """
     gathered = {}
@@ -44,7 +45,7 @@ def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 f"{name} holds numbers that are not finite: continue "
                 "from an older checkpoint"
             )
-        if rank() == 0:
+        if is_main():
             gathered[name] = full.cpu().contiguous()
     return gathered
 
@@ -79,10 +80,10 @@ def save_tensors(
 def save_weights(model: nn.Module, path: Path, about: dict | None = None) -> None:
     """The model's weights as safetensors, with `about` as in `save_tensors`.
 
-    Every rank calls it, rank 0 writes.
+    Every process calls it, the main one writes.
     """
     weights = gather_tensors(model.state_dict())
-    if rank() == 0:
+    if is_main():
         save_tensors(weights, path, about)
 
 # %% ../../nbs/97b_weights.ipynb #52bb0002
@@ -126,24 +127,30 @@ def unpack_weights(packed: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 # %% ../../nbs/97b_weights.ipynb #6bd4aa95
-def read_tensors(
-    path: Path,  # a safetensors file
-) -> dict[str, Tensor]:
-    """The tensors of a file, by name.
-
-    UserError if it is not a readable safetensors file.
-    """
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
+    "A safetensors file; UserError if it is missing or cannot be read as one."
+    kind = path_type(resolve(path))
+    if kind == "nothing":
+        raise UserError(f"{path}: no such file")
+    if kind != "file":  # reading a pipe would block
+        raise UserError(f"{path} is a {kind}, not a safetensors file")
     try:
-        if path_type(resolve(path)) not in (
-            "nothing",
-            "file",
-        ):  # reading a pipe would block
-            raise UserError(f"{path} is not a regular file")
-        return load_file(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        with safe_open(path, "pt") as file:
+            yield file
     except (SafetensorError, OSError) as e:
         raise UserError(f"{path} is not a readable safetensors file: {e}") from None
+
+# %% ../../nbs/97b_weights.ipynb #6bd4aa96
+def _tensors_of(file: safe_open) -> dict[str, Tensor]:
+    "All tensors of an open file, by name."
+    return {name: file.get_tensor(name) for name in file.keys()}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    "The tensors of a safetensors file, by name; UserError if it cannot be read."
+    with _opened(path) as file:
+        return _tensors_of(file)
 
 # %% ../../nbs/97b_weights.ipynb #b7372c11
 def tensor_shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -222,6 +229,68 @@ def load_weights(
     """
     set_weights(model, read_weights(path, tensor_shapes(model.state_dict())))
 
+# %% ../../nbs/97b_weights.ipynb #0ab07e02
+def weights_metadata(config: ModelConfig, which: str) -> dict:
+    "For the header of a weights file: the sizes of its model, and which weights."
+    return {"model": asdict(config), "weights": which}
+
+# %% ../../nbs/97b_weights.ipynb #0ab07e01
+def _about_of(path: Path, file: safe_open) -> dict:
+    "What an open file's header holds as `about`; UserError if it is damaged."
+    header = file.metadata() or {}
+    try:
+        about = json.loads(header.get("about", "{}"))
+    except (ValueError, RecursionError):
+        about = None
+    if (
+        header.keys() - {"about", "format"}
+        or not isinstance(about, dict)
+        or not isinstance(about.get("model", {}), dict)
+        or not is_line(about.get("weights", ""))
+    ):
+        raise UserError(
+            f"{path} is not a readable safetensors file: its header is damaged"
+        )
+    return about
+
+# %% ../../nbs/97b_weights.ipynb #0ab07e04
+def read_metadata(path: Path) -> dict:
+    "What `save_tensors` stored in a file's header as `about`."
+    with _opened(path) as file:
+        return _about_of(path, file)
+
+# %% ../../nbs/97b_weights.ipynb #0ab07e03
+def check_file_size(path: Path, n_parameters: int) -> None:
+    """UserError if a weights file is larger than any that holds so many parameters.
+
+    A file may have holes and claim any size; nothing of it is read here.
+    """
+    most = 32 * n_parameters + 2**20  # float64, shared matrices stored four times
+    if path.is_file() and path.stat().st_size > most:
+        raise UserError(
+            f"{path} has {path.stat().st_size:,} bytes, too many for a model of "
+            f"{n_parameters:,} parameters"
+        )
+
+# %% ../../nbs/97b_weights.ipynb #0ab07e05
+def _compare_sizes(path: Path, about: dict, config: ModelConfig) -> None:
+    "UserError if the header of a weights file names other sizes than the settings."
+    sizes = asdict(config)
+    saved = about.get("model", sizes)
+    for name, value in sizes.items():
+        if saved.get(name, "nothing") != value:
+            raise UserError(
+                f"{path} was trained with {name}={saved.get(name)!r}, but "
+                f"config.json says {name}={value!r}"
+            )
+
+
+def check_sizes(path: Path, config: ModelConfig, n_vocab: int | None = None) -> None:
+    "UserError if a weights file was written for other sizes, or is too large."
+    if n_vocab is not None:
+        check_file_size(path, config.n_parameters(n_vocab))
+    _compare_sizes(path, read_metadata(path), config)
+
 # %% ../../nbs/97b_weights.ipynb #0ab07e12
 class Uninitialised(TorchFunctionMode):
     """Inside, weights have no values and take no memory; other tensors are computed.
@@ -243,20 +312,25 @@ class Uninitialised(TorchFunctionMode):
         return func(*args, **kwargs)
 
 # %% ../../nbs/97b_weights.ipynb #0ab07e14
-def build_with_weights(
+def load_model(
     build: Callable[[], Transformer],
     path: Path,  # a safetensors file
-    embedding: tuple[int, int],  # the shape of the model's embedding
-) -> Transformer:
-    """The model that `build` makes, with the weights of a file, in float32.
+    config: ModelConfig,
+    n_vocab: int,
+) -> tuple[Transformer, dict]:
+    """The model that `build` makes, with a file's weights in fp32, and its `about`.
 
-    The embedding and the numbers are checked before the model is built, because its
+    Sizes, embedding and numbers are checked before the model is built, because its
     table of positions takes memory; the other shapes are checked after that.
     """
-    weights, name = unpack_weights(read_tensors(path)), "embedding.weight"
-    shapes = tensor_shapes(weights)
+    check_file_size(path, config.n_parameters(n_vocab))
+    with _opened(path) as file:
+        about = _about_of(path, file)
+        _compare_sizes(path, about, config)
+        weights = unpack_weights(_tensors_of(file))
+    shapes, name = tensor_shapes(weights), "embedding.weight"
     found = {name: shapes[name]} if name in shapes else {}
-    check_shapes(path, found, {name: embedding})
+    check_shapes(path, found, {name: (n_vocab, config.d_model)})
     check_finite(path, weights)
     with Uninitialised():
         model = build()
@@ -264,69 +338,4 @@ def build_with_weights(
     # copies, since the file may be overwritten while it is mapped into memory
     copies = {name: w.to(torch.float32, copy=True) for name, w in weights.items()}
     model.load_state_dict(copies, assign=True)
-    return model
-
-# %% ../../nbs/97b_weights.ipynb #0ab07e02
-def weights_metadata(config: ModelConfig, which: str) -> dict:
-    "For the header of a weights file: the sizes of its model, and which weights."
-    return {"model": asdict(config), "weights": which}
-
-# %% ../../nbs/97b_weights.ipynb #0ab07e01
-def read_metadata(path: Path) -> dict:
-    """What `save_tensors` stored in a file's header as `about`.
-
-    UserError if it cannot be read.
-    """
-    if path_type(resolve(path)) != "file":
-        raise UserError(f"{path} is not a readable safetensors file")
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-    except (SafetensorError, OSError) as e:
-        raise UserError(f"{path} is not a readable safetensors file: {e}") from None
-    if header.keys() - {"about", "format"}:
-        raise UserError(
-            f"{path} is not a readable safetensors file: its header is damaged"
-        )
-    try:
-        about = json.loads(header.get("about", "{}"))
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{path} is not a readable safetensors file: {e}") from None
-    if (
-        not isinstance(about, dict)
-        or not isinstance(about.get("model", {}), dict)
-        or not is_line(about.get("weights", ""))
-    ):
-        raise UserError(
-            f"{path} is not a readable safetensors file: its header is damaged"
-        )
-    return about
-
-# %% ../../nbs/97b_weights.ipynb #0ab07e03
-def check_file_size(path: Path, n_parameters: int) -> None:
-    """UserError if a weights file is larger than any that holds so many parameters.
-
-    A file may have holes and claim any size; nothing of it is read here.
-    """
-    most = 32 * n_parameters + 2**20  # float64, shared matrices stored four times
-    if path.is_file() and path.stat().st_size > most:
-        raise UserError(
-            f"{path} has {path.stat().st_size:,} bytes, too many for a model of "
-            f"{n_parameters:,} parameters"
-        )
-
-
-def check_sizes(path: Path, config: ModelConfig, n_vocab: int | None = None) -> None:
-    """UserError if a weights file was written for other sizes, or is too large.
-
-    Files of older versions do not say their sizes.
-    """
-    if n_vocab is not None:
-        check_file_size(path, config.n_parameters(n_vocab))
-    saved = read_metadata(path).get("model", asdict(config))
-    for name, value in asdict(config).items():
-        if saved.get(name, "nothing") != value:
-            raise UserError(
-                f"{path} was trained with {name}={saved.get(name)!r}, but "
-                f"config.json says {name}={value!r}"
-            )
+    return model, about
