@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from importlib.resources import files
@@ -71,17 +71,6 @@ from ..training.distributed import is_main, main_process_first
 # %% ../../nbs/97_run_folder.ipynb #ec2d420c
 # of a run folder; raised when an older program could not read a newer folder
 FORMAT = 1
-_RUN_NAMES = {
-    ".lock",
-    "config.json",
-    "vocab.model",
-    "model.safetensors",
-    "metrics.jsonl",
-    "curve.svg",
-    "checkpoints",
-    "data",
-    "tensorboard",
-}
 _RUN_ENTRY = re.compile(  # everything in a run, by its path in the run folder
     r"\.lock|config\.json|vocab\.model|model\.safetensors|metrics\.jsonl|"
     r"curve\.svg|checkpoints(/best\.safetensors|/step-\d{7,}(\.\d+)?"
@@ -96,6 +85,11 @@ def foreign_entries(run: Path) -> list[str]:
     paths = (path.relative_to(run).as_posix() for path in sorted(run.rglob("*")))
     return [path for path in paths if not _RUN_ENTRY.fullmatch(path)]
 
+
+def _own_names(run: Path) -> set[str]:
+    "The names in a run folder that are part of a run."
+    return {path.name for path in run.iterdir() if _RUN_ENTRY.fullmatch(path.name)}
+
 # %% ../../nbs/97_run_folder.ipynb #0ab07e08
 def remove_run_files(
     run: Path, keep: Set[str] = frozenset(), *, keep_folder: bool
@@ -104,13 +98,8 @@ def remove_run_files(
 
     A folder in it that holds anything else stays as it is.
     """
-    foreign = foreign_entries(run)
-    names = {
-        name
-        for name in _RUN_NAMES - keep
-        if not any(path.startswith(f"{name}/") for path in foreign)
-    }
-    remove_known(run, names, keep_folder=keep_folder)
+    stays = {path.split("/")[0] for path in foreign_entries(run)}
+    remove_known(run, _own_names(run) - stays - keep, keep_folder=keep_folder)
 
 # %% ../../nbs/97_run_folder.ipynb #8f69074f
 def write_config(path: Path, recipe: Recipe, about: dict) -> None:
@@ -225,7 +214,7 @@ def _read_any_config(path: Path) -> tuple[str, Recipe | None, dict]:
         raise UserError(f"{file}: kind={kind!r} is no kind of run that can be loaded")
     if kind != _TRAINED:
         return kind, None, values
-    check_no_links(path, _RUN_NAMES)
+    check_no_links(path, _own_names(path))
     check_entries(file, values, _ABOUT)
     try:
         recipe = recipe_from_dict(values)
@@ -290,11 +279,10 @@ _MAX_METRICS = 2**30  # bytes of metrics.jsonl: some nine million steps
 
 def _is_record(record: object) -> bool:
     "Is a line of metrics.jsonl one of a training step or a validation pass?"
-    return isinstance(record, dict) and all(
-        isinstance(value, float)  # also one that is not finite
-        or (isinstance(value, int) and abs(value) < 2**63)
-        or (name == "grad_norm" and value is None)
-        for name, value in record.items()
+    return (
+        isinstance(record, dict)
+        and is_count(record.get("step"))
+        and all(isinstance(value, int | float) for value in record.values())
     )
 
 
@@ -303,15 +291,11 @@ def read_metrics(run: Path) -> list[dict]:
     path = run / "metrics.jsonl"
     if path_type(path) == "nothing":
         return []
-    text = read_file(path, _MAX_METRICS).decode(errors="replace")
     found = []
-    for line in text.split("\n"):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if _is_record(record) and is_count(record.get("step")):
-            found.append(record)
+    for line in read_file(path, _MAX_METRICS).decode(errors="replace").split("\n"):
+        with suppress(ValueError, RecursionError):
+            if _is_record(record := json.loads(line)):
+                found.append(record)
     return found
 
 # %% ../../nbs/97_run_folder.ipynb #2912b3c9

@@ -6,6 +6,7 @@
 __all__ = ['RunOptions', 'train_run', 'resume_run', 'prepare_run', 'train_or_resume']
 
 # %% ../../nbs/97e_train_run.ipynb #55aa0004
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -148,14 +149,6 @@ def _observers(run: RunFolder, options: RunOptions) -> Iterator[list[Observer]]:
             stack.callback(observer.close)
         yield observers
 
-# %% ../../nbs/97e_train_run.ipynb #55f00004
-def _own_hooks(options: RunOptions) -> list[Hook]:
-    "The time limit and the hooks of the caller, in the main process."
-    if not is_main():
-        return []
-    limit = [stop_after(options.minutes)] if options.minutes else []
-    return [*limit, *options.hooks]
-
 # %% ../../nbs/97e_train_run.ipynb #55f00006
 @contextmanager
 def _naming_checkpoint(run: RunFolder) -> Iterator[None]:
@@ -233,7 +226,8 @@ def _train(
         hooks: list[Hook] = [
             count_steps(run),
             *observers,
-            *_own_hooks(options),
+            stop_after(options.minutes or math.inf),
+            *(options.hooks if is_main() else ()),
             Every(settings.valid_every, validation),
             lambda record: early_stop(run),
             Every(settings.save_every, save),

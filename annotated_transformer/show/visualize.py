@@ -151,14 +151,14 @@ def save_learning_curve(run: Path) -> None:
     width = max(1, len(steps) // 200)  # steps that one point is the mean of
     parts = [steps[i : i + width] for i in range(0, len(steps), width)]
     means = [sum(step["loss"] for step in part) / len(part) for part in parts]
-    curves = {"training, smoothed": ([part[-1]["step"] for part in parts], means)}
+    curves: dict = {"training, smoothed": ([part[-1]["step"] for part in parts], means)}
     if passes := [record for record in records if "valid_loss" in record]:
         losses = [record["valid_loss"] for record in passes]
         curves["validation"] = ([record["step"] for record in passes], losses)
     ax = lines(curves, x="step", y="loss (nats per token)", ax=panels()[1][0])
     with replace_file(run / "curve.svg") as new:
         ax.figure.savefig(new, format="svg")
-    _close(ax.figure)
+    plt.close(ax.figure)
 
 # %% ../../nbs/80_visualize.ipynb #80000001
 def _check_names(what: str, names: Sequence[str] | None, n: int) -> None:
