@@ -19,7 +19,7 @@ from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.model.config import ModelConfig, get_recipe, override
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import read_metrics, text_sha256
+from annotated_transformer.runs.folder import load_run, read_metrics, text_sha256
 from annotated_transformer.runs.hooks import Every
 from annotated_transformer.runs.recipe import (
     BatchLoss,
@@ -185,7 +185,7 @@ def test_a_signal_keeps_the_weights(train, tmp_path):
     about = json.loads((run / "config.json").read_text())
     # an average is made at the end
     assert (about["stopped"], about["weights"]) == ("SIGINT", "last, step 3")
-    assert load(run).about["weights"] == "last, step 3"
+    assert load_run(run).about["weights"] == "last, step 3"
 
 
 @pytest.mark.parametrize("at", [1, 5])
@@ -293,7 +293,11 @@ def test_device_precision_schedule():
     "error, expected, message",
     [
         (RuntimeError("not enough memory: 9 bytes\nC++"), UserError, "ry: 9 bytes$"),
-        (RuntimeError("Storage size calculation overflowed"), UserError, "built: Storage si"),
+        (
+            RuntimeError("Storage size calculation overflowed"),
+            UserError,
+            "built: Storage si",
+        ),
         (MemoryError(), UserError, "^a model of .* cannot be built: out of memory$"),
         (RuntimeError("my part: 3 and 4 differ"), RuntimeError, "^my part: 3 and 4"),
     ],

@@ -264,7 +264,7 @@ def test_torchrun_restarts_a_killed_rank(text, command, without_dropout, tmp_pat
 
 
 def test_sharded_and_resumed_by_one_process(text, command, without_dropout, tmp_path):
-    "Two processes with slices are killed in step 8; they resume sharded, and one of them whole, with the same losses as a run that was never sharded."
+    "Two processes with slices are killed in step 8; they resume sharded, and then one of them whole, with the losses of a run that never was."
     run, words = tmp_path / "run", [*text, "--shard", *WITHOUT_DROPOUT]
     killed = command(*words, "--out", run, n=2, harm="SIGKILL", at=8)
     found = [path.name for path in checkpoints(run / "checkpoints")]

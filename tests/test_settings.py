@@ -146,7 +146,6 @@ def watch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
-        patch.setattr(runs_module, "_draw_curve", lambda run: None)
         patch.setattr(atomic, "_fsync", lambda path: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
