@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
@@ -29,7 +28,6 @@ from annotated_transformer.model.config import (
     ModelConfig,
     Recipe,
     TrainConfig,
-    get_recipe,
 )
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.checkpoint import (
@@ -43,7 +41,6 @@ from annotated_transformer.runs.checkpoint import (
     save_checkpoint,
 )
 from annotated_transformer.runs.folder import (
-    check_new_run,
     create_run,
     foreign_entries,
     load_run,
@@ -260,34 +257,6 @@ def test_foreign_entries(run, trained):
     for name in set(more) - {"data/mine"}:
         (run / name).touch()
     assert foreign_entries(run) == sorted(more)
-
-
-def test_places(tmp_path, run):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/x").touch()
-    (tmp_path / "file").touch()
-    check_new_run(tmp_path / "empty")
-    check_new_run(tmp_path / "new/deep/er")
-    before = {p: p.read_bytes() for p in run.iterdir() if p.is_file()}
-    refused = {
-        run: "already holds a run",
-        tmp_path / "full": "is not empty",
-        tmp_path / "file": "file is a file",
-        tmp_path / "file/run": "file is a file",
-    }
-    for place, says in refused.items():
-        with pytest.raises(UserError, match=says):
-            create_run(place, RECIPE, {})
-    assert before == {p: p.read_bytes() for p in run.iterdir() if p.is_file()}
-
-
-def test_a_run_begins_with_its_settings(tmp_path, vocab, model):
-    for name in ("tiny", "big"):
-        create_run(tmp_path / name, get_recipe(name), {"data": "test"})
-        assert read_config(tmp_path / name) == (get_recipe(name), {"data": "test"})
-    run = tmp_path / "tiny"
-    assert {p.name for p in run.iterdir()} == {"checkpoints", "config.json"}
 
 
 # weights files
@@ -822,27 +791,3 @@ assert bits(*found) == bits(*whole)
 def test_killed_again_and_again(folder):
     "Ten times; after each, every checkpoint that is listed loads. The last one equals, to the bit, a training that was never killed."
     alone(KILLED, folder)
-
-
-def test_killed_while_replacing_the_weights(tmp_path, vocab, model, target):
-    "SIGKILL at random moments of a process that saves two models in turn: always one of the two is there, whole."
-    other = build_transformer(SIZES, len(vocab), vocab.pad_id).eval()
-    path, rng = tmp_path / MODEL, random.Random(0)
-    save_weights(model, path)
-
-    def forever():
-        while True:
-            save_weights(other, path)
-            save_weights(model, path)
-
-    for _ in range(8):
-        pid = child(forever)
-        time.sleep(rng.uniform(0.002, 0.04))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        load_weights(target, path)
-        found = list(target.state_dict().values())
-        assert any(
-            all(map(torch.equal, found, one.state_dict().values()))
-            for one in (model, other)
-        )

@@ -159,13 +159,6 @@ def test_wrong_settings(wrong, message):
         override(get_recipe("base"), wrong)
 
 
-def test_overriding_changes_neither_the_recipe_nor_the_order():
-    base, before = get_recipe("base"), recipe_to_dict(get_recipe("base"))
-    changed = override(base, ["n_layers=2", "seed=1", "seed=2"])
-    assert recipe_to_dict(base) == before and changed.train.seed == 2
-    assert changed == override(changed, [])
-
-
 @pytest.mark.parametrize("max_len, n_positions", [(256, 256), (19, 10), (1, 1)])
 def test_learned_positions_that_end_within_max_len_are_refused(max_len, n_positions):
     "One position more than pieces: EOS follows the source, BOS precedes the target."
@@ -226,23 +219,15 @@ def test_missing_settings_are_refused(part, name):
     "damaged",
     [
         {},
-        {"model": {}},
-        {"train": {}},
         {"model": [], "train": [1]},
         {"model": None, "train": {}},
         [],
         None,
         "text",
-        {"model": {"n_layer": 6}, "train": {}},
-        {"model": {"n_layers": 6.0}, "train": {}},
-        {"model": {}, "train": {"dropout": "0.1"}},
-        {"model": {"d_model": 511}, "train": {}},
-        {"model": {"norm": None}, "train": {}},
-        {"model": {"n_layers": True}, "train": {}},
     ],
 )
 def test_damaged_files_are_refused(damaged):
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError, match="not the settings of a recipe"):
         recipe_from_dict(damaged)
 
 
