@@ -25,8 +25,7 @@ from torch import nn
 
 from annotated_transformer.data.batch import RunPosition
 from annotated_transformer.data.vocab import learn_bpe
-from annotated_transformer.io.atomic import copy_file, replace_file, write_file
-from annotated_transformer.io.files import sha256
+from annotated_transformer.io.files import copy_file, replace_file, sha256, write_file
 from annotated_transformer.model.config import (
     ModelConfig,
     Recipe,

@@ -273,7 +273,7 @@ def test_what_a_killed_process_left_is_swept_away(corpus, tmp_path):
     "In the run itself too: a process may be killed while it writes the run's own weights. What only looks like it stays."
     run = train(corpus, tmp_path / "run", hooks=[], minutes=1e-6)
     code = (
-        "import os, signal, sys; from annotated_transformer.io.atomic import replace_file\n"
+        "import os, signal, sys; from annotated_transformer.io.files import replace_file\n"
         "with replace_file(sys.argv[1]) as new: new.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     places = (run, run / "checkpoints")

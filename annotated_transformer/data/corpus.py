@@ -22,8 +22,7 @@ import pooch
 
 from .. import UserError
 from .grammar import builtin
-from ..io.atomic import replace_file
-from ..io.files import is_count, path_type
+from ..io.files import is_count, path_type, replace_file
 from ..io.text import TextPairs
 
 # %% ../../nbs/51a_corpus.ipynb #38f7eb69

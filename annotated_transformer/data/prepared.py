@@ -20,12 +20,12 @@ from tqdm import tqdm
 from .. import UserError
 from .batch import EncodedPairs, RaggedArray, id_dtype
 from .vocab import Vocab, learn_bpe
-from ..io.atomic import new_folder, remove_stale_staging
 from ..io.files import (
     MAX_BYTES,
     check_entries,
     check_no_links,
     is_line,
+    new_folder,
     path_type,
     read_json,
     resolve,
@@ -278,5 +278,4 @@ def prepare(
             _write_prepared(new, train, valid, made_from, quiet)
     except FileExistsError:  # another process has made it meanwhile
         return open_prepared(folder, made_from)
-    remove_stale_staging(resolve(folder).parent)
     return open_prepared(folder)

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from .. import UserError
 from ..data.batch import RunPosition
-from ..io.atomic import (
+from ..io.files import (
     copy_file,
+    is_count,
     new_folder,
+    read_json,
     remove,
-    remove_stale_staging,
+    sha256,
 )
-from ..io.files import is_count, read_json, sha256
 from .folder import FORMAT, read_config, write_config
 from .weights import (
     check_shapes,
@@ -163,7 +164,6 @@ def save_checkpoint(
     state = gather_tensors(_optimizer_state(model, optimizer))
     if rank() != 0:
         return None
-    remove_stale_staging(folder, is_locked=True)
     n_before = max(
         (again + 1 for step, again, _ in _numbered(folder) if step == progress.step),
         default=0,

@@ -20,27 +20,24 @@ from typing import Any, NamedTuple
 from .. import UserError
 from ..data.vocab import Vocab
 from ..engines.choose import FAST
-from ..io.atomic import (
-    FolderLock,
-    check_new_folder,
-    make_parents,
-    new_folder,
-    remove_known,
-    write_json,
-)
 from ..io.files import (
     check_entries,
+    check_new_folder,
     check_no_links,
     is_count,
     is_flag,
     is_line,
     is_object,
     is_text,
+    lock_folder,
+    new_folder,
     path_type,
     read_file,
     read_json,
+    remove_known,
     resolve,
     sha256,
+    write_json,
 )
 from ..model.config import Recipe, recipe_from_dict, recipe_to_dict
 from ..model.transformer import Transformer, build_transformer
@@ -309,29 +306,23 @@ def new_run(
     recipe: Recipe,
     about: dict,  # as for `create_run`
     prepared: Path | None = None,  # encoded text that runs share; None = in the run
-) -> Iterator[FolderLock | None]:  # rank 0's
-    """A new run folder, locked.
+) -> Iterator[None]:
+    """A new run folder, locked by rank 0.
 
     An error before the first step removes it again, but not a folder that was there.
     """
     if rank() > 0:
-        yield None
+        yield
         return
-    existed, undone = path_type(resolve(out)) == "folder", False
-    with make_parents(resolve(out)):
-        if prepared is not None:
-            _check_apart(out, prepared)
-            about = about | {"prepared": str(resolve(prepared))}
-        create_run(out, recipe, about)
-        try:
-            with FolderLock(out) as lock:
-                try:
-                    yield lock
-                except Exception:
-                    undone = lock.is_held() and not read_metrics(out)
-                    if undone:
-                        remove_run_files(out, keep_folder=True)
-                    raise
-        finally:
-            if undone:
-                remove_known(out, set(), keep_folder=existed)
+    existed = path_type(resolve(out)) == "folder"
+    if prepared is not None:
+        _check_apart(out, prepared)
+        about = about | {"prepared": str(resolve(prepared))}
+    create_run(out, recipe, about)
+    try:
+        with lock_folder(out):
+            yield
+    except Exception:
+        if not read_metrics(out):
+            remove_run_files(out, keep_folder=existed)
+        raise

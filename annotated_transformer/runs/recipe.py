@@ -24,8 +24,7 @@ from ..data.prepared import Prepared, open_prepared, prepare
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
 from ..engines.packed import limit_kernels
-from ..io.atomic import FolderLock, write_file
-from ..io.files import path_type, read_file, resolve
+from ..io.files import path_type, read_file, resolve, write_file
 from ..io.text import fingerprint
 from ..model.config import ModelConfig, Recipe, TrainConfig
 from ..model.transformer import Transformer, build_transformer
@@ -162,7 +161,6 @@ class Checkpointer:
     valid: list[Batch]  # of held-out text
     progress: Progress
     score: Callable[[Transformer], dict[str, float]] | None = None
-    lock: FolderLock | None = None  # rank 0's, on the run folder
 
     def __post_init__(self):
         self.seconds_before = self.progress.seconds
@@ -192,7 +190,6 @@ class Checkpointer:
             after = before._replace(n_worse=before.n_worse + 1)
         if scheduled:
             self.progress = after
-        self.check_lock()
         if better:
             self.save_best(scheduled)
         if rank() == 0:
@@ -219,7 +216,6 @@ class Checkpointer:
             **(self.score(self.objective.model) if self.score else {}),
             "seconds": self.progress.seconds,
         }
-        self.check_lock()  # scoring may have taken minutes
         append_json(self.run / "metrics.jsonl", values)
 
     def stop_early(self) -> Stop | None:
@@ -231,7 +227,6 @@ class Checkpointer:
 
     def save(self) -> None:
         "Save a checkpoint, and remove older ones as `keep_last` says."
-        self.check_lock()
         folder, settings = self.run / "checkpoints", self.recipe.train
         which = f"checkpoint of step {self.progress.step}"
         about = weights_metadata(self.recipe.model, which)
@@ -244,11 +239,6 @@ class Checkpointer:
             settings.keep_last,
             settings.save_every,
         )
-
-    def check_lock(self) -> None:
-        "UserError if the run folder was replaced."
-        if self.lock:
-            self.lock.check()
 
 # %% ../../nbs/55_recipe.ipynb #f9fa9eee
 def _text_sha256(corpus: Corpus) -> str:

@@ -30,9 +30,8 @@ from ..data.corpus import Corpus
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
-from ..io.atomic import (
-    FolderLock,
-    remove_stale_staging,
+from ..io.files import (
+    lock_folder,
     replace_file,
     write_file,
 )
@@ -131,7 +130,6 @@ class _Training(NamedTuple):
     optimizer: torch.optim.Optimizer
     schedule: Callable[[int], float]  # the learning rate of each step
     start: Progress  # of the newest checkpoint
-    lock: FolderLock | None  # rank 0's, on the run folder
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0012
 def _load_latest(
@@ -150,7 +148,6 @@ def _prepare_training(
     run: Path,
     corpus: Corpus | None,
     device: torch.device,
-    lock: FolderLock | None,
     options: RunOptions,
 ) -> _Training:
     "Text, model and optimiser of a run, from its newest checkpoint."
@@ -168,7 +165,7 @@ def _prepare_training(
     valid = drop_long_pairs(data.valid, recipe.train.max_len, quiet=rank() > 0)
     data = data._replace(valid=valid)
     built = (objective, parallel, optimizer, schedule)
-    return _Training(run, recipe, about, data, device, *built, start, lock)
+    return _Training(run, recipe, about, data, device, *built, start)
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0014
 def _checkpointer(training: _Training, options: RunOptions) -> Checkpointer:
@@ -185,7 +182,6 @@ def _checkpointer(training: _Training, options: RunOptions) -> Checkpointer:
         list(epoch_batches(data.valid, data.vocab, budget, seed=0, epoch=0)),
         training.start,
         measure,
-        training.lock,
     )
 
 # %% ../../nbs/97e_train_run.ipynb #2912b3c9
@@ -206,9 +202,7 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
         yield []
         return
     run, start, minutes = training.run, training.start, options.minutes
-    remove_stale_staging(run, is_locked=True)
     _trim_metrics(run, start.step)
-    lock = training.lock
     shown = []
     if not options.quiet:
         max_steps = training.recipe.train.max_steps
@@ -217,7 +211,6 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
         shown.append(tensorboard(run / "tensorboard"))
     try:
         yield [
-            *([lambda record: lock.check()] if lock else []),
             metrics_file(run / "metrics.jsonl", start.seconds),
             *shown,
             *([stop_after(minutes)] if minutes else []),
@@ -357,7 +350,6 @@ def _conclude(training: _Training, checkpointer: Checkpointer, stop: Stop) -> No
     with main_process_first():
         # a run that was killed before its conclusion is concluded now
         if rank() == 0 and (has_trained or not _is_concluded(training.about, done)):
-            checkpointer.check_lock()
             scheduled = checkpointer.progress
             _choose_weights(training.run, recipe, done, scheduled, stop)
             if importlib.util.find_spec("matplotlib") and done.step:
@@ -368,11 +360,10 @@ def _continue_run(
     run: Path,
     corpus: Corpus | None,
     device: torch.device,
-    lock: FolderLock | None,
     options: RunOptions,
 ) -> None:
     "Train a run to its end; Ctrl-C, SIGTERM or a closed terminal leave a checkpoint."
-    training = _prepare_training(run, corpus, device, lock, options)
+    training = _prepare_training(run, corpus, device, options)
     checkpointer = _checkpointer(training, options)
     with on_signal() as signal:  # until all is saved
         stop = _train_to_the_end(training, checkpointer, signal, options)
@@ -392,13 +383,13 @@ def _about_text(corpus: Corpus | None) -> dict:
 
 # %% ../../nbs/97e_train_run.ipynb #339d8f76
 @contextmanager
-def _locked(run: Path) -> Iterator[FolderLock | None]:
+def _locked(run: Path) -> Iterator[None]:
     "Keep other processes out of a run folder; rank 0 holds the lock for all ranks."
     if rank() > 0:
-        yield None
+        yield
         return
-    with FolderLock(run) as lock:
-        yield lock
+    with lock_folder(run):
+        yield
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0022
 def train_run(
@@ -414,8 +405,8 @@ def train_run(
     device = pick_device(options.device)
     with process_group(device):
         about = _about_text(corpus)
-        with new_run(out, recipe, about, options.prepared) as lock:
-            _continue_run(out, corpus, device, lock, options)
+        with new_run(out, recipe, about, options.prepared):
+            _continue_run(out, corpus, device, options)
     return out
 
 # %% ../../nbs/97e_train_run.ipynb #fa2243fa
@@ -433,8 +424,8 @@ def resume_run(
     # a wrong folder is refused before any process is waited for
     options.check_sizes(read_config(run)[0].model)
     device = pick_device(options.device)
-    with process_group(device), _locked(run) as lock:
-        _continue_run(run, corpus, device, lock, options)
+    with process_group(device), _locked(run):
+        _continue_run(run, corpus, device, options)
     return run
 
 # %% ../../nbs/97e_train_run.ipynb #f16d6539
