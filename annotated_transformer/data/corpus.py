@@ -6,7 +6,6 @@
 __all__ = ['Corpus', 'load_corpus', 'corpus_from_files', 'corpus_from_source']
 
 # %% ../../nbs/51a_corpus.ipynb #db1588e7
-import logging
 import os
 import re
 import shutil
@@ -14,7 +13,6 @@ import tarfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,27 +129,6 @@ _WMT14 = tuple(
     )
 )
 
-# %% ../../nbs/51a_corpus.ipynb #0c9d52ea
-@contextmanager
-def _log_of_success(
-    logger: logging.Logger,
-    shown: bool = True,  # False: nothing is logged at all
-) -> Iterator[None]:
-    "Delay the log of the block until it has succeeded; drop it after an exception."
-    records = []
-
-    def hold(record: logging.LogRecord) -> bool:
-        records.append(record)
-        return False
-
-    logger.addFilter(hold)
-    try:
-        yield
-    finally:
-        logger.removeFilter(hold)
-    for record in records if shown else ():
-        logger.handle(record)
-
 # %% ../../nbs/51a_corpus.ipynb #02f724d0
 def _download(
     urls: Iterable[str],  # tried in this order
@@ -166,25 +143,16 @@ def _download(
     from requests import RequestException
     from tqdm import tqdm
 
-    large, failures = file.n_bytes > 10_000_000, []
+    pooch.get_logger().setLevel("WARNING")  # the bar and the error say enough
+    sizes = {"total": file.n_bytes, "unit": "B", "unit_scale": True}
+    failures = []
     for url in urls:
         try:
-            # a progress bar in a terminal only, removed at the end
-            with (
-                _log_of_success(pooch.get_logger(), large),
-                tqdm(
-                    desc=file.name,
-                    total=file.n_bytes,
-                    unit="B",
-                    unit_scale=True,
-                    disable=None if large else True,
-                    leave=False,
-                ) as bar,
-            ):
+            # in a terminal only, removed at the end
+            with tqdm(desc=file.name, **sizes, disable=None, leave=False) as bar:
+                digest = f"sha256:{file.sha256}"
                 return Path(
-                    pooch.retrieve(
-                        url, f"sha256:{file.sha256}", file.name, into, progressbar=bar
-                    )
+                    pooch.retrieve(url, digest, file.name, into, progressbar=bar)
                 )
         except RequestException as e:
             why = type(e).__name__ if e.response is None else e.response.status_code
@@ -213,7 +181,6 @@ def _unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
     missing = [name for name in members if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{archive} does not hold {', '.join(missing)}")
-    pooch.get_logger().info("Unpacked %s to %s.", archive, folder)
 
 # %% ../../nbs/51a_corpus.ipynb #44543498
 class _Store:
@@ -426,8 +393,6 @@ def _check_language(name: str, code: str | None) -> None:
 def known_languages(about: dict) -> tuple[str | None, str | None]:
     "The codes of source and target language in a run's settings; None if not known."
     found = about.get("src_lang"), about.get("tgt_lang")
-    if found == ("src", "tgt"):  # what runs on own text had before they named languages
-        return None, None
     src, tgt = (
         x if isinstance(x, str) and _LANGUAGE_CODE.fullmatch(x) else None for x in found
     )
