@@ -131,7 +131,7 @@ def test_one_module_removes_and_renames(module):
         (LIB / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     )
     found = [ast.unparse(node.func) for node in ast.walk(tree) if changes_files(node)]
-    assert bool(found) == (module == "io.atomic"), found
+    assert bool(found) == (module == "io.files"), found
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from torch import nn
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import RunPosition
 from annotated_transformer.data.vocab import learn_bpe
-from annotated_transformer.io.atomic import write_file
-from annotated_transformer.io.files import sha256
+from annotated_transformer.io.files import sha256, write_file
 from annotated_transformer.model.config import (
     ModelConfig,
     Recipe,

@@ -17,7 +17,7 @@ from annotated_transformer import UserError
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.prepared import prepare
-from annotated_transformer.io.atomic import lock_folder
+from annotated_transformer.io.files import lock_folder
 from annotated_transformer.model.config import get_recipe, override
 from annotated_transformer.runs import train_run as runs
 from annotated_transformer.runs.checkpoint import checkpoints

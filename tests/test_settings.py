@@ -22,7 +22,7 @@ from annotated_transformer.data.batch import encode_pairs, epoch_batches
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.fast_dropout import FastDropout
 from annotated_transformer.engines.fused_attention import fused_attention
-from annotated_transformer.io import atomic
+from annotated_transformer.io import files
 from annotated_transformer.model.config import (
     ModelConfig,
     TrainConfig,
@@ -146,7 +146,7 @@ def watch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
-        patch.setattr(atomic, "_fsync", lambda path: None)
+        patch.setattr(files, "_fsync", lambda path: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)

@@ -286,7 +286,7 @@ def _score_verb(
 # %% ../../nbs/94b_cli_use.ipynb #94ab0022
 def _new_page(out: str, is_ours: Callable[[Path], bool]) -> Path:
     "Where a page is written; UserError unless it can be, and ends in .html."
-    from ..io.atomic import check_replaceable
+    from ..io.files import check_replaceable
 
     check_replaceable(Path(out), is_ours)
     if not out.lower().endswith(".html"):  # `Path` would drop a slash at the end

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from .. import UserError
 from ..data.batch import RunPosition
-from ..io.atomic import new_folder, remove
 from ..io.files import (
     check_entries,
     is_count,
     is_object,
+    new_folder,
     read_json,
+    remove,
     sha256,
 )
 from .weights import (

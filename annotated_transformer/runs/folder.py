@@ -26,27 +26,25 @@ from ..data.corpus import Corpus, corpus_from_source
 from ..data.prepared import Prepared, open_prepared, prepare
 from ..data.vocab import Vocab
 from ..engines.choose import FAST
-from ..io.atomic import (
-    check_new_folder,
-    lock_folder,
-    new_folder,
-    remove_known,
-    write_file,
-    write_json,
-)
 from ..io.files import (
     check_entries,
+    check_new_folder,
     check_no_links,
     is_count,
     is_flag,
     is_line,
     is_object,
     is_text,
+    lock_folder,
+    new_folder,
     path_type,
     read_file,
     read_json,
+    remove_known,
     resolve,
     sha256,
+    write_file,
+    write_json,
 )
 from ..io.text import fingerprint
 from ..model.config import Recipe, recipe_from_dict, recipe_to_dict

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .. import UserError
-from ..io.atomic import replace_file
-from ..io.files import is_line, path_type, resolve
+from ..io.files import is_line, path_type, replace_file, resolve
 from ..model.config import ModelConfig
 from ..model.transformer import Transformer
 from ..training.distributed import (

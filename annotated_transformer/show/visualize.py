@@ -139,7 +139,7 @@ def lines(
 # %% ../../nbs/80_visualize.ipynb #80c00002
 def save_learning_curve(run: Path) -> None:
     "Draw the losses of a run as curve.svg; nothing without matplotlib or steps."
-    from ..io.atomic import replace_file
+    from ..io.files import replace_file
     from ..runs.folder import read_metrics
 
     records = read_metrics(run)
