@@ -18,7 +18,6 @@ from annotated_transformer.data.batch import Batch
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.model.config import (
     ModelConfig,
-    TrainConfig,
     get_recipe,
     override,
 )
@@ -30,7 +29,6 @@ from annotated_transformer.runs.recipe import (
 )
 from annotated_transformer.runs.train_run import (
     RunOptions,
-    _sync_interval,
     resume_run,
     train_run,
 )
@@ -315,21 +313,6 @@ def test_resume_checks_the_minutes(wrong, tmp_path):
         UserError, match=f"minutes={wrong} must be positive and below 10,000,000"
     ):
         resume_run(tmp_path, RunOptions("cpu", minutes=wrong))
-
-
-def test_steps_are_read_in_groups_on_cuda_alone():
-    "Groups of at most ten, which end where a validation pass or a checkpoint is due."
-    cuda, fused = torch.device("cuda", 0), [{"fused": True}]
-    for valid_every in (*range(1, 40), 500, 2**31 - 1):
-        for save_every in (1, 6, 7, 10, 22, 600, 1500):
-            fits = [n for n in range(1, 11) if valid_every % n == save_every % n == 0]
-            settings = TrainConfig(valid_every=valid_every, save_every=save_every)
-            assert _sync_interval(settings, cuda, fused) == max(fits)
-            assert _sync_interval(settings, cuda, [{"fused": False}]) == 1
-            assert {
-                _sync_interval(settings, torch.device(kind), fused)
-                for kind in ("cpu", "mps", "xpu")
-            } == {1}
 
 
 COMPILED = """

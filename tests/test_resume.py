@@ -554,33 +554,6 @@ def test_the_pass_at_the_last_step_counts(corpus, tmp_path):
     assert (run / "checkpoints/best.safetensors").read_bytes() == weights(run)
 
 
-@pytest.mark.parametrize("sync_every", [2, 3, 6])
-def test_steps_read_in_groups_are_the_same_run(
-    sync_every, corpus, straight, tmp_path, monkeypatch
-):
-    "As on a GPU: validation and checkpoints find the weights of their steps, an interruption ends a group."
-    monkeypatch.setattr(
-        "annotated_transformer.runs.train_run._sync_interval", lambda *_: sync_every
-    )
-    settings = [*SETTINGS, f"save_every={sync_every}", "average_last=0"]
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "annotated_transformer.runs.train_run._sync_interval", lambda *_: 1
-        )
-        one_by_one = train(corpus, tmp_path / "one by one", settings)
-    run = train(
-        corpus,
-        tmp_path / "run",
-        settings,
-        hooks=[lambda record: Stop("enough") if record.step == 5 else None],
-    )
-    assert chosen(run)["steps"] == 6
-    resume_run(run, RunOptions("cpu", quiet=True))
-    assert chosen(run) == chosen(one_by_one)
-    same = [[{**r, "seconds": 0} for r in read_metrics(r)] for r in (run, one_by_one)]
-    assert same[0] == same[1]
-
-
 @pytest.mark.parametrize(
     "settings",
     [[], ["keep_last=2"], ["max_steps=13"], ["average_last=1"], ["average_last=0"]],

@@ -28,7 +28,11 @@ from ..io.atomic import FolderLock, write_file
 from ..io.files import path_type, read_file, resolve
 from ..io.text import fingerprint
 from ..model.config import ModelConfig, Recipe, TrainConfig
-from ..model.transformer import Transformer, build_transformer
+from ..model.transformer import (
+    Transformer,
+    build_transformer,
+    init_weights,
+)
 from .checkpoint import (
     Progress,
     save_checkpoint,
@@ -42,7 +46,6 @@ from .weights import (
 )
 from ..training.attention_dropout import AttentionDropout
 from ..training.distributed import (
-    DeferredInit,
     data_parallel,
     main_process_first,
     rank,
@@ -386,8 +389,7 @@ def build_training(
     check_memory(recipe.model, len(vocab), device, sharded=sharded)
     settings = recipe.train
     # a model that is sharded may be too large to be built whole
-    init = DeferredInit() if sharded else None
-    with init or nullcontext():
+    with torch.device("meta") if sharded else nullcontext():
         model = _new_model(recipe, vocab, engines)
     if settings.compile:
         model.compile(dynamic=True)
@@ -397,6 +399,7 @@ def build_training(
     objective = BatchLoss(model, smoothing, autocast, engines.loss, r_drop)
     if sharded:
         layers = [*model.encoder.layers, *model.decoder.layers]
+        init = partial(init_weights, gain=settings.init_gain)
         parallel = shard(objective, layers, device, init)
     else:
         parallel = data_parallel(objective.to(device), device)

@@ -30,6 +30,7 @@ from ..data.corpus import Corpus
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
+from ..engines.prefetch import prefetch
 from ..io.atomic import (
     FolderLock,
     remove_stale_staging,
@@ -39,7 +40,6 @@ from ..io.atomic import (
 from ..model.config import (
     ModelConfig,
     Recipe,
-    TrainConfig,
     check_minutes,
 )
 from ..model.transformer import Transformer
@@ -82,7 +82,7 @@ from ..training.distributed import (
     rank,
     world_size,
 )
-from ..training.train import Hook, NotFinite, Stop, train
+from ..training.train import Hook, NotFinite, StepRecord, Stop
 
 # %% ../../nbs/97e_train_run.ipynb #bc89a5ea
 class RunOptions(NamedTuple):
@@ -228,14 +228,14 @@ def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[
             hook.close()
 
 # %% ../../nbs/97e_train_run.ipynb #3a0e2295
-def _sync_interval(settings: TrainConfig, device: torch.device, groups: list) -> int:
-    """How many steps the loop reports together: 1, but on CUDA with a fused optimizer
-    the largest number up to 10 that divides `valid_every` and `save_every`.
-    """
-    if device.type != "cuda" or not all(group.get("fused") for group in groups):
-        return 1
-    both = math.gcd(settings.valid_every, settings.save_every)
-    return max(n for n in range(1, 11) if both % n == 0)
+class _WeightsHook(NamedTuple):
+    "A hook that reads the weights at multiples of `every` steps."
+
+    hook: Hook
+    every: int
+
+    def __call__(self, record: StepRecord) -> Stop | None:
+        return self.hook(record)
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0017
 def _steps(training: _Training) -> Iterator[Step]:
@@ -263,20 +263,19 @@ def _train_to_the_end(
 ) -> Stop:
     "Run the loop; a run that has stopped early before has ended, and makes no step."
     recipe, run = training.recipe, training.run
-    groups = training.optimizer.param_groups
+    every = math.gcd(recipe.train.valid_every, recipe.train.save_every)
     with _reporting_hooks(training, options) as hooks:
         if stop := checkpointer.stop_early():
             return stop
         try:
-            return train(
+            return options.engines.train(
                 training.parallel,
-                _steps(training),
+                prefetch(_steps(training), training.device),
                 training.optimizer,
                 training.schedule,
                 recipe.train.max_steps,
-                [*hooks, checkpointer, signal],
+                [*hooks, _WeightsHook(checkpointer, every), signal],
                 recipe.train.clip_norm,
-                _sync_interval(recipe.train, training.device, groups),
             )
         except NotFinite as e:
             last = latest(run / "checkpoints") or "not there yet"
