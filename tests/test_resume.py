@@ -322,9 +322,11 @@ def test_what_only_one_process_may_do(straight, resume, tmp_path):
         assert files(run) == before
 
 
-def test_data_that_was_lost_is_made_again(train, straight, tmp_path):
+def test_data_that_was_lost_is_made_again(corpus, train, straight, tmp_path):
     run = train(tmp_path / "run", minutes=1e-6, prepared=None)
     shutil.rmtree(run / "data")
+    with pytest.raises(UserError, match="run was started with other text than builtin"):
+        resume_run(run, RunOptions("cpu", quiet=True), turned(corpus, "train"))
     resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == weights(straight)
 

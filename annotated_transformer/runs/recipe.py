@@ -20,12 +20,15 @@ from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
 from ..engines.packed import limit_kernels
 from ..model.config import ModelConfig, Recipe, TrainConfig
-from ..model.transformer import Transformer, build_transformer
+from ..model.transformer import (
+    Transformer,
+    build_transformer,
+    init_weights,
+)
 from .folder import RunFolder
 from .hooks import Observer
 from ..training.attention_dropout import AttentionDropout
 from ..training.distributed import (
-    DeferredInit,
     data_parallel,
     is_main,
     rank,
@@ -210,8 +213,7 @@ def build_training(
     check_memory(recipe.model, len(vocab), device, sharded=sharded)
     settings = recipe.train
     # a model that is sharded may be too large to be built whole
-    init = DeferredInit() if sharded else None
-    with init or nullcontext():
+    with torch.device("meta") if sharded else nullcontext():
         model = _new_model(recipe, vocab, engines)
     if settings.compile:
         model.compile(dynamic=True)
@@ -221,6 +223,7 @@ def build_training(
     objective = BatchLoss(model, smoothing, autocast, engines.loss, r_drop)
     if sharded:
         layers = [*model.encoder.layers, *model.decoder.layers]
+        init = partial(init_weights, gain=settings.init_gain)
         parallel = shard(objective, layers, device, init)
     else:
         parallel = data_parallel(objective.to(device), device)

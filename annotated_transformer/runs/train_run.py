@@ -28,6 +28,7 @@ from ..data.corpus import Corpus
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
+from ..engines.prefetch import prefetch
 from ..model.config import ModelConfig, Recipe, check_minutes
 from ..model.transformer import Transformer
 from .checkpoint import checkpoints, latest
@@ -60,7 +61,7 @@ from ..training.distributed import (
     rank,
     world_size,
 )
-from ..training.train import Hook, NotFinite, Stop, train
+from ..training.train import Hook, NotFinite, Stop
 
 # %% ../../nbs/97e_train_run.ipynb #bc89a5ea
 class RunOptions(NamedTuple):
@@ -234,9 +235,9 @@ def _train(
             signal,
         ]
         with _naming_checkpoint(run):
-            stop = early_stop(run) or train(
+            stop = early_stop(run) or options.engines.train(
                 parallel,
-                _steps(run, data),
+                prefetch(_steps(run, data), device),
                 optimizer,
                 schedule,
                 settings.max_steps,
