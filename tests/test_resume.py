@@ -263,13 +263,13 @@ def test_torchrun_restarts_a_killed_rank(text, command, without_dropout, tmp_pat
     assert distance(run, without_dropout) < 1e-4
 
 
-def test_sharded_and_resumed_by_one_process(text, command, without_dropout, tmp_path):
-    "Two processes with slices are killed in step 8; they resume sharded, and then one of them whole, with the losses of a run that never was."
-    run, words = tmp_path / "run", [*text, "--shard", *WITHOUT_DROPOUT]
-    killed = command(*words, "--out", run, n=2, harm="SIGKILL", at=8)
+def test_sharded_and_resumed_by_one_process(command, train, without_dropout, tmp_path):
+    "Two processes that hold slices are killed in step 8, two resume, then one of its own: with the losses of a run that never was sharded."
+    run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6, prepared=None)
+    again = ["--resume", run, "--device", "cpu", "--quiet", "--shard"]
+    killed = command(*again, n=2, harm="SIGKILL", at=8)
     found = [path.name for path in checkpoints(run / "checkpoints")]
     assert killed.returncode and found == ["step-0000003", "step-0000006"]
-    again = ["--resume", run, "--device", "cpu", "--quiet", "--shard"]
     stopped = command(*again, "--minutes", "1e-6", n=2)
     assert stopped.returncode == 0 and chosen(run)["steps"] == 7, stopped.stderr
     resume_run(run, RunOptions("cpu", quiet=True))
@@ -435,13 +435,16 @@ def test_the_end_of_a_sitting_is_chosen_until_the_run_goes_on(
     assert weights(six) == weights(four)
 
 
-def test_the_pass_at_the_last_step_counts(train, tmp_path):
-    "Though it is outside the schedule: nothing follows it."
+def test_the_pass_at_the_last_step_counts(train, resume, tmp_path):
+    "Though it is outside the schedule: nothing follows it, and it is made once."
     settings = [*SETTINGS, "valid_every=4", "max_steps=10", "average_last=0"]
     run = train(tmp_path / "run", settings)
     about = json.loads((run / "config.json").read_text())
     assert about["weights"] == "best on validation, step 10"
     assert (run / "checkpoints/best.safetensors").read_bytes() == weights(run)
+    before = files(run)
+    resume(run)
+    assert files(run) == before
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,10 @@ from annotated_transformer.runs.folder import (
     run_kind,
     write_config,
 )
-from annotated_transformer.runs.hooks import append_json
+from annotated_transformer.runs.hooks import append_json, count_steps
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.training.optimizer import adam
+from annotated_transformer.training.train import StepRecord
 from annotated_transformer.translating.translate import Translator
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
@@ -234,6 +235,15 @@ def test_progress_goes_on_from_the_newest_checkpoint(run, training):
     for name in ("model.safetensors", "checkpoints/best.safetensors"):
         about = weights.read_metadata(run / name)
         assert about["weights"] == "best on validation, step 1"
+
+
+def test_seconds_are_those_of_all_parts(run):
+    with RunFolder.open(run) as folder:
+        folder.progress = Progress(seconds=5.0)
+        count = count_steps(folder)
+        for seconds in (1.0, 2.0):
+            count(StepRecord(RunPosition(3), 3.0, 1e-3, 10, seconds, 1.0))
+        assert folder.progress == Progress(RunPosition(3), seconds=7.0)
 
 
 def test_lines_that_are_no_records(run):
