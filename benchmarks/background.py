@@ -46,7 +46,7 @@ from annotated_transformer.experiments.convolutions import (
     ConvS2SDecoder,
     ConvS2SEncoder,
 )
-from annotated_transformer.io.atomic import write_file
+from annotated_transformer.io.files import write_file
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.config import get_recipe
 from annotated_transformer.model.embedding import Embedding

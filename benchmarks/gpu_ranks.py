@@ -30,6 +30,8 @@ from annotated_transformer.data.batch import (
     Step,
     training_steps,
 )
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.model.config import RECIPES, Recipe
 from annotated_transformer.runs.recipe import build_training
 from annotated_transformer.training.distributed import (
@@ -39,7 +41,6 @@ from annotated_transformer.training.distributed import (
     world_size,
 )
 from annotated_transformer.training.train import StepRecord
-from annotated_transformer.training.train import train as run_loop
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
@@ -83,7 +84,7 @@ def steps_of(kit: Kit, case: Case, pairs: EncodedPairs) -> Iterator[Step]:
 
 
 def n_steps(kit: Kit) -> tuple[int, int]:
-    "Steps before the clock starts, and timed ones; multiples of `sync_every` on CUDA."
+    "Steps before the clock starts, and timed ones; multiples of a group on CUDA."
     return (1, 3) if kit.tiny else (10, 30)
 
 
@@ -148,14 +149,13 @@ class Training:
     def run(self, n: int) -> list[StepRecord]:
         "So many steps of the loop, from the first on."
         records: list[StepRecord] = []
-        run_loop(
+        FAST.train(
             self.parallel,
-            steps_of(self.kit, self.case, self.pairs),
+            prefetch(steps_of(self.kit, self.case, self.pairs), self.kit.device),
             self.optimizer,
             self.schedule,
             n,
             [records.append],
-            sync_every=10 if self.kit.on_cuda else 1,
         )
         return records
 

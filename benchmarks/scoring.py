@@ -40,7 +40,7 @@ from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.experiments.layer_costs import cpu_seconds
-from annotated_transformer.io.atomic import write_file
+from annotated_transformer.io.files import write_file
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.transformer import Transformer, build_transformer

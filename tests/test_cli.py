@@ -25,8 +25,7 @@ from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.export.marian import MarianConfig, build_marian, marian_names
 from annotated_transformer.export.marian_import import _FILES
-from annotated_transformer.io.atomic import FolderLock, write_json
-from annotated_transformer.io.files import sha256
+from annotated_transformer.io.files import lock_folder, sha256, write_json
 from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.runs import train_run as runs
 from annotated_transformer.training.train import Stop
@@ -970,13 +969,15 @@ def test_demo_replaces_demos_only(change, trained, tmp_path, capsys):
 def test_a_run_in_use_is_left_alone(args, trained, tmp_path, capsys):
     "Another process trains it further: it is neither replaced nor changed."
     demo_from(trained, tmp_path / "demo")
-    with FolderLock(tmp_path / "demo"):
+    with lock_folder(tmp_path / "demo"):
         before = {
             path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
         }
         status, _, err = run(capsys, *args, tmp_path / "demo")
         assert (
-            status == 2 and "demo is in use by process" in err and err.count("\n") == 1
+            status == 2
+            and "demo is in use by another process" in err
+            and err.count("\n") == 1
         ), err
         assert {
             path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()

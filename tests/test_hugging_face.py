@@ -582,9 +582,8 @@ def test_card_of_own_text(tmp_path):
     assert "--src SOURCE --tgt TARGET --src-lang en --tgt-lang pt-BR" in card
 
 
-@pytest.mark.parametrize("languages", [("src", "tgt"), (None, None), ("en", None)])
+@pytest.mark.parametrize("languages", [(None, None), ("en", None)])
 def test_card_without_scores_or_languages(tmp_path, languages):
-    "An earlier version gave own text the languages src and tgt."
     about = {"data": "own"} | dict(zip(("src_lang", "tgt_lang"), languages))
     card, data = card_of(tmp_path, about)
     assert (data.language, data.datasets, data.eval_results) == (None, None, None)

@@ -146,7 +146,6 @@ def test_page_is_one_file_of_two_megabytes(text):
         (("en", "de"), "English sentence"),
         (("pt-BR", None), "Brazilian Portuguese sentence"),
         ((None, "de"), "Source sentence"),
-        (("src", "tgt"), "Source sentence"),  # of an earlier version
         ((["en"], 1), "Source sentence"),
         (("not a code", "de"), "Source sentence"),
     ],

@@ -8,21 +8,29 @@ import pytest
 import torch
 
 from annotated_transformer import UserError, load
+from annotated_transformer.data.batch import RunPosition
 from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs import folder as run_folder
+from annotated_transformer.runs import weights
+from annotated_transformer.runs.checkpoint import Progress
 from annotated_transformer.runs.folder import (
     Run,
+    RunFolder,
     create_run,
     load_run,
     read_config,
+    read_metrics,
     register_loader,
     run_kind,
     write_config,
 )
+from annotated_transformer.runs.hooks import append_json, count_steps
 from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.training.optimizer import adam
+from annotated_transformer.training.train import StepRecord
 from annotated_transformer.translating.translate import Translator
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
@@ -123,17 +131,6 @@ def test_the_format_is_checked_whatever_the_kind(tmp_path, toy_loader):
     assert toy_loader == []
 
 
-def test_loading_a_run_of_ours_imports_no_other_kind(run):
-    code = (
-        "import sys; from annotated_transformer import load; load(sys.argv[1]); "
-        "print(*(name for name in sys.modules if 'marian' in name))"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code, run], capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == ""
-
-
 def test_the_vocabulary_is_compared_with_the_bytes_that_were_loaded(run):
     values = json.loads((run / "config.json").read_text())
     values["vocab_sha256"] = values["vocab_sha256"][::-1]
@@ -142,15 +139,25 @@ def test_the_vocabulary_is_compared_with_the_bytes_that_were_loaded(run):
         load_run(run)
 
 
-def test_loading_imports_no_compiler(run):
-    "A process that translates does not import what `torch.compile` needs: a second."
+def test_the_weights_are_opened_once(run, monkeypatch):
+    opened, plain = [], weights.safe_open
+    spy = lambda *args: opened.append(args) or plain(*args)
+    monkeypatch.setattr(weights, "safe_open", spy)
+    load_run(run)
+    assert len(opened) == 1
+
+
+def test_loading_imports_neither_other_kinds_nor_the_compiler(run):
+    "What `torch.compile` needs takes a second."
     code = (
         "import sys; from annotated_transformer import load; load(sys.argv[1])"
-        ".translate(['the dog']); print({'sympy', 'torch._dynamo'} & sys.modules.keys())"
+        ".translate(['the dog']); print(*sys.modules)"
     )
     command = [sys.executable, "-c", code, str(run)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert shown.stdout == "set()\n"
+    imported = shown.stdout.split()
+    assert not {"sympy", "torch._dynamo"}.intersection(imported)
+    assert not any("marian" in name for name in imported)
 
 
 def test_the_embedding_is_checked_before_the_model_is_built(run, monkeypatch):
@@ -159,6 +166,88 @@ def test_the_embedding_is_checked_before_the_model_is_built(run, monkeypatch):
     config = json.loads((run / "config.json").read_text())
     config["model"]["d_model"] = 2**20
     (run / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(run_folder, "check_sizes", lambda *_: None)
     with pytest.raises(UserError, match=r"embedding.weight has shape \(\d+, 16\)"):
         load_run(run)
+
+
+@pytest.fixture
+def training():
+    model = build_transformer(SIZES, 20, 0)
+    return model, adam(model.parameters())
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_new_run_that_fails_is_removed(tmp_path, existed):
+    "But not what was there before, nor a run that has made a step."
+    path, recipe = tmp_path / "new", Recipe(SIZES, TrainConfig(n_pieces=310))
+    if existed:
+        path.mkdir()
+    for n_steps in (0, 1):
+        with pytest.raises(OSError), RunFolder.create(path, recipe, {}) as run:
+            for step in range(n_steps):
+                append_json(run.path / "metrics.jsonl", {"step": step + 1})
+            raise OSError
+        assert path.exists() == (existed or n_steps > 0)
+        assert (path / "config.json").exists() == (n_steps > 0)
+
+
+def test_nothing_is_written_into_a_folder_that_is_no_run(tmp_path, toy_loader):
+    toy = folder_of_kind(tmp_path / "toy", "toy")
+    for path, why in ((tmp_path, "is not a run folder"), (toy, "cannot be trained")):
+        with pytest.raises(UserError, match=why), RunFolder.open(path):
+            pass
+    assert {p.name for p in tmp_path.iterdir()} == {"toy"}
+
+
+def test_run_and_shared_text_are_apart(tmp_path):
+    recipe = Recipe(SIZES, TrainConfig(n_pieces=310))
+    for prepared in (tmp_path / "run", tmp_path / "run/data", tmp_path):
+        with pytest.raises(UserError, match="are one inside the other"):
+            with RunFolder.create(tmp_path / "run", recipe, {}, prepared):
+                pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_settings_are_written_when_they_change(run):
+    before = (run / "config.json").stat().st_mtime_ns
+    with RunFolder.open(run) as folder:
+        folder.note(**folder.about)
+        assert (run / "config.json").stat().st_mtime_ns == before
+        folder.note(data="other")
+    assert read_config(run)[1]["data"] == "other"
+
+
+def test_progress_goes_on_from_the_newest_checkpoint(run, training):
+    "The metrics of later steps are removed; the best weights stay the best."
+    model, optimizer = training
+    at = lambda step: RunPosition(step, i_batch=step)
+    with RunFolder.open(run) as folder:
+        for step, loss in ((1, 2.0), (2, 3.0), (3, 2.5)):
+            folder.progress = folder.progress._replace(position=at(step))
+            folder.count_validation(loss, model)
+            append_json(run / "metrics.jsonl", {"step": step, "valid_loss": loss})
+            if step < 3:
+                folder.save_checkpoint(model, optimizer)
+    with RunFolder.open(run) as again:
+        again.load_latest(model, optimizer)
+        assert again.progress == Progress(at(2), 0.0, 2.0, 1, 1)
+    assert [record["step"] for record in read_metrics(run)] == [1, 2]
+    for name in ("model.safetensors", "checkpoints/best.safetensors"):
+        about = weights.read_metadata(run / name)
+        assert about["weights"] == "best on validation, step 1"
+
+
+def test_seconds_are_those_of_all_parts(run):
+    with RunFolder.open(run) as folder:
+        folder.progress = Progress(seconds=5.0)
+        count = count_steps(folder)
+        for seconds in (1.0, 2.0):
+            count(StepRecord(RunPosition(3), 3.0, 1e-3, 10, seconds, 1.0))
+        assert folder.progress == Progress(RunPosition(3), seconds=7.0)
+
+
+def test_lines_that_are_no_records(run):
+    lines = ['{"step": 1, "loss": 2.0}', "[1]", '{"step": -1}', '{"step": 2, "a": "b"}']
+    lines += ['{"step": 3, "loss": NaN}', "[" * 100_000, '{"step": 4']
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    assert [record["step"] for record in read_metrics(run)] == [1, 3]

@@ -18,13 +18,15 @@ from ..data.grammar import (
     PATTERNS,
     builtin,
 )
-from ..io.atomic import (
-    FolderLock,
+from ..io.files import (
+    LOCK,
+    lock_folder,
     new_folder,
-    remove_stale_staging,
+    path_type,
+    read_json,
+    sha256,
     write_json,
 )
-from ..io.files import path_type, read_json, resolve, sha256
 from ..model.config import Recipe, get_recipe
 from ..runs.folder import FORMAT, foreign_entries, read_config
 from ..runs.hooks import STOP_SIGNALS, Interrupted
@@ -32,6 +34,7 @@ from ..runs.train_run import train_run
 from ..show.explorer import write_attention_page
 from ..show.heads import opening_head, pronoun_sentences
 from ..show.live import write_live_page
+from ..show.visualize import save_learning_curve
 from ..translating.evaluate import bleu, pronoun_accuracy
 from ..translating.translate import Translator, load
 
@@ -59,7 +62,7 @@ def _measure_demo(
 
 # %% ../../nbs/94_demo.ipynb #94de0009
 # besides a run's
-_DEMO_FILES = {"report.json", "attention.html", "live.html", FolderLock.NAME}
+_DEMO_FILES = {"report.json", "attention.html", "live.html", LOCK}
 
 
 def _check_demo(path: Path) -> None:
@@ -76,7 +79,7 @@ def _check_demo(path: Path) -> None:
             f"{path} is not a demo, or was changed since: choose another --out, "
             "or remove it first"
         )
-    with FolderLock(path):  # a UserError if it is being trained further
+    with lock_folder(path):  # a UserError if it is being trained further
         pass
 
 # %% ../../nbs/94_demo.ipynb #94de0011
@@ -87,6 +90,7 @@ def _train_demo(corpus: Corpus, recipe: Recipe, run: Path) -> float:
     stopped = read_config(run)[1]["stopped"]
     if stopped in STOP_SIGNALS:
         raise Interrupted(stopped)
+    save_learning_curve(run)
     return time.perf_counter() - started
 
 # %% ../../nbs/94_demo.ipynb #94de0012
@@ -98,7 +102,6 @@ def run_demo(
     echo: Callable[[str], None] = print,
 ) -> dict:  # what report.json says
     "Train on the synthetic corpus, measure, write report.json and the two pages."
-    remove_stale_staging(resolve(out).parent)
     with new_folder(out, _check_demo) as new:
         seconds = _train_demo(load_corpus("builtin"), recipe or get_recipe("tiny"), new)
         translator = load(new)

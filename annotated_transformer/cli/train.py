@@ -102,6 +102,7 @@ def _report_end(run: Path) -> None:
     """
     from ..runs.folder import read_config
     from ..runs.hooks import STOP_SIGNALS, Interrupted
+    from ..show.visualize import save_learning_curve
 
     if not _is_first_process():
         return
@@ -114,6 +115,7 @@ def _report_end(run: Path) -> None:
             f"to continue: annotated-transformer train --resume {run}{shared}",
             Interrupted(stopped).exit_status,
         )
+    save_learning_curve(run)
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
 
 # %% ../../nbs/94a_cli_train.ipynb #2e226f25

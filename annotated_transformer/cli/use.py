@@ -53,13 +53,9 @@ def _average_verb(
     ],
 ) -> None:
     "Average the last checkpoints: the result is the weights that translate."
-    from ..io.atomic import FolderLock
-    from ..runs.checkpoint import use_average
-    from ..runs.folder import read_config
+    from ..runs.folder import use_average
 
-    read_config(run)  # a folder that is no run is not locked either
-    with FolderLock(run):
-        typer.echo(f"{run}: {use_average(run, last)}", err=True)
+    typer.echo(f"{run}: {use_average(run, last)}", err=True)
 
 # %% ../../nbs/94b_cli_use.ipynb #9179b653
 def _typed_lines() -> Iterator[list[bytes]]:
@@ -290,7 +286,7 @@ def _score_verb(
 # %% ../../nbs/94b_cli_use.ipynb #94ab0022
 def _new_page(out: str, is_ours: Callable[[Path], bool]) -> Path:
     "Where a page is written; UserError unless it can be, and ends in .html."
-    from ..io.atomic import check_replaceable
+    from ..io.files import check_replaceable
 
     check_replaceable(Path(out), is_ours)
     if not out.lower().endswith(".html"):  # `Path` would drop a slash at the end

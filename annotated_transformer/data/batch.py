@@ -141,15 +141,6 @@ def drop_long_pairs(
         )
     return valid.take(kept)
 
-# %% ../../nbs/51c_batch.ipynb #54655cf5
-def _padding_share(
-    lengths: Int[np.ndarray, "n 2"],  # source and target tokens
-    batches: list[Int[np.ndarray, " _"]],  # row numbers of each batch
-) -> float:
-    "1 − real / allocated tokens, over both sides."
-    allocated = sum(len(rows) * lengths[rows].max(axis=0).sum() for rows in batches)
-    return float(1 - sum(lengths[rows].sum() for rows in batches) / allocated)
-
 # %% ../../nbs/51c_batch.ipynb #31c1fa24
 def _cut_points(
     lengths: Int[np.ndarray, "n 2"],  # tokens of the rows, in their order

@@ -6,11 +6,10 @@
 __all__ = ['Prepared', 'open_prepared', 'prepare']
 
 # %% ../../nbs/97d_prepared.ipynb #51dd0004
-import json
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,35 +19,24 @@ from tqdm import tqdm
 from .. import UserError
 from .batch import EncodedPairs, RaggedArray, id_dtype
 from .vocab import Vocab, learn_bpe
-from ..io.atomic import new_folder, remove_stale_staging
 from ..io.files import (
-    MAX_BYTES,
     check_entries,
     check_no_links,
     is_line,
+    is_object,
+    new_folder,
     path_type,
     read_json,
     resolve,
     sha256,
+    write_json,
 )
 
 # %% ../../nbs/97d_prepared.ipynb #ffc3e2a2
 _FORMAT = 1  # of the folder; one more whenever what is written changes
-_ABOUT, _SPLITS, _SIDES, _PARTS = (
-    "about.json",
-    ("train", "valid"),
-    ("src", "tgt"),
-    ("ids", "starts"),
-)
-_FILES = [
-    "vocab.model",
-    *(
-        f"{split}.{side}.{part}"
-        for split in _SPLITS
-        for side in _SIDES
-        for part in _PARTS
-    ),
-]
+_ABOUT, _VOCAB = "about.json", "vocab.model"
+_SPLITS, _SIDES, _PARTS = ("train", "valid"), ("src", "tgt"), ("ids", "starts")
+_FILES = [_VOCAB, *map(".".join, product(_SPLITS, _SIDES, _PARTS))]
 
 # %% ../../nbs/97d_prepared.ipynb #5207224c
 def _write_pairs(
@@ -112,14 +100,14 @@ def _write_prepared(
         vocab = learn_bpe(
             chain.from_iterable(bar), made_from["n_pieces"], made_from["n_sample"]
         )
-    vocab.save(folder / "vocab.model")
+    vocab.save(folder / _VOCAB)
     for split, pairs, total in zip(_SPLITS, (train, valid), (bar.n, None)):
         with tqdm(
             pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet
         ) as bar:
             _write_pairs(folder / split, bar, vocab)
-    about = made_from | {name: sha256(folder / name) for name in _FILES}
-    (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    files = {name: sha256(folder / name) for name in _FILES}
+    write_json(folder / _ABOUT, made_from | {"files": files})
 
 # %% ../../nbs/97d_prepared.ipynb #b0b2cff6
 class Prepared(NamedTuple):
@@ -131,104 +119,40 @@ class Prepared(NamedTuple):
     text_sha256: str  # the fingerprint of the text that they were made from
 
 # %% ../../nbs/97d_prepared.ipynb #7e6fc016
-def _read_about(folder: Path) -> dict:
+def _read_about(folder: Path, made_from: dict[str, str | int]) -> dict:
     """The about.json of a folder of prepared text.
 
-    UserError if it is not one, or holds links.
+    UserError if it is not one, holds links, or was made from other text or with other
+    settings.
     """
     if path_type(resolve(folder)) != "folder":
         raise UserError(f"{folder} is not a folder of prepared text")
     check_no_links(folder, {_ABOUT, *_FILES})
     try:
-        about = read_json(folder / _ABOUT)
+        about = read_json(folder / _ABOUT, _FORMAT)
     except UserError as e:
         raise UserError(f"{folder} is not a folder of prepared text: {e}") from None
-    if about.get("format") != _FORMAT or not about.keys() >= {*_FILES, "text_sha256"}:
-        raise UserError(
-            f"{folder / _ABOUT} is not of format {_FORMAT}, which this version reads"
-        )
-    digests = dict.fromkeys((*_FILES, "text_sha256"), is_line)
-    check_entries(folder / _ABOUT, about, digests)
-    return about
-
-# %% ../../nbs/97d_prepared.ipynb #51c0ab01
-def _check_made_from(folder: Path, made_from: dict[str, str | int]) -> dict:
-    """The about.json of a folder of prepared text.
-
-    UserError if it was made from other text, or with other settings.
-    """
-    about = _read_about(folder)
     for name, wanted in made_from.items():
         if about.get(name) != wanted:
-            what = (
-                "from other text"
-                if name == "text_sha256"
-                else (f"with {name}={about.get(name)}, not {wanted}")
-            )
+            what = f"with {name}={about.get(name)}, not {wanted}"
+            if name == "text_sha256":
+                what = "from other text"
             raise UserError(
                 f"{folder} was made {what}: choose another folder, or remove it first"
             )
+    needed = {name: about.get(name) for name in ("files", "text_sha256")}
+    check_entries(folder / _ABOUT, needed, {"files": is_object, "text_sha256": is_line})
     return about
 
 # %% ../../nbs/97d_prepared.ipynb #51d10001
-def _count(path: Path, dtype: str | np.dtype) -> int:
-    "How many numbers a file holds; −1 if it is no file, or ends within a number."
-    n_bytes = path.stat().st_size if path_type(path) == "file" else -1
-    n, rest = divmod(n_bytes, np.dtype(dtype).itemsize)
-    return -1 if rest else n
-
-
-def _check_file(path: Path, about: dict, fits: bool) -> None:
-    "UserError if a file's size does not fit, or if its SHA-256 is another."
-    if not fits or sha256(path) != about[path.name]:
-        raise UserError(
-            f"{path} is missing or damaged: remove {path.parent} to have it made again"
-        )
-
-
-def _check_side(stem: str, about: dict, dtype: np.dtype) -> None:
-    "UserError if the two files of a split's source or target are not as written."
-    ids, starts = Path(f"{stem}.ids"), Path(f"{stem}.starts")
-    n_starts = _count(starts, "<i8")
-    n_ids = int(_open_array(starts, "<i8")[-1]) if n_starts > 0 else -1
-    _check_file(starts, about, 0 < n_starts <= n_ids + 1)
-    _check_file(ids, about, _count(ids, dtype) == n_ids)
-
-# %% ../../nbs/97d_prepared.ipynb #51d10003
-_CHUNK = 2**20  # numbers that are compared at once
-
-
-def _check_numbers(stem: str, rows: RaggedArray, n_vocab: int) -> None:
-    "UserError for starts that do not rise, or ids beyond the vocabulary."
-    starts, ids = rows.starts, rows.ids.view(f"<u{rows.ids.itemsize}")
-    rises = starts[0] == 0 and starts[-1] == len(ids)
-    for i in range(0, len(starts), _CHUNK):
-        part = starts[i : i + _CHUNK + 1]
-        rises = rises and not (part[1:] < part[:-1]).any()
-    if not rises:
-        raise UserError(f"{stem}.starts does not rise from 0 to the number of ids")
-    for i in range(0, len(ids), _CHUNK):
-        if (largest := ids[i : i + _CHUNK].max()) >= n_vocab:
+def _check_files(folder: Path, about: dict) -> None:
+    "UserError for a file that is missing, or is not the one that was recorded."
+    for name in _FILES:
+        path = folder / name
+        if path_type(path) != "file" or about["files"].get(name) != sha256(path):
             raise UserError(
-                f"{stem}.ids holds the id {largest}, but the vocabulary ends at "
-                f"{n_vocab - 1}"
+                f"{path} is missing or damaged: remove {folder} to have it made again"
             )
-
-
-def _open_checked(stem: Path, about: dict, n_vocab: int) -> EncodedPairs:
-    "What `_write_pairs` wrote; UserError if it is anything else."
-    dtype = id_dtype(n_vocab)
-    for side in _SIDES:
-        _check_side(f"{stem}.{side}", about, dtype)
-    pairs = _open_pairs(stem, dtype)
-    if len(pairs.src) != len(pairs.tgt):
-        raise UserError(
-            f"{stem}.src.starts has {len(pairs.src)} sentences, "
-            f"{stem}.tgt.starts has {len(pairs.tgt)}"
-        )
-    for side in _SIDES:
-        _check_numbers(f"{stem}.{side}", getattr(pairs, side), n_vocab)
-    return pairs
 
 # %% ../../nbs/97d_prepared.ipynb #51c0ab02
 def open_prepared(
@@ -240,13 +164,11 @@ def open_prepared(
     `made_from` (None: any text).
     """
     folder = Path(folder)
-    about = _check_made_from(folder, made_from or {})
-    vocab_file = folder / "vocab.model"
-    _check_file(vocab_file, about, 0 < _count(vocab_file, "u1") <= MAX_BYTES)
-    vocab = Vocab.load(vocab_file)
-    train, valid = (
-        _open_checked(folder / split, about, len(vocab)) for split in _SPLITS
-    )
+    about = _read_about(folder, made_from or {})
+    _check_files(folder, about)
+    vocab = Vocab.load(folder / _VOCAB)
+    dtype = id_dtype(len(vocab))
+    train, valid = (_open_pairs(folder / split, dtype) for split in _SPLITS)
     return Prepared(vocab, train, valid, about["text_sha256"])
 
 # %% ../../nbs/97d_prepared.ipynb #0edd907a
@@ -276,7 +198,7 @@ def prepare(
     try:
         with new_folder(folder) as new:
             _write_prepared(new, train, valid, made_from, quiet)
-    except FileExistsError:  # another process has made it meanwhile
-        return open_prepared(folder, made_from)
-    remove_stale_staging(resolve(folder).parent)
-    return open_prepared(folder)
+    except (UserError, OSError):
+        if path_type(folder / _ABOUT) == "nothing":
+            raise  # no other process has made it meanwhile
+    return open_prepared(folder, made_from)

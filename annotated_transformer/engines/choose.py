@@ -16,10 +16,12 @@ from .chunked_r_drop import ChunkedRDrop
 from .fast_dropout import FastDropout
 from .fused_attention import FusedMultiHeadAttention
 from .kv_cache import KVCache
+from .prefetch import train_fast
 from ..model.decode import PrefixDecoder
 from ..model.multi_head import MultiHeadAttention
 from ..training.label_smoothing import smoothed_loss
 from ..training.r_drop import RDrop
+from ..training.train import Stop, train
 
 # %% ../../nbs/90i_engines.ipynb #9e000007
 class Engines(NamedTuple):
@@ -30,9 +32,17 @@ class Engines(NamedTuple):
     loss: Callable
     r_drop: Callable[[float], RDrop]
     decoder: Callable[..., PrefixDecoder | KVCache]
+    train: Callable[..., Stop]
 
 # %% ../../nbs/90i_engines.ipynb #9e000008
-PLAIN = Engines(nn.Dropout, MultiHeadAttention, smoothed_loss, RDrop, PrefixDecoder)
+PLAIN = Engines(
+    nn.Dropout, MultiHeadAttention, smoothed_loss, RDrop, PrefixDecoder, train
+)
 FAST = Engines(
-    FastDropout, FusedMultiHeadAttention, chunked_loss, ChunkedRDrop, KVCache
+    FastDropout,
+    FusedMultiHeadAttention,
+    chunked_loss,
+    ChunkedRDrop,
+    KVCache,
+    train_fast,
 )

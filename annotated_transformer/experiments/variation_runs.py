@@ -17,8 +17,14 @@ from typing import NamedTuple
 from .. import UserError
 from ..data.corpus import Corpus
 from ..engines.batched_search import search_with
-from ..io.atomic import FolderLock, new_folder, write_json
-from ..io.files import check_no_links, path_type, read_json
+from ..io.files import (
+    check_no_links,
+    lock_folder,
+    new_folder,
+    path_type,
+    read_json,
+    write_json,
+)
 from ..io.text import fingerprint
 from ..model.config import (
     ModelConfig,
@@ -183,7 +189,7 @@ def _remove_weights(run: Path, recipe: Recipe) -> None:
     if path_type(run) != "folder" or read_config(run)[0] != recipe:
         return  # not a run of this row
     keep = {"config.json", "metrics.jsonl", "curve.svg"}
-    with FolderLock(run):
+    with lock_folder(run):
         remove_run_files(run, keep, keep_folder=True)
 
 # %% ../../nbs/62a_variation_runs.ipynb #22065e16

@@ -19,7 +19,7 @@ from ..engines.fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
 )
-from ..io.atomic import check_new_folder, new_folder
+from ..io.files import check_new_folder, new_folder
 from ..model.attention import attention
 from ..model.config import ModelConfig
 from ..model.embedding import Embedding

@@ -30,7 +30,7 @@ from .marian import (
     marian_shapes,
 )
 from .model_card import languages_of, model_card
-from ..io.atomic import check_new_folder, new_folder, write_json
+from ..io.files import check_new_folder, new_folder, write_json
 from ..model.config import ModelConfig, Recipe
 from ..runs.folder import Run, load_run, run_kind
 

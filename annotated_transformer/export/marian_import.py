@@ -32,14 +32,15 @@ from .marian import (
     marian_shapes,
     read_marian_tensors,
 )
-from ..io.atomic import new_folder, write_json
 from ..io.files import (
     check_no_links,
+    new_folder,
     path_type,
     read_file,
     read_json,
     resolve,
     sha256,
+    write_json,
 )
 from ..runs.folder import FORMAT, Run, register_loader
 from ..runs.weights import (

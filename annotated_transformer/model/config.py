@@ -430,13 +430,6 @@ def recipe_to_dict(recipe: Recipe) -> dict:
     return asdict(recipe)
 
 # %% ../../nbs/00_config.ipynb #1ec3f6a9
-# settings that runs of earlier versions do not name, with the value they trained with
-_ADDED_LATER: dict[str, dict[str, Any]] = {
-    "model": {},
-    "train": {"bpe_dropout": 0.0, "init_gain": 1.0, "r_drop": 0.0},
-}
-
-
 def recipe_from_dict(values: dict) -> Recipe:
     """The recipe of a dictionary from `recipe_to_dict`; other entries are ignored.
 
@@ -449,7 +442,6 @@ def recipe_from_dict(values: dict) -> Recipe:
         given, names = values.get(part), {field.name for field in fields(kind)}
         if not isinstance(given, dict):
             raise UserError(f"not the settings of a recipe: {part} is missing")
-        given = _ADDED_LATER[part] | given
         for name in sorted(names ^ given.keys()):
             what = "missing" if name in names else "unknown"
             raise UserError(f"not the settings of a recipe: {part}.{name} is {what}")

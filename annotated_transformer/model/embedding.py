@@ -21,7 +21,11 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_vocab, d_model))
         self.scale = math.sqrt(d_model)
-        nn.init.normal_(self.weight, std=d_model**-0.5)  # as in the authors' code
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        "N(0, 1/d_model), as in the authors' code."
+        nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
 
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n d_model"]:
         "The rows of the tokens times √d_model: variance about 1 before training."

@@ -31,6 +31,10 @@ class SinusoidalPosition(nn.Module):
         table = positional_encoding(n_start, d_model)
         self.table: Tensor = nn.Buffer(table, persistent=False)
 
+    def reset_parameters(self) -> None:
+        "Compute the table anew, if it was allocated without values."
+        self.table.copy_(positional_encoding(*self.table.shape))
+
     def forward(
         self, x: Float[Tensor, "b n d_model"], start: int = 0
     ) -> Float[Tensor, "b n d_model"]:
@@ -51,7 +55,11 @@ class LearnedPosition(nn.Module):
         super().__init__()
         self.n_positions = n_positions
         self.table = nn.Parameter(torch.empty(n_positions, d_model))
-        nn.init.normal_(self.table, std=d_model**-0.5)  # norm 1
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        "N(0, 1/d_model), so that a position has norm 1."
+        nn.init.normal_(self.table, std=self.table.size(1) ** -0.5)
 
     def forward(
         self, x: Float[Tensor, "b n d_model"], start: int = 0

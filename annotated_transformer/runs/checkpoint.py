@@ -9,8 +9,6 @@ __all__ = ['Progress', 'checkpoints', 'save_checkpoint', 'load_checkpoint', 'lat
 import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,26 +17,24 @@ from torch import Tensor, nn
 
 from .. import UserError
 from ..data.batch import RunPosition
-from ..io.atomic import (
-    copy_file,
+from ..io.files import (
+    check_entries,
+    is_count,
+    is_object,
     new_folder,
+    read_json,
     remove,
-    remove_stale_staging,
+    sha256,
 )
-from ..io.files import is_count, read_json, sha256
-from .folder import FORMAT, read_config, write_config
 from .weights import (
     check_shapes,
-    check_sizes,
     gather_tensors,
     read_tensors,
-    save_tensors,
     set_weights,
     tensor_shapes,
-    weights_metadata,
     write_tensors,
 )
-from ..training.distributed import distribute_like, rank
+from ..training.distributed import distribute_like, is_main
 
 # %% ../../nbs/97a_checkpoint.ipynb #f67ec953
 class Progress(NamedTuple):
@@ -55,55 +51,28 @@ class Progress(NamedTuple):
         "Optimiser steps done."
         return self.position.step
 
+    def after_validation(self, loss: float) -> "Progress":
+        "The progress after a validation pass with this loss, in nats per token."
+        if loss < self.best_loss:
+            return self._replace(best_loss=loss, best_step=self.step, n_worse=0)
+        return self._replace(n_worse=self.n_worse + 1)
+
     def to_dict(self) -> dict[str, int | float]:
         "All numbers by name, as state.json holds them."
         numbers = self._asdict()
         return numbers.pop("position")._asdict() | numbers
 
-# %% ../../nbs/97a_checkpoint.ipynb #ffd3f99d
-def _named_weights(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,  # of this model's weights
-) -> dict[str, nn.Parameter]:  # in the optimiser's order
-    "The weights that the optimiser updates, by their names in the model."
-    names = {weight: name for name, weight in model.named_parameters()}
-    mine = [weight for group in optimizer.param_groups for weight in group["params"]]
-    if not names.keys() >= set(mine):
-        raise UserError(
-            "the optimizer moves weights that the model has not: make "
-            "it from model.parameters()"
-        )
-    return {names[weight]: weight for weight in mine}
-
 # %% ../../nbs/97a_checkpoint.ipynb #aaa45781
-# torch.distributed.checkpoint.state_dict is as general, but where there is no state yet
-# it makes the optimiser take a step, which gives SGD a momentum that it did not have
 def _optimizer_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,  # of this model's weights
-) -> dict[str, Tensor]:  # "exp_avg.NAME", … for every weight NAME with state
-    """The optimiser's state by name, a number as a tensor ().
-
-    UserError for state of other types.
-    """
-    names: dict[Tensor, str] = {
-        weight: name for name, weight in _named_weights(model, optimizer).items()
+) -> dict[str, Tensor]:
+    "The optimiser's state by name: exp_avg.NAME, … for every weight NAME."
+    return {
+        f"{key}.{name}": value
+        for name, weight in model.named_parameters()
+        for key, value in optimizer.state.get(weight, {}).items()
     }
-    state = {}
-    for weight, values in optimizer.state.items():
-        for key, value in values.items():
-            if value is None:
-                continue
-            if weight not in names or not isinstance(value, Tensor | int | float):
-                raise UserError(
-                    f"{type(optimizer).__name__} keeps {key} as "
-                    f"{type(value).__name__}: a checkpoint holds tensors and "
-                    "numbers of single weights only, take another optimizer"
-                )
-            # float64 has all digits of a Python number
-            kind = torch.float64 if isinstance(value, float) else None
-            state[f"{key}.{names[weight]}"] = torch.as_tensor(value, dtype=kind)
-    return state
 
 # %% ../../nbs/97a_checkpoint.ipynb #d2dea2a4
 def _numbered(folder: Path) -> list[tuple[int, int, Path]]:
@@ -129,13 +98,16 @@ def checkpoints(
     return list({step: path for step, _, path in _numbered(folder)}.values())
 
 # %% ../../nbs/97a_checkpoint.ipynb #512bcf31
+_FORMAT = 1  # of state.json
+
+
 def _write_state(
     part: Path,  # a folder with model.safetensors and optimizer.safetensors
     progress: Progress,
 ) -> None:
     "state.json of a checkpoint."
     values: dict[str, object] = {
-        "format": FORMAT,
+        "format": _FORMAT,
         **progress.to_dict(),
         "sha256": {file.name: sha256(file) for file in sorted(part.iterdir())},
     }
@@ -154,16 +126,15 @@ def save_checkpoint(
     about: dict | None = None,  # for the header of the weights, as in `save_tensors`
     keep_last: int | None = None,  # checkpoints that stay; None = all
     save_every: int = 1,  # steps between two of the schedule
-) -> Path | None:  # the checkpoint; None on ranks other than 0
-    """Save what training needs to continue; every rank calls it, rank 0 writes.
+) -> Path | None:  # the checkpoint; None in other processes than the main one
+    """Save what training needs to continue; every process calls it, the main one writes.
 
     After an OSError older ones are intact. Then old ones are removed.
     """
     weights = gather_tensors(model.state_dict())
     state = gather_tensors(_optimizer_state(model, optimizer))
-    if rank() != 0:
+    if not is_main():
         return None
-    remove_stale_staging(folder, is_locked=True)
     n_before = max(
         (again + 1 for step, again, _ in _numbered(folder) if step == progress.step),
         default=0,
@@ -178,29 +149,32 @@ def save_checkpoint(
     return path
 
 # %% ../../nbs/97a_checkpoint.ipynb #6f6f9b82
+def _is_time(value: object) -> bool:
+    "Is a value from a file a number from 0 on?"
+    return is_count(value) or isinstance(value, float) and value >= 0
+
+
+_STATE = {  # the entries of state.json
+    **{name: is_count for name in Progress().to_dict()},
+    "seconds": _is_time,
+    "best_loss": lambda value: value is None or _is_time(value),
+    "sha256": is_object,
+}
+
+# %% ../../nbs/97a_checkpoint.ipynb #6f6f9b83
 def _read_state(
     path: Path,  # a checkpoint
 ) -> tuple[Progress, dict[str, str]]:  # with the fingerprints of its files
     "The progress that a checkpoint holds; UserError for a damaged state.json."
     file = path / "state.json"
-    values = read_json(file, FORMAT)
-    kinds = {name: type(value) for name, value in Progress().to_dict().items()}
-    numbers = {name: values.get(name, "nothing") for name in kinds}
-    if numbers["best_loss"] is None:
-        numbers["best_loss"] = math.inf
-        del kinds["best_loss"]
-    for name, kind in kinds.items():
-        value = numbers[name]
-        is_time = kind is float and type(value) is float and value >= 0
-        if not is_count(value) and not is_time:
-            raise UserError(
-                f"{file}: {name}={value!r} must be a number, 0 or more"
-                + (", without a fraction, below 2⁶³" if kind is int else "")
-            )
-    if not isinstance(values.get("sha256"), dict):
-        raise UserError(f"{file} lacks the fingerprints of the checkpoint's files")
-    position = RunPosition(*(numbers.pop(name) for name in RunPosition._fields))
-    return Progress(position, **numbers), values["sha256"]
+    values = read_json(file, _FORMAT)
+    state = {name: values.get(name, "missing") for name in _STATE}
+    check_entries(file, state, _STATE)
+    digests = state.pop("sha256")
+    if state["best_loss"] is None:
+        state["best_loss"] = math.inf
+    position = RunPosition(*(state.pop(name) for name in RunPosition._fields))
+    return Progress(position, **state), digests
 
 # %% ../../nbs/97a_checkpoint.ipynb #069e61a9
 def _check_digest(
@@ -214,99 +188,36 @@ def _check_digest(
         )
 
 # %% ../../nbs/97a_checkpoint.ipynb #8b0c5f00
-def _state_after_step(
-    optimizer: torch.optim.Optimizer,  # left as it is
-    group: dict,  # of its param_groups
-    weight: nn.Parameter,  # of this group
-) -> dict[str, Tensor | float]:  # of the whole weight, in main memory
-    "The state that the optimiser would have of a weight after one step on zeros."
-    trial = nn.Parameter(torch.zeros(weight.shape, dtype=weight.dtype))
-    trial.grad = torch.zeros_like(trial)
-    copied = object.__new__(type(optimizer))
-    copied.__dict__ = optimizer.__dict__ | {
-        "state": defaultdict(dict),
-        "param_groups": [group | {"params": [trial], "capturable": False}],
+def _state_shapes(
+    model: nn.Module, state: dict[str, Tensor]
+) -> dict[str, tuple[int, ...]]:
+    "The shapes that a checkpoint's optimiser state must have, by name."
+    kinds = dict.fromkeys(name.split(".")[0] for name in state)
+    return {
+        f"{kind}.{name}": () if kind == "step" else tuple(weight.shape)
+        for kind in kinds
+        for name, weight in model.named_parameters()
     }
-    # a scheduler replaces optimizer.step, not that of its class
-    try:
-        type(optimizer).step(copied)
-    except (TypeError, RuntimeError) as e:
-        raise UserError(
-            f"{type(optimizer).__name__} cannot go on from a checkpoint, a "
-            f"step on zeros fails: {str(e).splitlines()[0]}"
-        ) from e
-    return copied.state[trial]
-
-# %% ../../nbs/97a_checkpoint.ipynb #dafb3215
-def _expected_state(
-    optimizer: torch.optim.Optimizer,
-) -> Iterator[dict[str, Tensor | float]]:  # for each weight; tensors on the meta device
-    "The state that each weight has, or would have after a step on zeros."
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            state = optimizer.state.get(weight) or _state_after_step(
-                optimizer, group, weight
-            )
-            yield {
-                key: torch.empty(value.shape, dtype=value.dtype, device="meta")
-                if isinstance(value, Tensor)
-                else value
-                for key, value in state.items()
-                if value is not None
-            }
 
 # %% ../../nbs/97a_checkpoint.ipynb #8b0c5f03
-def _as_expected(
-    value: Tensor,  # whole
-    like: Tensor | float,  # from `_expected_state`
-    weight: nn.Parameter,  # whose state it is
-) -> Tensor | float:
-    "A value of a checkpoint in the form that the optimiser expects."
-    if not isinstance(like, Tensor):
-        return type(like)(value.item())
-    value = value.to(like.dtype, copy=True)
-    if value.shape == weight.shape:
-        return distribute_like(value, weight)
-    if value.dim() and hasattr(weight, "full_tensor"):
-        raise UserError(
-            f"a state of shape {tuple(value.shape)} cannot be sharded like "
-            f"its weight, {tuple(weight.shape)}: continue without --shard"
-        )
-    return value
-
-# %% ../../nbs/97a_checkpoint.ipynb #8b0c5f06
-def _matched_state(
-    path: Path,  # where it was found, for messages
-    saved: dict[str, Tensor],  # whole, as `_optimizer_state` names them
-    n_steps: int,  # done when it was saved
+def _set_optimizer_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,  # of this model's weights
-) -> dict[int, dict[str, Tensor | float]]:
-    """A checkpoint's tensors as this optimiser's state, by the number of the weight.
-
-    UserError if they belong to another optimiser.
-    """
-    wanted: dict[str, tuple[int, str, Tensor | float, nn.Parameter]] = {}
-    matched: dict[int, dict[str, Tensor | float]] = defaultdict(dict)
-    weights = _named_weights(model, optimizer).items()
-    for i, ((name, weight), state) in enumerate(
-        zip(weights, _expected_state(optimizer))
-    ):
-        mine = {f"{key}.{name}": (i, key, like, weight) for key, like in state.items()}
-        # after a step, at least one weight has all of the optimiser's state
-        if mine.keys() & saved.keys() or n_steps and not saved:
-            wanted |= mine
-    check_shapes(
-        path,
-        tensor_shapes(saved),
-        {
-            name: tuple(getattr(like, "shape", ()))
-            for name, (_, _, like, _) in wanted.items()
-        },
-    )
-    for name, (i, key, like, weight) in wanted.items():
-        matched[i][key] = _as_expected(saved[name], like, weight)
-    return matched
+    state: dict[str, Tensor],  # as `_optimizer_state` names it, not sharded
+) -> None:
+    "Give an optimiser the state of a checkpoint; learning rate and so on stay its own."
+    names = {weight: name for name, weight in model.named_parameters()}
+    kinds = dict.fromkeys(name.split(".")[0] for name in state)
+    by_number: dict[int, dict[str, Tensor]] = {}
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for i, weight in enumerate(weights):
+        mine = {kind: state[f"{kind}.{names[weight]}"].clone() for kind in kinds}
+        by_number[i] = {
+            kind: distribute_like(value, weight) if value.dim() else value
+            for kind, value in mine.items()
+        }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
 # %% ../../nbs/97a_checkpoint.ipynb #326bf426
 def load_checkpoint(
@@ -314,28 +225,25 @@ def load_checkpoint(
     model: nn.Module,  # filled
     optimizer: torch.optim.Optimizer,  # of this model's weights; filled
 ) -> Progress:
-    """Load a checkpoint; every rank reads it.
+    """Load a checkpoint; every process reads it.
 
     UserError for damaged or other files, before anything is changed.
     """
     progress, digests = _read_state(path)
     files = path / "model.safetensors", path / "optimizer.safetensors"
-    weights, saved = map(read_tensors, files)
+    weights, state = map(read_tensors, files)
     # shapes first: they are in the header, and a huge file is not read
     check_shapes(files[0], tensor_shapes(weights), tensor_shapes(model.state_dict()))
-    state = _matched_state(files[1], saved, progress.step, model, optimizer)
+    check_shapes(files[1], tensor_shapes(state), _state_shapes(model, state))
     for file in files:
         _check_digest(file, digests)
     set_weights(model, weights)
-    # learning rate, betas and so on come from the run, not from the checkpoint
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+    _set_optimizer_state(model, optimizer, state)
     return progress
 
 # %% ../../nbs/97a_checkpoint.ipynb #cc54ab9e
 def _prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
-    """Remove old checkpoints of a run, for rank 0; `keep_last` of them stay.
+    """Remove old checkpoints of a run; `keep_last` of them stay.
 
     The newest stays, and before it those of the schedule, whose steps `save_every`
     divides. One that an interruption wrote is needed only until the next, and without
@@ -396,35 +304,3 @@ def average_weights(
         name: (sum_of / len(paths)).to(weights[name].dtype)
         for name, sum_of in total.items()
     }
-
-# %% ../../nbs/97a_checkpoint.ipynb #8a382474
-def set_run_weights(run: Path, which: str, source: Path) -> None:
-    "Make `source`, a weights file of the run, the weights that translate; for rank 0."
-    recipe, about = read_config(run)
-    copy_file(source, run / "model.safetensors")
-    write_config(run, recipe, about | {"weights": which})
-
-# %% ../../nbs/97a_checkpoint.ipynb #0ab07e05
-def use_average(run: Path, n: int) -> str:
-    """Make the average of a run's last `n` checkpoints its weights (§6.1); for rank 0.
-
-    Returns which checkpoints they were, as text; UserError if there are fewer than `n`.
-    """
-    recipe, about = read_config(run)
-    found = checkpoints(run / "checkpoints")
-    if not 1 <= n <= len(found):
-        raise UserError(
-            f"the last {n} checkpoints cannot be averaged: {run} has {len(found)}"
-        )
-    last = found[-n:]
-    which = f"average of {n} checkpoints, {last[0].name} to {last[-1].name}"
-    files = [path / "model.safetensors" for path in last]
-    for file in files:
-        check_sizes(file, recipe.model)
-    save_tensors(
-        average_weights(files),
-        run / "model.safetensors",
-        weights_metadata(recipe.model, which),
-    )
-    write_config(run, recipe, about | {"weights": which})
-    return which

@@ -6,16 +6,14 @@
 __all__ = ['RunOptions', 'train_run', 'resume_run', 'prepare_run', 'train_or_resume']
 
 # %% ../../nbs/97e_train_run.ipynb #55aa0004
-import importlib.util
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from .. import UserError
 from ..data.batch import (
@@ -30,35 +28,17 @@ from ..data.corpus import Corpus
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
-from ..io.atomic import (
-    FolderLock,
-    remove_stale_staging,
-    replace_file,
-    write_file,
-)
-from ..model.config import (
-    ModelConfig,
-    Recipe,
-    TrainConfig,
-    check_minutes,
-)
+from ..engines.prefetch import prefetch
+from ..model.config import ModelConfig, Recipe, check_minutes
 from ..model.transformer import Transformer
-from .checkpoint import (
-    Progress,
-    checkpoints,
-    latest,
-    load_checkpoint,
-    set_run_weights,
-    use_average,
-)
-from .folder import (
-    new_run,
-    read_config,
-    read_metrics,
-    write_config,
-)
+from .checkpoint import checkpoints, latest
+from .folder import RunFolder, read_config
 from .hooks import (
     STOP_SIGNALS,
+    Every,
+    Observer,
+    count_steps,
+    early_stop,
     metrics_file,
     on_signal,
     progress_bar,
@@ -68,21 +48,20 @@ from .hooks import (
 )
 from .recipe import (
     BatchLoss,
-    Checkpointer,
+    Validation,
     build_training,
     check_memory,
-    run_data,
 )
-from .weights import check_sizes, read_metadata
+from .weights import read_metadata, read_tensors
 from ..training.distributed import (
-    any_rank,
+    is_main,
     main_process_first,
     pick_device,
     process_group,
     rank,
     world_size,
 )
-from ..training.train import Hook, NotFinite, Stop, train
+from ..training.train import Hook, NotFinite, Stop
 
 # %% ../../nbs/97e_train_run.ipynb #bc89a5ea
 class RunOptions(NamedTuple):
@@ -91,7 +70,7 @@ class RunOptions(NamedTuple):
     device: str | None = None  # as for `pick_device`
     minutes: float | None = None  # stop the loop after this time; None = at max_steps
     prepared: Path | None = None  # encoded text that runs share; None = in the run
-    hooks: Sequence[Hook] = ()  # more hooks, called on rank 0
+    hooks: Sequence[Hook] = ()  # more hooks, called by the main process
     # more to measure at each validation pass, from model, vocabulary and held-out text
     score: Callable[[Transformer, Vocab, EncodedPairs], dict[str, float]] | None = None
     sharded: bool = False  # as for `build_training`
@@ -117,270 +96,159 @@ class RunOptions(NamedTuple):
 
 _NO_OPTIONS = RunOptions()
 
-# %% ../../nbs/97e_train_run.ipynb #55ec0011
-class _Training(NamedTuple):
-    "A run while it is trained, as one process has it."
-
-    run: Path  # the run folder
-    recipe: Recipe
-    about: dict  # what config.json said besides the recipe, before the loop
-    data: Prepared
-    device: torch.device
-    objective: BatchLoss
-    parallel: nn.Module  # the objective as the loop calls it
-    optimizer: torch.optim.Optimizer
-    schedule: Callable[[int], float]  # the learning rate of each step
-    start: Progress  # of the newest checkpoint
-    lock: FolderLock | None  # rank 0's, on the run folder
-
-# %% ../../nbs/97e_train_run.ipynb #55ec0012
-def _load_latest(
-    run: Path, recipe: Recipe, model: Transformer, optimizer: torch.optim.Optimizer
-) -> Progress:
-    "Load the newest checkpoint of a run, if it has one."
-    last = latest(run / "checkpoints")
-    if last is None:
-        return Progress()
-    n_vocab = model.embedding.weight.shape[0]
-    check_sizes(last / "model.safetensors", recipe.model, n_vocab)
-    return load_checkpoint(last, model, optimizer)
-
-# %% ../../nbs/97e_train_run.ipynb #55ec0013
-def _prepare_training(
-    run: Path,
-    corpus: Corpus | None,
-    device: torch.device,
-    lock: FolderLock | None,
-    options: RunOptions,
-) -> _Training:
-    "Text, model and optimiser of a run, from its newest checkpoint."
-    with main_process_first():
-        recipe, about = read_config(run)  # rank 0 may have made it just now
-    data = run_data(run, recipe, about, corpus, options.prepared, quiet=options.quiet)
-    objective, parallel, optimizer, schedule = build_training(
-        recipe,
-        data.vocab,
-        device,
-        sharded=options.sharded,
-        engines=options.engines,
-    )
-    start = _load_latest(run, recipe, objective.model, optimizer)
-    valid = drop_long_pairs(data.valid, recipe.train.max_len, quiet=rank() > 0)
-    data = data._replace(valid=valid)
-    built = (objective, parallel, optimizer, schedule)
-    return _Training(run, recipe, about, data, device, *built, start, lock)
-
-# %% ../../nbs/97e_train_run.ipynb #55ec0014
-def _checkpointer(training: _Training, options: RunOptions) -> Checkpointer:
-    "The hook that validates and saves this run."
-    data, settings = training.data, training.recipe.train
-    budget = max(settings.batch_tokens, int(data.valid.lengths().max()))
-    score = options.score
-    measure = (lambda model: score(model, data.vocab, data.valid)) if score else None
-    return Checkpointer(
-        training.run,
-        training.recipe,
-        training.objective,
-        training.optimizer,
-        list(epoch_batches(data.valid, data.vocab, budget, seed=0, epoch=0)),
-        training.start,
-        measure,
-        training.lock,
-    )
-
-# %% ../../nbs/97e_train_run.ipynb #2912b3c9
-def _trim_metrics(run: Path, last_step: int) -> None:
-    "Remove the lines of steps after `last_step`, which will be repeated."
-    kept = [
-        json.dumps(record) + "\n"
-        for record in read_metrics(run)
-        if record["step"] <= last_step
-    ]
-    write_file(run / "metrics.jsonl", "".join(kept).encode())
-
-# %% ../../nbs/97e_train_run.ipynb #55ec0016
-@contextmanager
-def _reporting_hooks(training: _Training, options: RunOptions) -> Iterator[list[Hook]]:
-    "The hooks of rank 0, closed at the end of the block; other ranks have none."
-    if rank() > 0:
-        yield []
-        return
-    run, start, minutes = training.run, training.start, options.minutes
-    remove_stale_staging(run, is_locked=True)
-    _trim_metrics(run, start.step)
-    lock = training.lock
-    shown = []
-    if not options.quiet:
-        max_steps = training.recipe.train.max_steps
-        shown.append(progress_bar(max_steps, minutes, start.step))
-    if options.tensorboard:
-        shown.append(tensorboard(run / "tensorboard"))
-    try:
-        yield [
-            *([lambda record: lock.check()] if lock else []),
-            metrics_file(run / "metrics.jsonl", start.seconds),
-            *shown,
-            *([stop_after(minutes)] if minutes else []),
-            *options.hooks,
-        ]
-    finally:
-        for hook in shown:
-            hook.close()
-
-# %% ../../nbs/97e_train_run.ipynb #3a0e2295
-def _sync_interval(settings: TrainConfig, device: torch.device, groups: list) -> int:
-    """How many steps the loop reports together: 1, but on CUDA with a fused optimizer
-    the largest number up to 10 that divides `valid_every` and `save_every`.
-    """
-    if device.type != "cuda" or not all(group.get("fused") for group in groups):
-        return 1
-    both = math.gcd(settings.valid_every, settings.save_every)
-    return max(n for n in range(1, 11) if both % n == 0)
-
 # %% ../../nbs/97e_train_run.ipynb #55ec0017
-def _steps(training: _Training) -> Iterator[Step]:
-    "The steps that this rank still has to do."
-    settings, segment = training.recipe.train, None
+def _steps(run: RunFolder, data: Prepared) -> Iterator[Step]:
+    "The steps that this process still has to do."
+    settings, segment = run.recipe.train, None
     if p := settings.bpe_dropout:
         longest = min(settings.max_len, settings.batch_tokens - 1)
-        segment = BPEDropout(training.data.vocab, p, settings.seed, longest)
+        segment = BPEDropout(data.vocab, p, settings.seed, longest)
     return training_steps(
-        training.data.train,
-        training.data.vocab,
+        data.train,
+        data.vocab,
         settings.batch_tokens,
         settings.seed,
         max_len=settings.max_len,
         segment=segment,
         accumulate=settings.accumulate,
-        start=training.start.position,
+        start=run.progress.position,
         rank=rank(),
         world_size=world_size(),
     )
 
-# %% ../../nbs/97e_train_run.ipynb #55ec0018
-def _train_to_the_end(
-    training: _Training, checkpointer: Checkpointer, signal: Hook, options: RunOptions
-) -> Stop:
-    "Run the loop; a run that has stopped early before has ended, and makes no step."
-    recipe, run = training.recipe, training.run
-    groups = training.optimizer.param_groups
-    with _reporting_hooks(training, options) as hooks:
-        if stop := checkpointer.stop_early():
-            return stop
-        try:
-            return train(
-                training.parallel,
-                _steps(training),
-                training.optimizer,
-                training.schedule,
-                recipe.train.max_steps,
-                [*hooks, checkpointer, signal],
-                recipe.train.clip_norm,
-                _sync_interval(recipe.train, training.device, groups),
-            )
-        except NotFinite as e:
-            last = latest(run / "checkpoints") or "not there yet"
-            raise NotFinite(f"{e}; the last good checkpoint is {last}") from None
+# %% ../../nbs/97e_train_run.ipynb #55ec0014
+def _validation(
+    run: RunFolder,
+    objective: BatchLoss,
+    data: Prepared,
+    observers: list[Observer],
+    options: RunOptions,
+) -> Validation:
+    "The hook that measures the loss on the held-out text of a run."
+    settings, score = run.recipe.train, options.score
+    valid = drop_long_pairs(data.valid, settings.max_len, quiet=not is_main())
+    budget = max(settings.batch_tokens, int(valid.lengths().max()))
+    batches = list(epoch_batches(valid, data.vocab, budget, seed=0, epoch=0))
+    measure = (lambda model: score(model, data.vocab, valid)) if score else None
+    return Validation(run, objective, batches, observers, measure)
+
+# %% ../../nbs/97e_train_run.ipynb #55ec0016
+@contextmanager
+def _observers(run: RunFolder, options: RunOptions) -> Iterator[list[Observer]]:
+    "What the main process shows and writes, closed at the end of the block."
+    observers = []
+    if is_main():
+        done = run.progress
+        observers.append(metrics_file(run.path / "metrics.jsonl", done.seconds))
+        if not options.quiet:
+            max_steps = run.recipe.train.max_steps
+            observers.append(progress_bar(max_steps, options.minutes, done.step))
+        if options.tensorboard:
+            observers.append(tensorboard(run.path / "tensorboard"))
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.callback(observer.close)
+        yield observers
+
+# %% ../../nbs/97e_train_run.ipynb #55f00006
+@contextmanager
+def _naming_checkpoint(run: RunFolder) -> Iterator[None]:
+    "Add the last good checkpoint to the error of a loop that diverges."
+    try:
+        yield
+    except NotFinite as e:
+        last = latest(run.checkpoints) or "not there yet"
+        raise NotFinite(f"{e}; the last good checkpoint is {last}") from None
 
 # %% ../../nbs/97e_train_run.ipynb #6f41a21b
 def _choose_weights(
-    run: Path, recipe: Recipe, done: Progress, scheduled: Progress, stop: Stop
-) -> None:
-    """Choose the weights that translate, and note which they are.
+    run: RunFolder, stop: Stop, is_best: bool
+) -> tuple[dict[str, Tensor], str]:
+    """The weights that translate, and which they are.
 
-    They are the average, else the best on validation, else the last. `done` counts
-    every validation pass, `scheduled` those of the schedule alone.
+    They are the average, else the best on validation, else the last. `is_best`: the
+    last ones are better than those of all passes that count.
     """
-    folder = run / "checkpoints"
-    n_averaged = min(recipe.train.average_last, len(checkpoints(folder)))
-    best, last = folder / "best.safetensors", latest(folder)
-    which = f"best on validation, step {done.best_step}"
-    about = read_config(run)[1] | {"stopped": stop.reason, "steps": done.step}
-    if done.best_step != scheduled.best_step:  # the last pass has saved its weights
-        about["weights"] = which
-    write_config(run, recipe, about)
-    if n_averaged and stop.reason not in STOP_SIGNALS:
-        use_average(run, n_averaged)
-    elif done.best_step == scheduled.best_step != 0 and best.exists():
-        set_run_weights(run, read_metadata(best).get("weights", which), best)
-    elif done.best_step == 0 and last:  # interrupted before the first validation pass
-        set_run_weights(run, f"last, step {done.step}", last / "model.safetensors")
-
-# %% ../../nbs/97e_train_run.ipynb #55ec0019
-def _is_concluded(about: dict, done: Progress) -> bool:
-    "Has an earlier start of the run reached its end and concluded it?"
-    stopped = about.get("stopped")
-    return stopped not in (None, *STOP_SIGNALS) and about.get("steps") == done.step
-
-# %% ../../nbs/97e_train_run.ipynb #e147b8a2
-def _draw_curve(run: Path) -> None:
-    "curve.svg: training and validation loss over the steps."
-    from matplotlib.pyplot import close  # here, since training needs no matplotlib
-
-    from ..show.visualize import lines, panels
-
-    records = read_metrics(run)
-    steps = [r for r in records if "loss" in r]
-    validations = [r for r in records if "valid_loss" in r]
-    # steps that one point of the curve is the mean of
-    width = max(1, len(steps) // 200)
-    means = [
-        (part[-1]["step"], sum(r["loss"] for r in part) / len(part))
-        for part in (steps[i : i + width] for i in range(0, len(steps), width))
-    ]
-    curves = {
-        "training, smoothed": list(zip(*means)),
-        "validation": list(zip(*((r["step"], r["valid_loss"]) for r in validations))),
-    }
-    figure, axes = panels(height=2.8)
-    lines(
-        {name: curve for name, curve in curves.items() if curve},
-        x="step",
-        y="loss (nats per token)",
-        ax=axes[0],
-    )
-    with replace_file(run / "curve.svg") as new:
-        figure.savefig(new, format="svg")
-    close(figure)
+    n = min(run.recipe.train.average_last, len(checkpoints(run.checkpoints)))
+    if n and stop.reason not in STOP_SIGNALS:
+        return run.average(n)
+    if run.progress.best_step and not is_best:
+        best = run.checkpoints / "best.safetensors"
+        return read_tensors(best), read_metadata(best)["weights"]
+    newest = checkpoints(run.checkpoints)[-1] / "model.safetensors"
+    which = "best on validation" if is_best else "last"
+    return read_tensors(newest), f"{which}, step {run.progress.step}"
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0020
-def _conclude(training: _Training, checkpointer: Checkpointer, stop: Stop) -> None:
+def _is_finished(run: RunFolder) -> bool:
+    "Has an earlier start of the run reached its end, and noted it?"
+    stopped, steps = run.about.get("stopped"), run.about.get("steps")
+    return stopped not in (None, *STOP_SIGNALS) and steps == run.progress.step
+
+
+def _finish(
+    run: RunFolder, stop: Stop, validation: Validation, save: Callable[[], None]
+) -> None:
     "Validate and save the last step, and choose the weights that translate."
-    recipe, settings = training.recipe, training.recipe.train
-    done = checkpointer.progress
-    has_trained = done.step > training.start.step
-    interrupted = any_rank(stop.reason in STOP_SIGNALS, training.device)
-    if has_trained and not interrupted and done.step % settings.valid_every:
-        done = checkpointer.validate(scheduled=done.step == settings.max_steps)
-    if has_trained and done.step % settings.save_every:
-        checkpointer.save()
+    settings, step = run.recipe.train, run.progress.step
+    if _is_finished(run):
+        return
+    is_best = False
+    if step % settings.valid_every and stop.reason not in STOP_SIGNALS:
+        if step == settings.max_steps:
+            validation()
+        else:
+            is_best = validation.measure() < run.progress.best_loss
+    if run.saved_step != step:
+        save()
     with main_process_first():
-        # a run that was killed before its conclusion is concluded now
-        if rank() == 0 and (has_trained or not _is_concluded(training.about, done)):
-            checkpointer.check_lock()
-            scheduled = checkpointer.progress
-            _choose_weights(training.run, recipe, done, scheduled, stop)
-            if importlib.util.find_spec("matplotlib") and done.step:
-                _draw_curve(training.run)
+        if is_main():
+            weights, which = _choose_weights(run, stop, is_best)
+            run.use_weights(weights, which, stopped=stop.reason, steps=step)
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0021
-def _continue_run(
-    run: Path,
-    corpus: Corpus | None,
-    device: torch.device,
-    lock: FolderLock | None,
-    options: RunOptions,
+def _train(
+    run: RunFolder, corpus: Corpus | None, device: torch.device, options: RunOptions
 ) -> None:
-    "Train a run to its end; Ctrl-C, SIGTERM or a closed terminal leave a checkpoint."
-    training = _prepare_training(run, corpus, device, lock, options)
-    checkpointer = _checkpointer(training, options)
-    with on_signal() as signal:  # until all is saved
-        stop = _train_to_the_end(training, checkpointer, signal, options)
-        _conclude(training, checkpointer, stop)
+    "Train a run from its newest checkpoint to its end; a signal ends it, and is saved."
+    settings = run.recipe.train
+    data = run.encoded(corpus, options.prepared, options.quiet)
+    objective, parallel, optimizer, schedule = build_training(
+        run.recipe,
+        data.vocab,
+        device,
+        sharded=options.sharded,
+        engines=options.engines,
+    )
+    run.load_latest(objective.model, optimizer)
+    save = lambda record=None: run.save_checkpoint(objective.model, optimizer)
+    with _observers(run, options) as observers, on_signal() as signal:
+        validation = _validation(run, objective, data, observers, options)
+        hooks: list[Hook] = [
+            count_steps(run),
+            *observers,
+            stop_after(options.minutes or math.inf),
+            *(options.hooks if is_main() else ()),
+            Every(settings.valid_every, validation),
+            lambda record: early_stop(run),
+            Every(settings.save_every, save),
+            signal,
+        ]
+        with _naming_checkpoint(run):
+            stop = early_stop(run) or options.engines.train(
+                parallel,
+                prefetch(_steps(run, data), device),
+                optimizer,
+                schedule,
+                settings.max_steps,
+                hooks,
+                settings.clip_norm,
+            )
+        _finish(run, stop, validation, save)
 
 # %% ../../nbs/97e_train_run.ipynb #92fae9b7
 def _about_text(corpus: Corpus | None) -> dict:
-    "What config.json says of the text; nothing on the ranks that do not read it."
+    "What config.json says of the text; nothing in processes that do not read it."
     if corpus is None:
         return {}
     return {
@@ -390,32 +258,21 @@ def _about_text(corpus: Corpus | None) -> dict:
         "source": corpus.source,
     }
 
-# %% ../../nbs/97e_train_run.ipynb #339d8f76
-@contextmanager
-def _locked(run: Path) -> Iterator[FolderLock | None]:
-    "Keep other processes out of a run folder; rank 0 holds the lock for all ranks."
-    if rank() > 0:
-        yield None
-        return
-    with FolderLock(run) as lock:
-        yield lock
-
 # %% ../../nbs/97e_train_run.ipynb #55ec0022
 def train_run(
-    corpus: Corpus | None,  # read by rank 0 alone: others may give None
+    corpus: Corpus | None,  # read by the main process alone: others may give None
     recipe: Recipe,
     out: Path,  # the run folder to make
     options: RunOptions = _NO_OPTIONS,
 ) -> Path:  # the run folder
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
-    out = Path(out)
+    out, about = Path(out), _about_text(corpus)
     options.check()
     options.check_sizes(recipe.model)
     device = pick_device(options.device)
     with process_group(device):
-        about = _about_text(corpus)
-        with new_run(out, recipe, about, options.prepared) as lock:
-            _continue_run(out, corpus, device, lock, options)
+        with RunFolder.create(out, recipe, about, options.prepared) as run:
+            _train(run, corpus, device, options)
     return out
 
 # %% ../../nbs/97e_train_run.ipynb #fa2243fa
@@ -430,11 +287,9 @@ def resume_run(
     """
     run = Path(run)
     options.check()
-    # a wrong folder is refused before any process is waited for
-    options.check_sizes(read_config(run)[0].model)
     device = pick_device(options.device)
-    with process_group(device), _locked(run) as lock:
-        _continue_run(run, corpus, device, lock, options)
+    with process_group(device), RunFolder.open(run) as folder:
+        _train(folder, corpus, device, options)
     return run
 
 # %% ../../nbs/97e_train_run.ipynb #f16d6539
@@ -448,9 +303,8 @@ def prepare_run(
 ) -> Path:  # the run folder, for `resume_run` to start
     "A run folder with vocabulary and encoded text, and no training yet."
     out = Path(out)
-    with new_run(out, recipe, _about_text(corpus), prepared):
-        about = read_config(out)[1]
-        run_data(out, recipe, about, corpus, prepared, quiet=quiet)
+    with RunFolder.create(out, recipe, _about_text(corpus), prepared) as run:
+        run.encoded(corpus, prepared, quiet)
     return out
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0024

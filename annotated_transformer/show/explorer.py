@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import UserError
 from ..data.batch import pad_ids
-from ..io.atomic import replace_file
+from ..io.files import replace_file
 from .visualize import attention_maps
 
 # %% ../../nbs/80a_explorer.ipynb #4904827d

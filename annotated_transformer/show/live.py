@@ -23,7 +23,7 @@ from ..data.corpus import corpus_from_source, known_languages
 from ..data.grammar import ANIMAL_TIRED, word_classes
 from ..data.prepared import open_prepared
 from ..data.vocab import Vocab
-from ..io.atomic import replace_file
+from ..io.files import replace_file
 from ..model.config import Recipe
 from ..runs.folder import Run, load_run, run_kind
 from ..runs.weights import pack_weights

@@ -7,15 +7,8 @@ __all__ = ['Hook', 'StepRecord', 'Stop', 'NotFinite', 'train']
 
 # %% ../../nbs/52_train.ipynb #538e53e9
 import math
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import (
-    AbstractContextManager,
-    closing,
-    nullcontext,
-)
-from queue import SimpleQueue
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,27 +57,35 @@ class Stop(NamedTuple):
 # %% ../../nbs/52_train.ipynb #f8c61414
 Hook = Callable[[StepRecord], Stop | None]
 
+# %% ../../nbs/52_train.ipynb #1869612f
+def call_hooks(
+    hooks: Sequence[Hook],
+    records: Iterable[StepRecord],
+    device: torch.device,  # of this process
+) -> Stop | None:
+    "Call every hook with each record; the first `Stop`, the same on every rank."
+    answers = [hook(record) for record in records for hook in hooks]
+    stops = [answer for answer in answers if isinstance(answer, Stop)]
+    if any_rank(bool(stops), device):
+        return first_over_ranks(stops[0] if stops else None)
+    return None
+
 # %% ../../nbs/52_train.ipynb #41cbce00
 class NotFinite(UserError):
     "Training has diverged; the weights are those before the step that was not finite."
 
 # %% ../../nbs/52_train.ipynb #a97436bd
-def _check_finite(name: str, value: float, step: int, lr: float) -> None:
-    "Raise `NotFinite` for a loss or a gradient norm that is infinite or NaN."
-    if not math.isfinite(value):
-        raise NotFinite(
-            f"the {name} became {value} at step {step} with learning rate "
-            f"{lr:.2e}: lower the rate or raise warmup_steps"
-        )
-
-# %% ../../nbs/52_train.ipynb #25ac6356
-def _check_values(values: list[float], step: int, lr: float) -> None:
-    "`_check_finite` for the loss and the gradient norm of a step."
-    for name, value in zip(("loss", "gradient norm"), values, strict=True):
-        _check_finite(name, value, step, lr)
+def check_finite(loss: float, grad_norm: float, step: int, lr: float) -> None:
+    "`NotFinite` for a loss or a gradient norm that is infinite or NaN."
+    for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            raise NotFinite(
+                f"the {name} became {value} at step {step} with learning rate "
+                f"{lr:.2e}: lower the rate or raise warmup_steps"
+            )
 
 # %% ../../nbs/52_train.ipynb #21c3e4e3
-def _compute_gradient(
+def compute_gradient(
     objective: nn.Module,  # as for `train`
     step: Step,
     clip_norm: float | None,  # largest gradient norm, > 0; None = no clipping
@@ -106,143 +107,13 @@ def _compute_gradient(
         nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
     return torch.stack([sum_over_ranks(loss), full_tensor(norm)])
 
-# %% ../../nbs/52_train.ipynb #6757cc13
-_PREFETCH_ON = ("cuda",)  # device types
-
-# %% ../../nbs/52_train.ipynb #ed20b126
-def _pinned(step: Step | None) -> Step | None:
-    "The step in pinned memory, which a GPU can copy during other work."
-    if step is None:
-        return None
-    return step._replace(micro=[batch.pin_memory() for batch in step.micro])
-
-# %% ../../nbs/52_train.ipynb #52c00002
-def _handed_over(ready: SimpleQueue, free: threading.Semaphore) -> Iterator[Step]:
-    "The steps of a queue; each one that is taken makes room for another."
-    while True:
-        step, error = ready.get()
-        if error is not None:
-            raise error
-        if step is None:
-            return
-        free.release()
-        yield step
-
-# %% ../../nbs/52_train.ipynb #52c00001
-def _prefetch(
-    steps: Iterable[Step],
-    device: torch.device,  # where they will be used
-    depth: int = 2,  # steps drawn ahead of those that were handed over, at least 1
-) -> Generator[Step, None, None]:  # close it to end its thread
-    "The same steps and errors, drawn by a thread, and pinned if the device is CUDA."
-    if depth < 1:
-        raise ValueError(f"depth={depth} must be at least 1")
-    # of (step, error); None for the step at the end
-    ready: SimpleQueue[tuple[Step | None, BaseException | None]] = SimpleQueue()
-    free = threading.Semaphore(depth)
-    closed = threading.Event()
-
-    def draw() -> None:
-        on_cuda = device.type == "cuda"
-        try:
-            if on_cuda:  # each thread has a current device of its own
-                torch.cuda.set_device(device)
-            drawn = iter(steps)
-            while free.acquire() and not closed.is_set():
-                step = next(drawn, None)
-                ready.put((_pinned(step) if on_cuda else step, None))
-                if step is None:
-                    break
-        except BaseException as error:
-            ready.put((None, error))
-
-    thread = threading.Thread(target=draw, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        yield from _handed_over(ready, free)
-    finally:
-        closed.set()
-        free.release()
-        thread.join()
-
-# %% ../../nbs/52_train.ipynb #52c00004
-def _drawn_ahead(
-    steps: Iterable[Step], device: torch.device
-) -> AbstractContextManager[Iterable[Step]]:
-    "The steps, prefetched on a device of `_PREFETCH_ON` while the block is open."
-    if device.type in _PREFETCH_ON:
-        return closing(_prefetch(steps, device))
-    return nullcontext(steps)
-
-# %% ../../nbs/52_train.ipynb #cb8256ef
-class _Pending(NamedTuple):
-    "A step that is done and not reported yet."
-
-    step: Step  # without its batches
-    lr: float
-    values: Float[Tensor, "2"]  # loss and gradient norm
-
-# %% ../../nbs/52_train.ipynb #08106be2
-def _step_if_finite(
-    optimizer: torch.optim.Optimizer,  # fused
-    values: Float[Tensor, "2"],  # loss and gradient norm
-    broken: Float[Tensor, ""],  # 1 if an earlier step was not finite, else 0
-) -> Float[Tensor, ""]:
-    """The optimiser's step, which the device leaves out if a value is not finite.
-
-    It leaves out the steps after it, too; returns `broken` with this step.
-    """
-    broken = torch.maximum(broken, 1.0 - torch.isfinite(values).all().float())
-    # the optimiser reads it, but its type does not name it
-    optimizer.found_inf = broken  # type: ignore[attr-defined]
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.found_inf  # type: ignore[attr-defined]
-    return broken
-
-# %% ../../nbs/52_train.ipynb #1869612f
-def _report(
-    pending: list[_Pending],  # emptied
-    hooks: Sequence[Hook],
-    device: torch.device,  # of this process
-    started: float,  # start of the loop, on `time.perf_counter`
-) -> Stop | None:  # the first that a hook returned; the same on every rank
-    """Call every hook with the record of each step, in order.
-
-    `NotFinite` at the first step that is not finite, after the hooks of those before.
-    """
-    if not pending:
-        return None
-    stops = []
-    numbers = torch.stack([values for *_, values in pending]).tolist()
-    for (step, lr, _), (loss, norm) in zip(pending, numbers, strict=True):
-        _check_values([loss, norm], step.step, lr)
-        seconds = time.perf_counter() - started
-        record = StepRecord(step.position, loss, lr, step.n_tokens, seconds, norm)
-        # all are called, even when the first returns Stop
-        stops += [answer for hook in hooks if isinstance(answer := hook(record), Stop)]
-    pending.clear()
-    if any_rank(bool(stops), device):
-        return first_over_ranks(stops[0] if stops else None)
-    return None
-
 # %% ../../nbs/52_train.ipynb #897bc1e0
-def _prepare_step(step: Step, optimizer: torch.optim.Optimizer, lr: float) -> None:
+def prepare_step(step: Step, optimizer: torch.optim.Optimizer, lr: float) -> None:
     "Set the learning rate and the random state of a step, and clear the gradient."
     for group in optimizer.param_groups:
         group["lr"] = lr
     torch.manual_seed(step.seed)
     optimizer.zero_grad()
-
-# %% ../../nbs/52_train.ipynb #52c00008
-def _check_sync(optimizer: torch.optim.Optimizer, sync_every: int) -> None:
-    "ValueError for steps in groups with an optimiser that cannot leave a step out."
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    if sync_every < 1 or sync_every > 1 and not fused:
-        raise ValueError(
-            f"sync_every={sync_every} must be 1, or more with a fused optimizer"
-        )
 
 # %% ../../nbs/52_train.ipynb #52c00003
 def train(
@@ -253,33 +124,24 @@ def train(
     max_steps: int,
     hooks: Sequence[Hook] = (),  # called for each step, in this order
     clip_norm: float | None = None,  # largest gradient norm, > 0; None = no clipping
-    sync_every: int = 1,  # steps reported together; above 1 needs a fused optimizer
 ) -> Stop:  # why it ended
     "The loop: batch, summed loss, backward, clip, step, hooks (§5.2)."
-    _check_sync(optimizer, sync_every)
     device, started = next(objective.parameters()).device, time.perf_counter()
-    ended, pending = Stop(f"max_steps={max_steps} reached"), []
-    broken = torch.zeros((), device=device)
     objective.train()
-    with _drawn_ahead(steps, device) as steps:
-        for step in steps:
-            if step.step > max_steps:
-                break
-            lr = schedule(step.step)
-            _prepare_step(step, optimizer, lr)
-            values = _compute_gradient(objective, step, clip_norm)
-            if sync_every > 1:
-                broken = _step_if_finite(optimizer, values, broken)
-            else:
-                values = values.cpu()  # waits for the device
-                _check_values(values.tolist(), step.step, lr)
-                optimizer.step()
-            pending.append(_Pending(step._replace(micro=[]), lr, values))
-            if step.step == max_steps:
-                break
-            if step.step % sync_every == 0:
-                if stop := _report(pending, hooks, device, started):
-                    return stop
-        else:
-            ended = Stop("no more steps")
-    return _report(pending, hooks, device, started) or ended
+    for step in steps:
+        if step.step > max_steps:
+            break
+        lr = schedule(step.step)
+        prepare_step(step, optimizer, lr)
+        loss, norm = compute_gradient(objective, step, clip_norm).tolist()
+        check_finite(loss, norm, step.step, lr)
+        optimizer.step()
+        seconds = time.perf_counter() - started
+        record = StepRecord(step.position, loss, lr, step.n_tokens, seconds, norm)
+        if stop := call_hooks(hooks, [record], device):
+            return stop
+        if step.step == max_steps:
+            break
+    else:
+        return Stop("no more steps")
+    return Stop(f"max_steps={max_steps} reached")
