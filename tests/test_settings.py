@@ -20,7 +20,6 @@ from torch.nn import LayerNorm
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.fast_dropout import FastDropout
-from annotated_transformer.io import atomic
 from annotated_transformer.model.config import (
     ModelConfig,
     TrainConfig,
@@ -107,7 +106,7 @@ def watch(
         patch.setattr(runs_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
         patch.setattr(runs_module, "_draw_curve", lambda run: None)
-        patch.setattr(atomic, "_fsync", lambda path: None)
+        patch.setattr("os.fsync", lambda file: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)
