@@ -20,7 +20,6 @@ from torch.nn import LayerNorm
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.fast_dropout import FastDropout
-from annotated_transformer.io import files
 from annotated_transformer.model.config import (
     ModelConfig,
     TrainConfig,
@@ -106,7 +105,7 @@ def watch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs_module, "build_training", build)
         # what takes most of the time, and is tested elsewhere
-        patch.setattr(files, "_fsync", lambda path: None)
+        patch.setattr("os.fsync", lambda file: None)
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)

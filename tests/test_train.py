@@ -428,10 +428,11 @@ def test_prefetched_steps_are_the_steps(depth):
     assert not threads()
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("depth", [None, 1, 3])
 def test_no_more_is_prefetched_than_the_depth(depth):
     drawn = []
     found = prefetch((drawn.append(s.step) or s for s in steps()), CPU, depth)
+    depth = depth or 0
     assert not drawn and not threads()  # it begins with the first step asked for
     for n in range(1, 5):
         assert next(found).step == n and wait_until(lambda n=n: len(drawn) >= n + depth)
