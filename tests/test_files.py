@@ -56,6 +56,7 @@ def everything(folder: Path) -> dict[str, tuple]:
 def test_one_process_at_a_time(tmp_path):
     "A killed process leaves its lock and what it was writing: the next one takes both away."
     (tmp_path / "checkpoints").mkdir()
+    (tmp_path / ".annotated_transformer-mine.part").touch()  # of somebody else
     code = """with lock_folder(box), new_folder(box / "checkpoints/step-1") as new:
     (new / "weights").touch(); print("held", flush=True); time.sleep(60)"""
     holder = python(code, tmp_path)
@@ -69,8 +70,9 @@ def test_one_process_at_a_time(tmp_path):
         holder.kill()
     holder.communicate()
     with lock_folder(tmp_path):
-        assert everything(tmp_path).keys() == {"checkpoints", ".lock"}
-    assert everything(tmp_path).keys() == {"checkpoints"}
+        assert (tmp_path / ".lock").exists()
+    left = {"checkpoints", ".annotated_transformer-mine.part"}
+    assert everything(tmp_path).keys() == left
 
 
 def test_an_error_under_the_lock_is_not_one_of_the_lock(tmp_path):
@@ -169,6 +171,23 @@ def test_a_folder_is_whole_or_missing(tmp_path, exists):
     old = ["old"] * 2 if exists else []
     assert found[:4] == [old] * 4 and found[-2:] == [["new"] * 2] * 2
     assert all(texts in (old, [], ["new"] * 2) for texts in found)
+
+
+def test_a_failed_exchange_keeps_the_old_folder(tmp_path, monkeypatch):
+    rename, calls = os.rename, count()
+
+    def fails(*paths):
+        if next(calls) == 1:
+            raise OSError(5, "Input/output error")
+        rename(*paths)
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/a").touch()
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OSError, match="run cannot be written: Input/output error"):
+        with new_folder(tmp_path / "run", lambda path: None):
+            pass
+    assert [path.name for path in tmp_path.glob("*/*")] == ["a"]
 
 
 def test_flushed_before_it_is_renamed(tmp_path, monkeypatch):

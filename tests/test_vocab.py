@@ -1,8 +1,6 @@
 "The vocabulary: nothing is lost, nothing is unknown, the same text gives the same model (51b)."
 
 import io
-import subprocess
-import sys
 import unicodedata
 
 import pytest
@@ -10,6 +8,7 @@ import sentencepiece as spm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer import UserError
 from annotated_transformer.data.vocab import SPACE, Vocab, _sample_lines, learn_bpe
 
 TEXT = [
@@ -48,15 +47,19 @@ odd = f" {SPACE}\t\n\r\0\ufeff\u0085\u2028\u00a0\u3000\u0301\u2585\ufb01½²ae"
 letters = st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(odd))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.text(letters))
 @example(f" {SPACE} {SPACE}{SPACE}")
 @example("<s> </s> <pad> <unk> <0x41>")
+@example(TEXT[0])
 @example("\U0010ffff\0\ufffd ⁇ ")
 def test_round_trip(text):
     ids = VOCAB.encode(text)
     assert VOCAB.decode(ids) == text
     assert ids and not SPECIAL & set(ids)
+    assert text != TEXT[0] or "".join(VOCAB.words(ids)) == f" {text}".replace(
+        " ", SPACE
+    )
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
@@ -81,20 +84,16 @@ HARD = [
 ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.text(letters), max_size=8), st.sampled_from([-1, 1, 2, 3]))
 @example(HARD, 2)
+@example([f"sentence {i} " + SPACE * (i % 3 == 0) for i in range(3000)], -1)
 @example([], 2)
 def test_many_are_as_one_by_one(texts, n_threads):
     "And what `encode` gives decodes to the text, so these do."
     ids = VOCAB.encode_many(texts, n_threads)
     assert ids == [VOCAB.encode(text) for text in texts]
     assert [VOCAB.decode(row) for row in ids] == texts
-
-
-def test_many_keep_their_order():
-    texts = [f"sentence {i} " + SPACE * (i % 3 == 0) for i in range(3000)]
-    assert [VOCAB.decode(row) for row in VOCAB.encode_many(texts)] == texts
 
 
 @pytest.mark.parametrize(
@@ -113,9 +112,7 @@ def test_any_ids_decode(ids):
 def test_special_symbols_in_the_text_to_learn_from():
     vocab = learn_bpe(["<s> </s> <pad> <unk> <0x41> once more"] * 200, 300)
     ids = vocab.encode("<s> </s> <pad> <unk> <0x41>")
-    assert not {vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.pieces.unk_id()} & set(
-        ids
-    )
+    assert not SPECIAL & {*ids}
     assert vocab.decode(ids) == "<s> </s> <pad> <unk> <0x41>"
 
 
@@ -131,14 +128,6 @@ def test_apostrophes_without_a_token_are_plain_in_a_source():
         assert vocab.decode(vocab.encode(text)) == text
 
 
-def test_words_join_to_the_text():
-    sentence = TEXT[0]
-    assert (
-        "".join(VOCAB.words(VOCAB.encode(sentence))).replace(SPACE, " ")
-        == " " + sentence
-    )
-
-
 def test_same_text_same_model():
     assert learn_bpe(TEXT, 400).model == VOCAB.model
     assert (
@@ -150,21 +139,6 @@ def test_same_text_same_model():
         learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2)
     )  # the file notes the number of threads; the pieces are the same
     assert one.words(range(len(one))) == two.words(range(len(two)))
-
-
-def test_same_sample_in_another_process():
-    "SentencePiece's own sampling begins anew with each process, whatever seed it is given."
-    code = (
-        "from annotated_transformer.data.vocab import learn_bpe; import hashlib; "
-        "print(hashlib.sha256(learn_bpe((f'{i * i} {i % 7}' for i in range(2000)), 340, n_sample=150).model).hexdigest())"
-    )
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        for _ in range(2)
-    )
-    assert first == second and len(first) == 65
 
 
 @given(st.integers(0, 30), st.integers(1, 12), st.integers(0, 5))
@@ -214,6 +188,9 @@ def test_save_and_load(tmp_path):
 
 
 def test_errors(tmp_path):
+    for n in (0, 10, len(VOCAB.model) // 2, len(VOCAB.model) - 100):
+        with pytest.raises(UserError):
+            Vocab(VOCAB.model[:n])
     (tmp_path / "junk").write_bytes(b"junk")
     with pytest.raises(ValueError, match="junk: not a SentencePiece model"):
         Vocab.load(tmp_path / "junk")
@@ -243,24 +220,3 @@ def test_errors(tmp_path):
 def test_lossy_models_are_refused(options):
     with pytest.raises(ValueError, match="does not give text back"):
         Vocab(foreign(**options))
-
-
-def test_models_cut_short_are_refused():
-    for n in (0, 10, len(VOCAB.model) // 2, len(VOCAB.model) - 100):
-        with pytest.raises(ValueError):
-            Vocab(VOCAB.model[:n])
-
-
-def test_multi30k(data_dir):
-    import gzip
-
-    lines = []
-    for name in ("val.en", "val.de"):
-        with gzip.open(
-            data_dir / "multi30k" / f"{name}.gz", "rt", encoding="utf-8", newline="\n"
-        ) as f:
-            lines += [line.rstrip("\n") for line in f]
-    vocab = learn_bpe(lines, 2000)
-    assert len(vocab) == 2000
-    for line, ids in zip(lines, vocab.encode_many(lines)):
-        assert vocab.decode(ids) == line and ids == vocab.encode(line)

@@ -301,16 +301,11 @@ def new_folder(
 def remove(path: Path, inside: Path) -> None:
     """Remove a file or a folder below `inside`, which the caller has proved to be ours.
 
-    Nothing happens if it is missing. UserError for a link or a device, and if it is
-    not below `inside` when links are followed.
+    Nothing happens if it is missing. UserError if it is not below `inside` when links
+    are followed.
     """
-    kind = path_type(path)
-    if kind == "nothing":
+    if path_type(path) == "nothing":
         return
-    if kind not in ("file", "folder"):
-        raise UserError(
-            f"{path} is a {kind}, which this program did not make: remove it"
-        )
     if resolve(inside) not in resolve(path).parents:
         raise UserError(f"{path} is not inside {inside}: nothing is removed")
     old = _part_of(path)
