@@ -67,66 +67,92 @@ def toy(clean, tmp_path) -> Path:
     return shutil.copytree(clean, tmp_path / "toy")
 
 
-def test_order(toy):
-    assert drift(toy) == []
-    assert "](nbs/11_toy.ipynb)" in (toy / "README.md").read_text()
+def append(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as f:
+        f.write(text)
 
 
-def test_hand_edited_module(toy):
-    with open(toy / "annotated_transformer/toy.py", "a") as f:
-        f.write("\nmore = 1\n")
-    assert drift(toy) == [
-        "annotated_transformer/toy.py: not what its notebook exports (edited by hand, or not exported yet)"
-    ]
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_module_without_notebook(toy):
-    (toy / "annotated_transformer/stray.py").write_text("x = 1\n")
-    assert drift(toy) == [
-        "annotated_transformer/stray.py: no notebook exports it; delete it, or move it to a notebook"
-    ]
-
-
-def test_module_missing(toy):
-    (toy / "annotated_transformer/toy.py").unlink()
-    assert drift(toy) == [
-        "annotated_transformer/toy.py: missing; a notebook exports it"
-    ]
-
-
-def test_unclean_notebook(toy):
+def unfold(toy: Path) -> None:
+    "A cell that its page folds, and JupyterLab does not."
     path = toy / "nbs/11_toy.ipynb"
     nb = json.loads(path.read_text())
-    nb["cells"][-1]["execution_count"] = 7
-    path.write_text(json.dumps(nb))
-    assert drift(toy) == ["nbs/11_toy.ipynb: not clean (execution counts or metadata)"]
-
-
-def test_folded_cell_that_is_open_in_jupyter(toy):
-    path = toy / "nbs/11_toy.ipynb"
-    nb = json.loads(path.read_text())
-    nb["cells"].append(cell("#| code-fold: true\nassert twice(3) == 6"))
-    write_clean(nb, path)
+    write_clean(nb | {"cells": [*nb["cells"], cell("#| code-fold: true\nx = 1")]}, path)
     assert drift(toy) == []
     nb = json.loads(path.read_text())
     nb["cells"][-1]["metadata"] = {}
-    text = json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False)
-    path.write_text(text + "\n")
-    assert drift(toy) == ["nbs/11_toy.ipynb: not clean (execution counts or metadata)"]
+    path.write_text(json.dumps(nb, indent=1, sort_keys=True) + "\n")
 
 
-def test_readme_edited(toy):
-    with open(toy / "README.md", "a") as f:
-        f.write("\nBy hand.\n")
-    assert drift(toy) == ["README.md: not what nbs/index.ipynb makes"]
+LIB, NOTEBOOK = "annotated_transformer", "nbs/11_toy.ipynb"
+DRIFTS = {
+    "in order": (lambda toy: None, []),
+    "edited by hand": (
+        lambda toy: append(toy / LIB / "toy.py", "\nmore = 1\n"),
+        [
+            f"{LIB}/toy.py: not what its notebook exports (edited by hand, or not exported yet)"
+        ],
+    ),
+    "without notebook": (
+        lambda toy: append(toy / LIB / "stray.py", "x = 1\n"),
+        [
+            f"{LIB}/stray.py: no notebook exports it; delete it, or move it to a notebook"
+        ],
+    ),
+    "a module among the files of pages": (
+        lambda toy: append(toy / LIB / "show/pages/stray.py", "x = 1\n"),
+        [
+            f"{LIB}/show/pages/stray.py: no notebook exports it; delete it, or move it to a notebook"
+        ],
+    ),
+    "missing": (
+        lambda toy: (toy / LIB / "toy.py").unlink(),
+        [f"{LIB}/toy.py: missing; a notebook exports it"],
+    ),
+    "a fold that is open in JupyterLab": (
+        unfold,
+        [f"{NOTEBOOK}: not clean (execution counts or metadata)"],
+    ),
+    "README edited": (
+        lambda toy: append(toy / "README.md", "\nBy hand.\n"),
+        ["README.md: not what nbs/index.ipynb makes"],
+    ),
+    "names of everyday use": (  # nbdev owns the version line of __init__.py alone
+        lambda toy: append(toy / LIB / "__init__.py", "\nfrom .toy import twice\n"),
+        [],
+    ),
+    "data of a module": (
+        lambda toy: append(toy / LIB / "show/pages/toy.css", "p { margin: 0; }\n"),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("change", DRIFTS)
+def test_drift(toy, change):
+    make, lines = DRIFTS[change]
+    make(toy)
+    assert drift(toy) == lines
+    assert "](nbs/11_toy.ipynb)" in (toy / "README.md").read_text()
+
+
+def test_unclean_notebook(toy):
+    path = toy / NOTEBOOK
+    nb = json.loads(path.read_text())
+    nb["cells"][-1]["execution_count"] = 7
+    path.write_text(json.dumps(nb))
+    assert drift(toy) == [f"{NOTEBOOK}: not clean (execution counts or metadata)"]
 
 
 def test_version_of_init(toy):
-    settings = (toy / "settings.ini").read_text()
-    (toy / "settings.ini").write_text(
-        settings.replace("\nversion = ", "\nversion = 9.")
-    )
-    assert "annotated_transformer/__init__.py: not what settings.ini says" in drift(toy)
+    edit(toy / "settings.ini", "\nversion = ", "\nversion = 9.")
+    assert f"{LIB}/__init__.py: not what settings.ini says" in drift(toy)
 
 
 def test_export_leaves_the_setup_alone(toy):
@@ -135,26 +161,6 @@ def test_export_leaves_the_setup_alone(toy):
     before = [file.stat().st_mtime_ns for file in files]
     remake(toy)
     assert [file.stat().st_mtime_ns for file in files] == before
-
-
-def test_reexports_stay(toy):
-    "nbdev owns the version line of __init__.py and leaves the rest of it alone."
-    with open(toy / "annotated_transformer/__init__.py", "a") as f:
-        f.write("\nfrom annotated_transformer.toy import twice\n")
-    assert drift(toy) == []
-
-
-def test_data_files_stay(toy):
-    "The files that a module reads are written by hand; a stray module among them is not."
-    pages = toy / "annotated_transformer/show/pages"
-    pages.mkdir(parents=True)
-    (pages / "toy.css").write_text("p { margin: 0; }\n")
-    assert drift(toy) == []
-    assert (pages / "toy.css").read_text() == "p { margin: 0; }\n"
-    (pages / "stray.py").write_text("x = 1\n")
-    assert drift(toy) == [
-        "annotated_transformer/show/pages/stray.py: no notebook exports it; delete it, or move it to a notebook"
-    ]
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
@@ -170,17 +176,6 @@ def test_without_git(toy, monkeypatch):
     before = files_of(toy)
     monkeypatch.setenv("PATH", "")
     assert files_of(toy) == before and drift(toy) == []
-
-
-def test_exit_code(toy):
-    (toy / "annotated_transformer/stray.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools/gate.py", toy], capture_output=True, text=True
-    )
-    assert (
-        done.returncode == 1
-        and "gate: change the notebook, then run `make export`" in done.stdout
-    )
 
 
 @pytest.mark.parametrize(
@@ -233,34 +228,21 @@ def test_yes_is_a_text():
     assert read == {"a": "yes", "b": True, "c": 10, "d": "1:30", "e": None}
 
 
-def test_exit_code_of_a_repeated_option(toy):
-    path = toy / "nbs/11_toy.ipynb"
-    path.write_text(
-        path.read_text().replace(
-            '"assert twice', '"#| a: 1\\n#| a: 1\\n", "assert twice'
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools/gate.py", toy], capture_output=True, text=True
-    )
-    assert done.returncode == 1 and "the key 'a' is there twice" in done.stdout
+def test_exit_status(toy):
+    gate = [sys.executable, ROOT / "tools/gate.py", toy]
+    append(toy / LIB / "stray.py", "")
+    edit(toy / NOTEBOOK, '"assert twice', '"#| a: 1\\n#| a: 1\\n", "assert twice')
+    done = subprocess.run(gate, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "gate: change the notebook, then run `make export`" in done.stdout
+    assert "stray.py" in done.stdout and "the key 'a' is there twice" in done.stdout
 
 
-@pytest.mark.parametrize("good", [True, False])
-def test_broken_cell(toy, good):
-    path = toy / "nbs/11_toy.ipynb"
-    path.write_text(path.read_text().replace("== 4", "== 4" if good else "== 5"))
+def test_broken_cell(toy):
+    "nbdev's own runner names the notebook of a cell that fails."
+    edit(toy / NOTEBOOK, "== 4", "== 5")
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from nbdev.test import nbdev_test; nbdev_test(n_workers=0)",
-        ],
-        cwd=toy,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode == 0) == good, done.stderr
-    assert good or "11_toy.ipynb" in done.stderr
+    code = "from nbdev.test import nbdev_test; nbdev_test(n_workers=0)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=toy, env=env, capture_output=True, text=True)
+    assert done.returncode and "11_toy.ipynb" in done.stderr
