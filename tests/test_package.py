@@ -50,6 +50,14 @@ def python(*args: str | Path, cwd: Path, **env: str) -> str:
     return done.stdout
 
 
+def build(project: Path, kind: str) -> None:
+    "Put a distribution of a project next to its folder."
+    code = f"from setuptools import build_meta; build_meta.build_{kind}('..')"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory) -> Path:
     "The source distribution, of a checkout in which tools have left files behind."
@@ -58,10 +66,7 @@ def sdist(tmp_path_factory) -> Path:
     for name in LEFT_BY_TOOLS:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_text("{}")
-    code = "from setuptools import build_meta; build_meta.build_sdist('..')"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    build(checkout, "sdist")
     return next(checkout.parent.glob("*.tar.gz"))
 
 
@@ -74,12 +79,10 @@ def unpacked(sdist, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory) -> zipfile.ZipFile:
+def wheel(unpacked) -> zipfile.ZipFile:
     "The wheel, built from the source distribution as a release is."
-    out = tmp_path_factory.mktemp("wheel")
-    options = "-q --no-deps --no-build-isolation --no-index -w".split()
-    python("-m", "pip", "wheel", *options, out, sdist, cwd=out)
-    return zipfile.ZipFile(next(out.glob("*.whl")))
+    build(unpacked, "wheel")
+    return zipfile.ZipFile(next(unpacked.parent.glob("*.whl")))
 
 
 def test_sdist_holds_the_repository(sdist):
@@ -133,41 +136,27 @@ def test_installed_wheel_works(wheel, tmp_path):
     assert german == "Der Hund ist müde."
 
 
-def test_wheel_says_what_settings_say(wheel, cfg):
-    info = {
-        n.rpartition("/")[2]: wheel.read(n).decode()
-        for n in wheel.namelist()
-        if ".dist-info/" in n
-    }
-    assert (
-        f"\nVersion: {cfg['version']}\n" in info["METADATA"]
-        and f"\nRequires-Python: >={cfg['min_python']}\n" in info["METADATA"]
-    )
-    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", info["METADATA"], re.M)
-    assert sorted(required) == sorted(
-        re.match(r"[\w-]+", r)[0] for r in cfg["requirements"].split()
-    )
-    assert (
-        "annotated-transformer = annotated_transformer.__main__:main"
-        in info["entry_points.txt"]
-    )
-
-
-def test_licence_is_an_spdx_expression(wheel, unpacked, cfg):
-    "In the metadata of PEP 639, without the older field and classifier."
+def test_wheel_says_what_settings_say(wheel, unpacked, cfg):
+    "The licence by PEP 639, without the older field and classifier."
     info = "annotated_transformer-{version}.dist-info".format(**cfg)
-    metadata = (
-        wheel.read(f"{info}/METADATA").decode(),
-        (unpacked / "PKG-INFO").read_text(),
+    read = lambda name: wheel.read(f"{info}/{name}").decode()
+    metadata, licence = read("METADATA"), (ROOT / "LICENSE").read_text("utf-8")
+    assert read("licenses/LICENSE") == licence and licence.split()[0] == cfg["license"]
+    assert "annotated-transformer = annotated_transformer.__main__:main" in read(
+        "entry_points.txt"
     )
-    for text in metadata:
-        assert f"\nLicense-Expression: {cfg['license']}\n" in text
-        assert "\nLicense-File: LICENSE\n" in text
+    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.M)
+    names = [re.match(r"[\w-]+", r)[0] for r in cfg["requirements"].split()]
+    assert sorted(required) == sorted(names)
+    for text in (metadata, (unpacked / "PKG-INFO").read_text(encoding="utf-8")):
+        for line in (
+            f"Version: {cfg['version']}",
+            f"Requires-Python: >={cfg['min_python']}",
+            f"License-Expression: {cfg['license']}",
+            "License-File: LICENSE",
+        ):
+            assert f"\n{line}\n" in text
         assert not re.search(r"^(License:|Classifier: License ::)", text, re.M)
-    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert wheel.read(f"{info}/licenses/LICENSE").decode() == licence
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["license"] == cfg["license"] == licence.split()[0]
 
 
 def test_version_has_one_source(cfg):
@@ -175,9 +164,9 @@ def test_version_has_one_source(cfg):
 
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert annotated_transformer.__version__ == citation["version"] == cfg["version"]
-    assert f"\n## {cfg['version']}" in (ROOT / "CHANGELOG.md").read_text(
-        encoding="utf-8"
-    )
+    assert citation["license"] == cfg["license"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {cfg['version']}" in changes
 
 
 def test_address_has_one_source(cfg):
@@ -219,12 +208,9 @@ def code_in(path: Path) -> str:
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return source
-    found = [
-        code_of(joined(cell["source"]))
-        for cell in json.loads(source)["cells"]
-        if cell["cell_type"] == "code"
-    ]
-    return re.sub(r"^\s*[%!].*", "", "\n".join(found), flags=re.M)
+    cells = [c for c in json.loads(source)["cells"] if c["cell_type"] == "code"]
+    code = "\n".join(code_of(joined(cell["source"])) for cell in cells)
+    return re.sub(r"^\s*[%!].*", "", code, flags=re.M)
 
 
 def imported(source: str, in_functions: bool) -> set[str]:
@@ -248,33 +234,22 @@ def declared(cfg: dict[str, str], groups: list[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in found}
 
 
-def test_imported():
-    source = "import a.b as c\nfrom d.e import f\nfrom . import g\nfrom .h import i\n"
-    inner = "class J:\n    import k\n    def l(self):\n        try: import m.n\n        finally: pass\n"
-    assert imported(source + inner, in_functions=False) == {"a", "d", "k"}
-    assert imported(source + inner, in_functions=True) == {"a", "d", "k", "m"}
-
-
 @pytest.mark.parametrize("where", IMPORTS)
 def test_every_import_is_declared(where, cfg):
     patterns, in_functions, groups = IMPORTS[where]
     paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
-    ours = {
-        path.stem
-        for folder in ("tools", "tests", "benchmarks")
-        for path in (ROOT / folder).glob("*.py")
-    } | {cfg["lib_path"]}
+    scripts = [
+        p for x in ("tools", "tests", "benchmarks") for p in ROOT.glob(f"{x}/*.py")
+    ]
+    ours = {path.stem for path in scripts} | {cfg["lib_path"]}
     names = {name for path in paths for name in imported(code_in(path), in_functions)}
-    distributions = packages_distributions()
-    missing = {
+    distributions, known = packages_distributions(), declared(cfg, groups).keys()
+    missing = [
         name
         for name in names - ours - sys.stdlib_module_names
-        if not declared(cfg, groups).keys()
-        & {canonicalize_name(found) for found in distributions.get(name, [])}
-    }
-    assert names and missing == set(), (
-        f"declare them, or install what brings them: {missing}"
-    )
+        if not known & set(map(canonicalize_name, distributions.get(name, [])))
+    ]
+    assert names and missing == [], "declare them, or install what brings them"
 
 
 def test_constraints_are_exact_and_allowed(cfg):

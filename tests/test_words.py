@@ -46,25 +46,21 @@ def shown(name: str) -> list[tuple[str, str]]:
     try:
         for cell in cells(name):
             source = joined(cell["source"])
-            if (
-                cell["cell_type"] != "code"
-                or not {"echo", "include"} & directives(source).keys()
-            ):
+            is_shown = not {"echo", "include"} & directives(source).keys()
+            if cell["cell_type"] != "code" or is_shown:
                 continue
             tree, value, printed = ast.parse(code_of(source)), None, io.StringIO()
             last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
             with contextlib.redirect_stdout(printed):
                 exec(compile(tree, name, "exec"), space)
                 if last:
-                    value = eval(
-                        compile(ast.Expression(last.value), name, "eval"), space
-                    )
+                    code = compile(ast.Expression(last.value), name, "eval")
+                    value = eval(code, space)
             now = value.data if hasattr(value, "data") else printed.getvalue()
-            stored = "".join(
-                joined(o.get("text") or o["data"]["text/markdown"])
-                for o in cell["outputs"]
-            )
-            found.append((now, stored))
+            stored = [
+                o.get("text") or o["data"]["text/markdown"] for o in cell["outputs"]
+            ]
+            found.append((now, "".join(map(joined, stored))))
     finally:
         os.chdir(here)
     return found
@@ -93,18 +89,8 @@ def test_references_of_links_are_defined(name):
 # ---- symbols
 
 # Settings that share a row, without values.
-TOGETHER = {
-    "schedule",
-    "peak_lr",
-    "precision",
-    "compile",
-    "seed",
-    "keep_last",
-    "save_every",
-    "valid_every",
-    "position",
-    "norm",
-}
+TOGETHER = """schedule peak_lr precision compile seed keep_last save_every valid_every
+              position norm""".split()
 
 
 def rows(name: str) -> list[list[str]]:
