@@ -5,6 +5,7 @@ CONSTRAINTS ?= constraints.txt
 TORCH ?= $(shell sed -n '/^torch==/p' $(CONSTRAINTS))
 NAMES ?=
 VARIANTS ?=
+LESSONS ?=
 RUN ?= runs/small
 # Of bench-gpu: where, whether with tiny models, and which parts.
 DEVICE ?= cuda
@@ -15,6 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIN := -c $(VENV)/constraints.txt
 SETUP := settings.ini setup.py pyproject.toml $(CONSTRAINTS)
+SCRIPTS := $(wildcard annotated_transformer/show/pages/*.js) tests/page.js
 MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 
 # The commands of .venv come first for what notebooks and tests start; one thread, since two of them run at a time.
@@ -22,7 +24,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow portable lab export notebooks docs preview links check bench-train bench-decode bench-gpu pretrained clean
+.PHONY: help demo test test-slow portable lab export notebooks docs links check bench-train bench-decode bench-gpu pretrained clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -30,18 +32,18 @@ help:  ## this list
 demo: $(VENV)/.stamp-run  ## train on the built-in corpus, translate, draw the attention: runs/demo
 	@$(BIN)/annotated-transformer demo
 
-test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree with the notebooks, every notebook runs, pytest
+test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree with the notebooks, every notebook (LESSONS=1: 1 to 7 alone) runs, pytest
 	@printf '\n== 1 of 3: package, notebooks and README agree\n'
 	@$(BIN)/python tools/gate.py
 	@printf '\n== 2 of 3: every notebook runs\n'
-	@$(WITH) $(BIN)/nbdev_test --n_workers 2 --timing
+	@$(WITH) $(BIN)/nbdev_test --n_workers 2 --timing $(if $(LESSONS),--file_re '^[1-7].*')
 	@printf '\n== 3 of 3: tests/\n'
 	@$(WITH) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-slow: $(VENV)/.stamp-dev  ## the tests that take long and rarely break
 	@$(WITH) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m slow
 
-portable: $(VENV)/.stamp-dev  ## notebooks and tests under the kernels of other processors (or VARIANTS="default avx2", NAMES="31_stack test_model", QUICK=1)
+portable: $(VENV)/.stamp-dev  ## notebooks and tests under the kernels of other processors (QUICK=1, VARIANTS="default avx2" or NAMES="31_stack test_model" for some)
 	@$(WITH) $(BIN)/python tools/portable.py --variants "$(VARIANTS)" --names "$(NAMES)" $(if $(QUICK),--quick)
 
 lab: $(VENV)/.stamp-dev  ## JupyterLab, at the home page, from which links lead to every notebook
@@ -53,24 +55,22 @@ export: $(VENV)/.stamp-dev  ## notebooks to package, notebooks cleaned, README.m
 notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_stack …"), outputs stored
 	@$(WITH) $(BIN)/python tools/notebooks.py run $(NAMES)
 
-docs: $(VENV)/.stamp-docs export  ## the site with Quarto: _docs
+docs: $(VENV)/.stamp-docs export  ## the site: _docs
 	@touch README.md
 	@rm -rf _proc
 	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
 	@$(BIN)/python tools/pages.py _docs
 	@$(BIN)/python tools/links.py _docs
 
-preview: $(VENV)/.stamp-preview  ## the same pages without Quarto: _preview
-	@$(WITH) $(BIN)/python tools/preview.py $(NAMES)
+links: $(VENV)/.stamp-dev  ## do all links of notebooks, README.md and, if they were made, pages lead somewhere? those to other hosts are listed
+	@$(BIN)/python tools/links.py $(wildcard _docs)
 
-links: preview  ## do all links of the pages, README.md and the notebooks lead somewhere? those to other hosts are listed
-	@$(BIN)/python tools/links.py
-
-check: $(VENV)/.stamp-dev  ## lint, format and types
+check: $(VENV)/.stamp-dev  ## lint, format and types; where node is there, the syntax of the scripts
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/python tools/lint_pages.py
+	@command -v node >/dev/null || { echo 'node is not on PATH: the scripts of the pages are not checked'; exit 0; }; \
+	for script in $(SCRIPTS); do node --check $$script || exit 1; done
 
 bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run
 	@$(BIN)/python benchmarks/train.py
@@ -85,7 +85,7 @@ pretrained: $(VENV)/.stamp-run  ## train the model that comes with the package a
 	@$(BIN)/python tools/pretrain.py
 
 clean:  ## remove .venv and all that was built; runs/ stays
-	rm -rf $(VENV) _proc _docs _preview .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) _proc _docs .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-python:
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python $(MIN_PYTHON) or newer, or name yours: make $(MAKECMDGOALS) PYTHON=…"; exit 1; }
@@ -113,10 +113,6 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	@$(BIN)/python -c 'import os, sysconfig; print(os.path.abspath("tools"), file=open(sysconfig.get_path("purelib") + "/tools.pth", "w"))'
 	@touch $@
 
-$(VENV)/.stamp-preview: $(VENV)/.stamp-run
-	@$(BIN)/pip install --quiet $(PIN) -e '.[preview]'
-	@touch $@
-
 # The peers; JoeyNMT, which asks for other versions of much, is not among them.
 $(VENV)/.stamp-bench: $(VENV)/.stamp-run
 	@$(BIN)/pip install --quiet $(PIN) -e '.[bench]'
@@ -125,5 +121,5 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-run
 # quarto-cli fetches Quarto itself when it is installed.
 $(VENV)/.stamp-docs: $(VENV)/.stamp-dev
 	@$(WITH) command -v quarto >/dev/null || $(BIN)/pip install --quiet $(PIN) -e '.[docs]' >$(VENV)/quarto.log 2>&1 || true
-	@$(WITH) quarto --version >/dev/null 2>&1 || { echo "Quarto cannot be had here (see $(VENV)/quarto.log): make preview builds the same pages without it"; exit 1; }
+	@$(WITH) quarto --version >/dev/null 2>&1 || { echo "Quarto cannot be had here (see $(VENV)/quarto.log): make lab shows the notebooks without it"; exit 1; }
 	@touch $@

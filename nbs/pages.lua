@@ -1,4 +1,4 @@
--- For Quarto and the preview alike. An equation that ends in \tag{n} gets the paper's number beside it and the anchor equation-n.
+-- An equation that ends in \tag{n} gets the paper's number beside it and the anchor equation-n.
 -- A drawing of ours is put into the page, so that its links work and it takes the page's colours. A picture alone in a paragraph has no
 -- caption but an alternative text. A word below a letter, as in d_{model}, stands upright.
 if not FORMAT:match "html" then return {} end

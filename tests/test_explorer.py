@@ -5,9 +5,8 @@ import re
 
 import pytest
 import torch
-from browser import Browser
+from browser import Browser, declarations, page_files
 from conftest import ROOT
-from lint_pages import declarations, page_files
 from test_visualize import contrast
 
 from annotated_transformer.cli.main import main

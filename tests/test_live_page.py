@@ -9,10 +9,9 @@ from urllib.parse import quote
 
 import pytest
 import torch
-from browser import Browser
+from browser import Browser, declarations, page_files
 from conftest import ROOT
 from engine import HELD_OUT
-from lint_pages import declarations, page_files
 from pages import page_name
 from test_explorer import KEYS, click, press, tap
 from test_site import CHECKS

@@ -111,6 +111,7 @@ def test_readme(tmp_path):
         cell("---\ntitle: x\n---", "raw"),
         cell("# Title", "markdown"),
         cell("#| hide\nx = 2"),
+        cell("#| include: false\nx = 3") | {"outputs": said},
         cell("#| label: a\nprint(2 * 2)") | {"outputs": said},
         cell("#| echo: false\nshow()") | {"outputs": said},
     )

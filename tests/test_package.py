@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from gate import files_of
+from gate import copy, files_of
 from notebooks import code_of, joined
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -36,20 +35,39 @@ LEFT_BY_TOOLS = (
 )
 
 
+def python(*args: str | Path, cwd: Path, **env: str) -> str:
+    "What a Python process of its own prints; it must succeed."
+    done = subprocess.run(
+        [sys.executable, *args],
+        cwd=cwd,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == "" or args[0] == "-m", done.stderr
+    return done.stdout
+
+
+def build(project: Path, kind: str) -> None:
+    "Put a distribution of a project next to its folder."
+    code = f"from setuptools import build_meta; build_meta.build_{kind}('..')"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
-def sdist(project, tmp_path_factory) -> Path:
+def sdist(tmp_path_factory) -> Path:
     "The source distribution, of a checkout in which tools have left files behind."
-    work = tmp_path_factory.mktemp("sdist")
-    checkout = shutil.copytree(project, work / "checkout", symlinks=True)
+    checkout = tmp_path_factory.mktemp("sdist") / "checkout"
+    copy(ROOT, checkout, files_of(ROOT))
     for name in LEFT_BY_TOOLS:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_text("{}")
-    code = "from setuptools import build_meta; build_meta.build_sdist('..')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return next(work.glob("*.tar.gz"))
+    build(checkout, "sdist")
+    return next(checkout.parent.glob("*.tar.gz"))
 
 
 @pytest.fixture(scope="module")
@@ -61,28 +79,10 @@ def unpacked(sdist, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory) -> zipfile.ZipFile:
+def wheel(unpacked) -> zipfile.ZipFile:
     "The wheel, built from the source distribution as a release is."
-    out = tmp_path_factory.mktemp("wheel")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "-w",
-            out,
-            sdist,
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return zipfile.ZipFile(next(out.glob("*.whl")))
+    build(unpacked, "wheel")
+    return zipfile.ZipFile(next(unpacked.parent.glob("*.whl")))
 
 
 def test_sdist_holds_the_repository(sdist):
@@ -100,17 +100,9 @@ def test_sdist_holds_the_repository(sdist):
 
 def test_sdist_runs_its_tests(unpacked):
     "Without the checkout, and where no program but Python is found, git included."
-    env = os.environ | {"PYTHONPATH": str(unpacked), "PATH": ""}
-    tests = ["tests/test_architecture.py", "tests/test_notebooks.py"]
-    for command in (["tools/gate.py"], ["-m", "pytest", "-q", *tests]):
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=unpacked,
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    env = {"PYTHONPATH": str(unpacked), "PATH": ""}
+    python("tools/gate.py", cwd=unpacked, **env)
+    python("-m", "pytest", "-q", "tests/test_references.py", cwd=unpacked, **env)
 
 
 def test_wheel_holds_the_package(wheel):
@@ -125,82 +117,46 @@ def test_wheel_holds_the_package(wheel):
     } | pretrained < shipped
 
 
-def test_installed_wheel_makes_the_page(wheel, tmp_path):
-    "The files of `pages` are found where the package is installed, not in a checkout."
+INSTALLED = """
+from annotated_transformer import load
+from annotated_transformer.show import explorer
+one = explorer.AttentionExample(["a"], ["b"], {"cross": [[[[1.0]]]]})
+print(explorer.__file__, len(explorer.attention_page([one])), sep="\\n")
+print(load("demo").translate(["The dog is tired."])[0])
+"""
+
+
+def test_installed_wheel_works(wheel, tmp_path):
+    "The files of pages/ and the pretrained model are found where the package is installed, not in a checkout."
     wheel.extractall(tmp_path)
-    code = (
-        "from annotated_transformer.show import explorer\n"
-        "one = explorer.AttentionExample(['a'], ['b'], {'cross': [[[[1.0]]]]})\n"
-        "print(explorer.__file__, len(explorer.attention_page([one])))"
-    )
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    path, length = done.stdout.split()
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONUTF8": "1"}
+    said = python("-c", INSTALLED, cwd=tmp_path, **env)
+    path, length, german = said.split("\n")[:-1]
     assert path.startswith(str(tmp_path)) and int(length) > 10_000
+    assert german == "Der Hund ist müde."
 
 
-def test_installed_wheel_translates(wheel, tmp_path):
-    "The pretrained model is found where the package is installed."
-    wheel.extractall(tmp_path)
-    code = (
-        "from annotated_transformer import load\n"
-        "print(load('demo').translate(['The dog is tired.'])[0])"
-    )
-    env = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONUTF8": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "Der Hund ist müde.\n"
-    assert done.stderr == ""
-
-
-def test_wheel_says_what_settings_say(wheel, cfg):
-    info = {
-        n.rpartition("/")[2]: wheel.read(n).decode()
-        for n in wheel.namelist()
-        if ".dist-info/" in n
-    }
-    assert (
-        f"\nVersion: {cfg['version']}\n" in info["METADATA"]
-        and f"\nRequires-Python: >={cfg['min_python']}\n" in info["METADATA"]
-    )
-    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", info["METADATA"], re.M)
-    assert sorted(required) == sorted(
-        re.match(r"[\w-]+", r)[0] for r in cfg["requirements"].split()
-    )
-    assert (
-        "annotated-transformer = annotated_transformer.__main__:main"
-        in info["entry_points.txt"]
-    )
-
-
-def test_licence_is_an_spdx_expression(wheel, unpacked, cfg):
-    "In the metadata of PEP 639, without the older field and classifier."
+def test_wheel_says_what_settings_say(wheel, unpacked, cfg):
+    "The licence by PEP 639, without the older field and classifier."
     info = "annotated_transformer-{version}.dist-info".format(**cfg)
-    metadata = (
-        wheel.read(f"{info}/METADATA").decode(),
-        (unpacked / "PKG-INFO").read_text(),
+    read = lambda name: wheel.read(f"{info}/{name}").decode()
+    metadata, licence = read("METADATA"), (ROOT / "LICENSE").read_text("utf-8")
+    assert read("licenses/LICENSE") == licence and licence.split()[0] == cfg["license"]
+    assert "annotated-transformer = annotated_transformer.__main__:main" in read(
+        "entry_points.txt"
     )
-    for text in metadata:
-        assert f"\nLicense-Expression: {cfg['license']}\n" in text
-        assert "\nLicense-File: LICENSE\n" in text
+    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.M)
+    names = [re.match(r"[\w-]+", r)[0] for r in cfg["requirements"].split()]
+    assert sorted(required) == sorted(names)
+    for text in (metadata, (unpacked / "PKG-INFO").read_text(encoding="utf-8")):
+        for line in (
+            f"Version: {cfg['version']}",
+            f"Requires-Python: >={cfg['min_python']}",
+            f"License-Expression: {cfg['license']}",
+            "License-File: LICENSE",
+        ):
+            assert f"\n{line}\n" in text
         assert not re.search(r"^(License:|Classifier: License ::)", text, re.M)
-    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert wheel.read(f"{info}/licenses/LICENSE").decode() == licence
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["license"] == cfg["license"] == licence.split()[0]
 
 
 def test_version_has_one_source(cfg):
@@ -208,9 +164,9 @@ def test_version_has_one_source(cfg):
 
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert annotated_transformer.__version__ == citation["version"] == cfg["version"]
-    assert f"\n## {cfg['version']}" in (ROOT / "CHANGELOG.md").read_text(
-        encoding="utf-8"
-    )
+    assert citation["license"] == cfg["license"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {cfg['version']}" in changes
 
 
 def test_address_has_one_source(cfg):
@@ -219,20 +175,16 @@ def test_address_has_one_source(cfg):
         cfg["git_url"],
         cfg["doc_host"],
         f"https://colab.research.google.com/github/{cfg['user']}/{cfg['repo']}/",
-        "https://github.com/harvardnlp/",
+        "https://github.com/harvardnlp/",  # the other project of this name
         "https://nlp.seas.harvard.edu/",
-    )  # the last two: the other project of this name
+    )
     wrong = []
     for name in files_of(ROOT):
-        if not name.endswith((".ipynb", ".md", ".cff", ".yml", ".toml", ".py")):
-            continue
-        for url in re.findall(
-            r"https?://[^\s\"'<>)\\]+", (ROOT / name).read_text(encoding="utf-8")
-        ):
-            if re.search(rf"\b{re.escape(cfg['repo'])}\b", url) and not url.startswith(
-                right
-            ):
-                wrong.append(f"{name}: {url}")
+        if name.endswith((".ipynb", ".md", ".cff", ".yml", ".toml", ".py")):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            urls = re.findall(r"https?://[^\s\"'<>)\\]+", text)
+            ours = [url for url in urls if re.search(rf"\b{cfg['repo']}\b", url)]
+            wrong += [f"{name}: {url}" for url in ours if not url.startswith(right)]
     assert wrong == []
 
 
@@ -240,18 +192,14 @@ def test_address_has_one_source(cfg):
 
 # What is imported where, and the groups of settings.ini that declare it. What a function
 # imports is optional, so an extra may bring it.
-PREVIEW = ["tools/pages.py", "tools/preview.py"]
 EXTRAS = ["plot", "ct2", "moses"]
 IMPORTS = {
-    "package, at its top": (["annotated_transformer/*.py"], False, []),
-    "package": (["annotated_transformer/*.py"], True, EXTRAS),
+    "package, at its top": (["annotated_transformer/**/*.py"], False, []),
+    "package": (["annotated_transformer/**/*.py"], True, EXTRAS),
     "notebooks": (["nbs/*.ipynb"], True, ["dev"]),
     "tools": (["tools/*.py"], True, ["dev"]),
     "tests": (["tests/*.py"], True, ["dev"]),
     "benchmarks": (["benchmarks/*.py"], True, ["bench"]),
-    "preview": (PREVIEW, True, ["preview"]),
-    # Making a page runs the cells that import something.
-    "pages": (["nbs/*.ipynb"], False, ["preview"]),
 }
 
 
@@ -260,12 +208,9 @@ def code_in(path: Path) -> str:
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return source
-    found = [
-        code_of(joined(cell["source"]))
-        for cell in json.loads(source)["cells"]
-        if cell["cell_type"] == "code"
-    ]
-    return re.sub(r"^\s*[%!].*", "", "\n".join(found), flags=re.M)
+    cells = [c for c in json.loads(source)["cells"] if c["cell_type"] == "code"]
+    code = "\n".join(code_of(joined(cell["source"])) for cell in cells)
+    return re.sub(r"^\s*[%!].*", "", code, flags=re.M)
 
 
 def imported(source: str, in_functions: bool) -> set[str]:
@@ -289,33 +234,22 @@ def declared(cfg: dict[str, str], groups: list[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in found}
 
 
-def test_imported():
-    source = "import a.b as c\nfrom d.e import f\nfrom . import g\nfrom .h import i\n"
-    inner = "class J:\n    import k\n    def l(self):\n        try: import m.n\n        finally: pass\n"
-    assert imported(source + inner, in_functions=False) == {"a", "d", "k"}
-    assert imported(source + inner, in_functions=True) == {"a", "d", "k", "m"}
-
-
 @pytest.mark.parametrize("where", IMPORTS)
 def test_every_import_is_declared(where, cfg):
     patterns, in_functions, groups = IMPORTS[where]
     paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
-    ours = {
-        path.stem
-        for folder in ("tools", "tests", "benchmarks")
-        for path in (ROOT / folder).glob("*.py")
-    } | {cfg["lib_path"]}
+    scripts = [
+        p for x in ("tools", "tests", "benchmarks") for p in ROOT.glob(f"{x}/*.py")
+    ]
+    ours = {path.stem for path in scripts} | {cfg["lib_path"]}
     names = {name for path in paths for name in imported(code_in(path), in_functions)}
-    distributions = packages_distributions()
-    missing = {
+    distributions, known = packages_distributions(), declared(cfg, groups).keys()
+    missing = [
         name
         for name in names - ours - sys.stdlib_module_names
-        if not declared(cfg, groups).keys()
-        & {canonicalize_name(found) for found in distributions.get(name, [])}
-    }
-    assert names and missing == set(), (
-        f"declare them, or install what brings them: {missing}"
-    )
+        if not known & set(map(canonicalize_name, distributions.get(name, [])))
+    ]
+    assert names and missing == [], "declare them, or install what brings them"
 
 
 def test_constraints_are_exact_and_allowed(cfg):
@@ -330,17 +264,11 @@ def test_constraints_are_exact_and_allowed(cfg):
     pins = {canonicalize_name(match[1]): match[2] for match in found}
     assert len(pins) == len(found), "a distribution has two versions"
     groups = [
-        key.removesuffix("_requirements")
-        for key in cfg
-        if key.endswith("_requirements")
+        k.removesuffix("_requirements") for k in cfg if k.endswith("_requirements")
     ]
-    build = re.search(
-        r'^requires = \["(.+)"\]$', (ROOT / "pyproject.toml").read_text(), re.M
-    )
-    asked = [
-        *(declared(cfg, [group]) for group in groups),
-        {"setuptools": Requirement(build[1])},
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    build = Requirement(*project["build-system"]["requires"])
+    asked = [*(declared(cfg, [group]) for group in groups), {build.name: build}]
     wrong = {
         str(requirement): pins.get(name)
         for group in asked
@@ -350,35 +278,42 @@ def test_constraints_are_exact_and_allowed(cfg):
     assert wrong == {}
 
 
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+WORKFLOW = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
+
+
 def test_torch_has_one_version():
     "Where a command names a build of torch, it is the version of constraints.txt."
     pin = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)[1]
-    named = {
-        (path.name, version)
-        for path in (
-            ROOT / "README.md",
-            ROOT / "CONTRIBUTING.md",
-            *(ROOT / ".github/workflows").glob("*.yml"),
-        )
-        for version in re.findall(r"torch==([\d.]+)", path.read_text(encoding="utf-8"))
-    }
-    assert named >= {("README.md", pin), ("CONTRIBUTING.md", pin)}
-    assert {version for _, version in named} == {pin}
+    texts = [WORKFLOW, *(path.read_text(encoding="utf-8") for path in DOCUMENTS)]
+    named = [re.findall(r"torch==([\d.]+)", text) for text in texts]
+    assert named[0] and named[1] and {v for found in named for v in found} == {pin}
 
 
 def test_oldest_python_has_one_source(cfg):
-    "CI begins with the oldest Python that settings.ini allows, and the pages name it."
-    workflow = yaml.safe_load(
-        (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
-    )
-    assert (
-        workflow["jobs"]["test"]["strategy"]["matrix"]["python"][0] == cfg["min_python"]
-    )
-    for name in ("README.md", "CONTRIBUTING.md"):
-        said = re.findall(
-            r"Python (3\.\d+) or newer", (ROOT / name).read_text(encoding="utf-8")
-        )
-        assert set(said) == {cfg["min_python"]}, name
+    "The whole suite runs on the oldest Python that settings.ini allows, and the pages name it."
+    jobs = yaml.safe_load(WORKFLOW)["jobs"]
+    setups = [step.get("with", {}) for step in jobs["test"]["steps"]]
+    assert {"python-version": cfg["min_python"]}.items() <= setups[1].items()
+    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
+    said = [re.findall(r"Python (3\.\d+) or newer", text) for text in texts]
+    assert said[0] and {v for found in said for v in found} == {cfg["min_python"]}
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert container["image"].endswith(f"python:{cfg['min_python']}")
+
+
+def test_what_ci_and_the_container_run_exists():
+    "Targets of the Makefile, and test files; the site is deployed when all others are green."
+    container = (ROOT / ".devcontainer/devcontainer.json").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(WORKFLOW)["jobs"]
+    named = re.findall(r"\bmake ([a-z][a-z-]*)", WORKFLOW + container)
+    named += [t.split()[0] for t in jobs["nightly"]["strategy"]["matrix"]["target"]]
+    assert {"export", "lab", "test", "check", "docs", "test-slow"} <= set(named)
+    assert set(named) <= set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    files = re.findall(r"tests/\w+\.py", WORKFLOW)
+    assert files and [file for file in files if not (ROOT / file).exists()] == []
+    assert {"test", "newer", "lowest", "site"} == set(jobs["deploy"]["needs"])
 
 
 def test_pyproject_says_what_settings_say(cfg):
@@ -392,16 +327,11 @@ def test_pyproject_says_what_settings_say(cfg):
 )
 def test_nbdevs_commands_find_our_processors():
     "nbdev_readme and nbdev_docs, called without make."
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     code = "from nbdev.processors import FilterDefaults; FilterDefaults().procs()"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", code, cwd=ROOT, PYTHONPATH="")
 
 
 def test_command_line_starts_without_torch():
-    "`--help` must not wait for torch: heavy imports happen inside the verbs."
-    code = (
-        "import sys, annotated_transformer.cli.main; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    "`--help` must not wait for torch: heavy imports happen inside the commands."
+    code = "import sys, annotated_transformer.cli.main; print('torch' in sys.modules)"
+    assert python("-c", code, cwd=ROOT) == "False\n"

@@ -1,8 +1,9 @@
-"""Every page of the preview in a browser without a network, light and dark, on a screen and on a phone: one test for each page.
+"""Every page of the published site in a browser without a network, light and dark, on a screen and on a phone.
 
-The published site is made of the same processed notebooks, with the same colours and type.
+`make docs` makes the pages, and DOCS=_docs names their folder; without it the checks alone are tested.
 """
 
+import os
 import re
 import threading
 from functools import partial
@@ -18,6 +19,7 @@ from pages import names_of_package, page_name, sidebar
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 PHONE_CHECKS = "[page.wide(), page.split(), page.tiny(), page.covered()].flat()"
+LITERAL_LINK = re.compile(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(")
 NAMES = [page_name(e.path) for e in sidebar() if e.path]
 
 
@@ -25,12 +27,6 @@ NAMES = [page_name(e.path) for e in sidebar() if e.path]
 def browser(chromium, tmp_path_factory):
     with Browser(chromium, tmp_path_factory.mktemp("chromium")) as b:
         yield b
-
-
-@pytest.fixture(scope="module")
-def broken(site) -> list[str]:
-    "Links that lead nowhere, over all pages, the Markdown beside them, README and notebooks."
-    return check(site, site.parent)[0]
 
 
 def nameless(browser: Browser) -> list[str]:
@@ -45,20 +41,17 @@ def nameless(browser: Browser) -> list[str]:
     ]
 
 
-def complaints(browser: Browser, url: str, reload: bool = False) -> list[str]:
-    "Whatever is wrong with a page, links apart; Quarto's pages take the system's colours when they are loaded."
-    browser.open(url, width=1280, scheme="light")
-    browser.ask(CHECKS + "; page.open()")
-    found = browser.ask("page.rawTex().concat(page.pictures())") + nameless(browser)
+def complaints(browser: Browser, url: str) -> list[str]:
+    "Whatever is wrong with a page, links apart; it takes the system's colours when it is loaded."
+    found = []
     for scheme in ("light", "dark"):
-        browser.look(1280, scheme)
-        if reload:
-            found += browser.said
-            browser.open(url, width=1280, scheme=scheme)
-            browser.ask(CHECKS + "; page.open()")
+        browser.open(url, width=1280, scheme=scheme)
+        browser.ask(CHECKS + "; page.open()")
+        found += browser.said
         found += [f"{scheme}: {line}" for line in browser.ask("page.faint()")]
         browser.look(390, scheme)
         found += [f"{scheme}: {line}" for line in browser.ask("page.faint('header')")]
+    found += browser.ask("page.rawTex().concat(page.pictures())") + nameless(browser)
     return found + browser.ask(PHONE_CHECKS) + browser.said
 
 
@@ -101,18 +94,12 @@ class Nesting(HTMLParser):
             )
 
 
-@pytest.mark.parametrize("name", [*NAMES, "trial.html"])
-def test_page(site, browser, broken, name):
-    assert Nesting((site / name).read_text(encoding="utf-8")).wrong[:1] == []
-    assert complaints(browser, (site / name).as_uri()) == []
-    assert [
-        line
-        for line in broken
-        if re.match(rf"(_preview/)?{re.escape(name)}(\.md)?: ", line)
-    ] == []
-
-
-# ---- the same pages as they are published
+@pytest.fixture(scope="module")
+def docs() -> Path:
+    "The folder of the pages that Quarto made."
+    if not os.environ.get("DOCS"):
+        pytest.skip("needs the pages: make docs, then DOCS=_docs")
+    return (ROOT / os.environ["DOCS"]).resolve()
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +130,8 @@ def broken_in_docs(docs) -> list[str]:
 @pytest.mark.parametrize("name", [*NAMES, "404.html"])
 def test_page_of_docs(docs, published, browser, broken_in_docs, name):
     text = (docs / name).read_text(encoding="utf-8")
-    assert Nesting(text).wrong[:1] == [] and not re.search(
-        r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(", text
-    )
-    assert complaints(browser, published + name, reload=True) == []
+    assert Nesting(text).wrong[:1] == [] and not LITERAL_LINK.search(text)
+    assert complaints(browser, published + name) == []
     assert [
         line
         for line in broken_in_docs
@@ -174,12 +159,6 @@ def test_search_of_docs(published, browser):
     ]  # others may be a word of the text
     assert len(names) > 100
     assert [n for n in names[::3] if browser.ask(search % n) != n] == []
-
-
-def test_links_of_readme_and_notebooks(broken):
-    assert [
-        line for line in broken if not re.match(r"(_preview/)?[\w-]+\.html", line)
-    ] == []
 
 
 # ---- the checks can fail
@@ -282,11 +261,6 @@ def of_part(part: str) -> list[str]:
     return names
 
 
-def test_menu_of_the_preview_opens_the_current_part(site, browser):
-    browser.open((site / "stack.html").as_uri())
-    assert shown(browser, ".menu") == of_part("The model")
-
-
 def test_menu_of_docs_opens_the_current_part(published, browser):
     "The other parts open by the keyboard too."
     browser.open(published + "stack.html")
@@ -297,62 +271,6 @@ def test_menu_of_docs_opens_the_current_part(published, browser):
         document.activeElement.click();
     })""")
     assert "decode.html" in shown(browser, "#quarto-sidebar")
-
-
-def test_button_changes_the_light(site, browser):
-    ground = "getComputedStyle(document.body).backgroundColor"
-    browser.open((site / "index.html").as_uri(), scheme="dark")
-    dark = browser.ask(ground)
-    browser.ask("document.getElementById('theme').click()")
-    light = browser.ask(ground)
-    browser.open((site / NAMES[1]).as_uri(), scheme="dark")
-    assert browser.ask(ground) == light != dark  # remembered on the next page
-    browser.ask("document.getElementById('theme').click()")
-    assert browser.ask(ground) == dark
-    browser.ask("localStorage.clear()")
-
-
-def stand_in(folder: Path, css: str, script: str = "", end: str = "") -> str:
-    "The address of a page of Quarto's parts, with the styles that Quarto will compile and our script."
-    page = folder / "page.html"
-    head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">{PHONE}<title>t</title>'
-    ours = (ROOT / "nbs/head.html").read_text(encoding="utf-8")
-    parts = (Path(__file__).parent / "quarto.html").read_text(encoding="utf-8")
-    parts = parts.replace("</main>", f"{end}</main>")
-    page.write_text(
-        f"{head}<style>{css}</style>{ours}{script}{parts}", encoding="utf-8"
-    )
-    return page.as_uri()
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_parts_of_quartos_pages(browser, styles, tmp_path, theme):
-    "Nothing is faint, wide, split, tiny, covered or without a name on a page of Quarto's parts."
-    browser.open(stand_in(tmp_path, styles[theme]), scheme=theme)
-    browser.ask(CHECKS + "; page.open()")
-    assert browser.ask("page.faint()") == [] and nameless(browser) == []
-    browser.look(390, theme)
-    assert browser.ask("page.faint('header')") == []
-    assert browser.ask(PHONE_CHECKS) == []
-    assert (
-        browser.ask(
-            "parseFloat(getComputedStyle(document.querySelector('code.sourceCode')).fontSize)"
-        )
-        < 14
-    )
-
-
-# What Quarto's navigation script does to the page: it makes room for the bar after it was loaded, and goes up by the bar after each jump.
-JUMPS = """<script>addEventListener("DOMContentLoaded", () => {
-    const height = () => document.querySelector("header.fixed-top").clientHeight;
-    setTimeout(() => {
-        document.body.style.paddingTop = `${height()}px`;
-        const rule = `section:target::before { content: ""; display: block; height: ${height()}px; margin: -${height()}px 0 0; }`;
-        document.head.append(Object.assign(document.createElement("style"), {textContent: rule}));
-    }, 250);
-    addEventListener("hashchange", () => scrollTo(0, scrollY - height()));
-})</script>"""
-ROOM = '<div style="height: 3000px"></div>'
 
 
 def below_bar(browser: Browser, place: str) -> list[float]:
@@ -369,113 +287,46 @@ def below_bar(browser: Browser, place: str) -> list[float]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("of", ["quarto's parts", "preview", "docs"])
-def test_jumps_end_below_the_bar(request, browser, tmp_path, of, width):
-    if of == "quarto's parts":
-        css = request.getfixturevalue("styles")["light"]
-        far = f'{ROOM}<section id="the-encoder"><h3>Far</h3></section>{ROOM}'
-        url = stand_in(tmp_path, css, JUMPS, far)
-    elif of == "preview":
-        url = (request.getfixturevalue("site") / "stack.html").as_uri()
-    else:
-        url = request.getfixturevalue("published") + "stack.html"
+def test_jumps_end_below_the_bar(published, browser, width):
     browser.open("about:blank")
-    browser.open(f"{url}#the-encoder", width=width)
+    browser.open(f"{published}stack.html#the-encoder", width=width)
     gaps = below_bar(browser, "the-encoder")
     assert all(0 <= gap < 50 for gap in gaps), gaps
 
 
-# What it does to every link of a page that comes from a server.
-NAVIGATION = """document.querySelectorAll("a").forEach(a => {
-    if (a.href) { a.dataset.originalHref = a.href; a.href = a.href.replace(/\\/index\\.html/, "/"); }
-})"""
+def test_quartos_script_leaves_links_alone(published, browser):
+    "Those of a drawing, and of the Markdown of the home page."
+    browser.open(published + "index.html")
+    links = "[...document.querySelectorAll('%s')].map(a => a.href)"
+    assert published + "stack.html#the-encoder" in browser.ask(links % "svg a")
+    plain = browser.ask(links % ".page-links a")[-1]
+    fetched = f"fetch('{plain}').then(answer => answer.text())"
+    assert browser.ask(fetched).startswith("# annotated_transformer\n")
 
 
-def test_quartos_script_copes_with_links_in_drawings(site, browser):
-    browser.open((site / "trial.html").as_uri())
-    assert browser.ask("document.querySelectorAll('svg a').length") == 2
-    browser.ask(NAVIGATION)
-    there = browser.ask(
-        "[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))"
-    )
-    assert there == [f"{site.as_uri()}/stack.html#deviations", f"{site.as_uri()}/"]
-
-
-def test_quartos_script_fails_without_the_header(browser, tmp_path):
-    page = tmp_path / "page.html"
-    page.write_text(BARE + '<svg><a href="x.html"><text>a</text></a></svg>')
-    browser.open(page.as_uri())
-    with pytest.raises(RuntimeError, match="replace is not a function"):
-        browser.ask(NAVIGATION)
-
-
-def test_quartos_script_leaves_the_markdown_of_the_home_page(site, browser):
-    browser.open((site / "index.html").as_uri())
-    browser.ask(NAVIGATION)
-    href = browser.ask(
-        "[...document.querySelectorAll('.page-links a')].find(a => a.textContent == 'Markdown').href"
-    )
-    assert href == f"{site.as_uri()}/index%2Ehtml.md"
-
-
-def test_skip_link_shows_when_it_is_reached(site, browser):
-    browser.open((site / "trial.html").as_uri())
+def test_skip_link_shows_when_it_is_reached(published, browser):
+    browser.open(published + "stack.html")
     where = "document.querySelector('a.skip').getBoundingClientRect().left"
     assert browser.ask(where) < 0
-    browser.call(
-        "Input.dispatchKeyEvent",
-        type="keyDown",
-        key="Tab",
-        code="Tab",
-        windowsVirtualKeyCode=9,
-    )
-    assert (
-        browser.ask("document.activeElement.className") == "skip"
-        and browser.ask(where) > 0
-    )
-    assert (
-        browser.ask(
-            "document.querySelector(document.activeElement.getAttribute('href')).tagName"
-        )
-        == "MAIN"
-    )
+    key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
+    browser.call("Input.dispatchKeyEvent", type="keyDown", **key)
+    assert browser.ask("document.activeElement.className") == "skip"
+    assert browser.ask(where) > 0
+    target = "document.querySelector(document.activeElement.hash)"
+    assert browser.ask(f"{target}.tagName") == "MAIN"
     assert browser.ask(CHECKS + "; page.faint()") == []
 
 
-def test_search(site, browser):
-    browser.open((site / "index.html").as_uri())
-    hits = browser.ask("""new Promise(done => {
-        const field = document.getElementById("site-search");
-        field.value = "scaled dot-product";
-        field.dispatchEvent(new Event("focus"));
-        const look = setInterval(() => { const found = [...document.querySelectorAll("#found a")].map(a => a.getAttribute("href"));
-                                         if (found.length) { clearInterval(look); done(found); } }, 20);
-    })""")
-    assert hits[0] == "attention.html"
-    assert (
-        browser.ask(
-            "page = document.getElementById('site-search'); page.value = 'zzzz'; page.dispatchEvent(new Event('input')); "
-            "document.getElementById('found').textContent"
-        )
-        == "Nothing found."
-    )
-
-
-def test_previous_and_next(site):
-    names = [*NAMES, "trial.html"]
-    for i, name in enumerate(names):
-        footer = re.search(
-            r"<footer>(.*)</footer>", (site / name).read_text(encoding="utf-8"), re.S
-        )[1]
-        near = [
-            (rel, names[j])
-            for rel, j in (("prev", i - 1), ("next", i + 1))
-            if 0 <= j < len(names)
-        ]
-        assert re.findall(r'rel="(\w+)" href="([^"]+)"', footer) == near
-
-
-def test_chart_comes_alive(site, browser):
-    browser.open((site / "visualize.html").as_uri())
+def test_chart_comes_alive(published, browser):
+    browser.open(published + "visualize.html")
     assert browser.ask("document.querySelectorAll('.chart').length")
     assert browser.ask("document.querySelector('.chart .vega-embed svg') !== null")
+
+
+def test_markdown_has_its_pictures_and_code(docs):
+    for plain in docs.glob("*.html.md"):
+        text = plain.read_text(encoding="utf-8")
+        pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text)
+        assert [p for p in pictures if not (docs / p).exists()] == [], plain.name
+        blocks = re.findall(r"^```.*?^```", text, re.M | re.S)
+        assert not any(map(LITERAL_LINK.search, blocks)), plain.name

@@ -33,7 +33,7 @@ def files_of(root: Path) -> list[str]:
         names = found.split("\0")
     else:
         left = re.compile(
-            r"^runs/|(^|/)(\.|(_proc|_docs|_preview|__pycache__|build|dist)(/|$)|nbdev\.yml)"
+            r"^runs/|(^|/)(\.|(_proc|_docs|__pycache__|build|dist)(/|$)|nbdev\.yml)"
         )
         names = [
             n

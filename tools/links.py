@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Do all links lead somewhere? Over the pages, the Markdown files at the top, and the notebooks as files.
+"""Do all links lead somewhere? Over the notebooks and their drawings, the Markdown files at the top, and the pages of a folder.
 
-    tools/links.py [FOLDER]    the folder of the pages, default _preview
+    tools/links.py [FOLDER]    the folder of the pages, if they were made
 
 A link within the project that leads nowhere is an error, and so is one that leads out of the folder of the pages, which alone is published.
 Links to other hosts are listed, and nothing is fetched.
@@ -16,8 +16,11 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from notebooks import ROOT, joined, settings
+from pages import slug
 
 URL = re.compile(r"[a-z][a-z+.-]*:|//")
+NO_TEXT = r"^(```|~~~).*?^\1|`[^`\n]+`|\$\$.*?\$\$"
+LINK = r"\]\(<?([^)\s>]+)>?[^)]*\)|^\[[^\]\n]+\]: +(\S+)"
 
 
 class Found(NamedTuple):
@@ -47,123 +50,100 @@ def of_html(text: str) -> Found:
 
 
 def of_markdown(text: str) -> Found:
-    "Links of Markdown outside code; anchors as GitHub makes them of headings."
-    text = re.sub(
-        r"^(```|~~~).*?^\1|`[^`\n]+`|\$\$.*?\$\$", "", text, flags=re.M | re.S
-    )
+    "Links of Markdown outside code; anchors as GitHub makes them of headings, and as pandoc does."
+    text = re.sub(NO_TEXT, "", text, flags=re.M | re.S)
     headings = re.findall(r"^#+\s+(.+?)\s*$", text, re.M)
-    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-    raw = of_html(text)
-    return Found(
-        anchors | raw.anchors,
-        raw.targets + re.findall(r"\]\(<?([^)\s>]+)>?[^)]*\)", text),
-    )
+    github = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    raw, links = of_html(text), re.findall(LINK, text, re.M)
+    anchors = raw.anchors | github | set(map(slug, headings))
+    return Found(anchors, raw.targets + [a or b for a, b in links])
 
 
 def of_notebook(text: str) -> Found:
-    "Of its Markdown; its outputs that are Markdown have anchors too."
+    "Of its Markdown and of outputs that are Markdown; equations and definitions are anchors of its page."
     cells = json.loads(text)["cells"]
-    found = of_markdown(
-        "\n\n".join(joined(c["source"]) for c in cells if c["cell_type"] == "markdown")
-    )
+    shown = [joined(c["source"]) for c in cells if c["cell_type"] == "markdown"]
     outputs = [o.get("data", {}) for c in cells for o in c.get("outputs", [])]
-    shown = "\n\n".join(joined(data.get("text/markdown", "")) for data in outputs)
-    return Found(found.anchors | of_html(shown).anchors, found.targets)
+    shown += [joined(data.get("text/markdown", "")) for data in outputs]
+    found = of_markdown("\n\n".join(shown))
+    code = [joined(c["source"]) for c in cells if c["cell_type"] == "code"]
+    exported = "\n".join(source for source in code if "#| export" in source)
+    names = re.findall(r"^(?:def|class) (\w+)", exported, re.M)
+    equations = re.findall(r"\\tag\{(\w+)\}", "\n".join(shown))
+    places = {name.lower() for name in names} | {f"equation-{n}" for n in equations}
+    return Found(found.anchors | places, found.targets)
 
 
-def inside(url: str, folder: Path, root: Path, cfg: dict[str, str]) -> str | None:
-    "The path of a link to our own repository, site or notebook in Colab; None for another host's."
-    here, site = (
-        re.escape(cfg["git_url"]) + rf"/(?:blob|tree)/{re.escape(cfg['branch'])}/",
-        cfg["doc_host"] + cfg["doc_baseurl"] + "/",
+KINDS = {".html": of_html, ".svg": of_html, ".ipynb": of_notebook}
+
+
+def inside(url: str, site: Path | None, root: Path, cfg: dict[str, str]) -> Path | None:
+    "The file of a link to our own repository, or to a site that was made; None for others."
+    own, home = f"{cfg['user']}/{cfg['repo']}", cfg["doc_host"] + cfg["doc_baseurl"]
+    colab = (
+        rf"https://colab\.research\.google\.com/github/{re.escape(own)}/blob/[\w.-]+/"
     )
-    colab = re.match(
-        rf"https://colab\.research\.google\.com/github/{cfg['user']}/{cfg['repo']}/blob/[\w.-]+/(.*)",
-        url,
-    )
-    if colab:
-        return str(folder / colab[1])
-    if ours := re.match(here, url):
-        return str(root / url[ours.end() :])
-    if url.startswith(site):
-        return str(folder / (url.removeprefix(site) or "index.html"))
+    files = rf"{re.escape(cfg['git_url'])}/(?:blob|tree)/{re.escape(cfg['branch'])}/"
+    for address, there in (
+        (files, root),
+        (colab, site),
+        (re.escape(f"{home}/"), site),
+        (re.escape(cfg["doc_baseurl"] + "/"), site),  # as on the page 404
+    ):
+        if there and (match := re.match(address, url)):
+            return there / (url[match.end() :] or "index.html")
+    return None
 
 
-def check(folder: Path, root: Path = ROOT) -> tuple[list[str], dict[str, list[str]]]:
+def files_of(folder: Path | None, root: Path) -> list[Path]:
+    "Those whose links are checked."
+    notebooks = (root / "nbs").glob("[!_.]*.ipynb")
+    files = [*root.glob("*.md"), *notebooks, *(root / "nbs/images").glob("*.svg")]
+    for kind in ("*.html", "*.md", "llms.txt", "notebooks/*.ipynb") if folder else ():
+        files += folder.glob(kind)
+    return sorted(files)
+
+
+def check(folder: Path | None, root: Path = ROOT) -> tuple[list[str], dict[str, list]]:
     "One line for each link that leads nowhere; the links to other hosts, each with the files that hold it."
-    cfg, broken, outside, root, folder = (
-        settings(),
-        [],
-        {},
-        root.resolve(),
-        folder.resolve(),
-    )
-    kinds = {".html": of_html, ".md": of_markdown, ".ipynb": of_notebook}
-    files = [
-        f
-        for kind in ("*.html", "*.md", "llms.txt", "notebooks/*.ipynb")
-        for f in folder.glob(kind)
-    ]
-    files += [*root.glob("*.md"), *(root / "nbs").glob("[!_.]*.ipynb")]
+    cfg, broken, outside, root = settings(), [], {}, root.resolve()
+    site = folder.resolve() if folder else None
     found = {
-        f.resolve(): kinds.get(f.suffix, of_markdown)(f.read_text(encoding="utf-8"))
-        for f in sorted(files)
+        file.resolve(): KINDS.get(file.suffix, of_markdown)(file.read_text("utf-8"))
+        for file in files_of(site, root)
     }
     for file, (_, targets) in found.items():
-        name = (
-            file.relative_to(root).as_posix()
-            if file.is_relative_to(root)
-            else file.name
-        )
+        name = file.relative_to(root) if file.is_relative_to(root) else file.name
         for target in dict.fromkeys(targets):
             if target.startswith(("data:", "mailto:")):
                 continue
             path, _, anchor = target.partition("#")
-            if path.startswith(base := cfg["doc_baseurl"] + "/"):
-                path = str(folder / path.removeprefix(base))  # as on the page 404
-            if URL.match(target):
-                if (ours := inside(path, folder, root, cfg)) is None:
-                    outside.setdefault(target, []).append(name)
-                    continue
-                path = ours
-            to = (
-                (file.parent / unquote(path.partition("?")[0])).resolve()
-                if path
-                else file
-            )
-            if (
-                file.is_relative_to(folder)
-                and not URL.match(target)
-                and not to.is_relative_to(folder)
-            ):
+            to = inside(path, site, root, cfg)
+            if not to and URL.match(path):
+                outside.setdefault(target, []).append(str(name))
+                continue
+            here = file.parent / unquote(path.partition("?")[0]) if path else file
+            to = (to or here).resolve()
+            is_page = site and file.is_relative_to(site) and not URL.match(path)
+            if is_page and not to.is_relative_to(site):
                 broken.append(f"{name}: {target} leads out of the site")
             elif not to.exists():
                 broken.append(f"{name}: {target} is not there")
-            elif (
-                anchor
-                and file.suffix == ".html"
-                and to in found
-                and unquote(anchor) not in found[to].anchors
-            ):
-                broken.append(f"{name}: {target} names no place of that page")
-            elif (
-                anchor
-                and file.parent == root
-                and to in found
-                and unquote(anchor) not in found[to].anchors
-            ):
-                broken.append(f"{name}: {target} names no heading of that file")
+            # a page as Markdown has not the anchors of the page
+            elif to.name.endswith(".html.md") or not anchor or to not in found:
+                continue
+            elif unquote(anchor) not in found[to].anchors:
+                broken.append(f"{name}: {target} names no place of that file")
     return broken, outside
 
 
-def main(folder: Path) -> int:
-    if not (folder / "index.html").exists():
-        sys.exit(f"{folder} holds no pages: run `make preview` first")
+def main(folder: Path | None) -> int:
+    if folder and not (folder / "index.html").exists():
+        sys.exit(f"{folder} holds no pages: run `make docs` first")
     broken, outside = check(folder)
     for url, names in sorted(outside.items()):
-        print(
-            f"links: elsewhere, not fetched: {url}  ({names[0]}{', …' if names[1:] else ''})"
-        )
+        more = ", …" if names[1:] else ""
+        print(f"links: elsewhere, not fetched: {url}  ({names[0]}{more})")
     for line in broken:
         print(f"links: {line}")
     print(f"links: {len(broken)} lead nowhere, {len(outside)} lead to other hosts")
@@ -171,6 +151,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        main(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "_preview").resolve())
-    )
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else None))

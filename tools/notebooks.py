@@ -12,17 +12,16 @@ import os
 import posixpath
 import re
 import sys
+import textwrap
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from configparser import ConfigParser
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SKIP_TAG = (
-    "skip-execution"  # nbclient leaves cells with this tag, and their outputs, alone
-)
-
-
+SKIP_TAG = "skip-execution"  # nbclient leaves such cells, and their outputs, alone
+CAPTION = "**Figure.** "  # how captions begin, which other readers than Quarto see below a figure
 FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}  # in Lab; in Colab
 
 
@@ -242,48 +241,60 @@ def relink(markdown: str) -> str:
     return "".join(blocks)
 
 
-def shown(output: dict, where: str) -> str:
+def shown(output: dict, picture: Callable[[], str]) -> str:
     "One output of a code cell as Markdown."
-    if output["output_type"] == "stream":
-        text = joined(output["text"]) if output["name"] == "stdout" else ""
-    elif output["output_type"] == "error":
-        raise ValueError(f"{where} ends in an error: mend it and run it again")
-    else:
-        data = output["data"]
-        if any(k.startswith("image/") for k in data):
-            raise ValueError(
-                f"{where} draws a picture: README.md can only link one, from nbs/images/"
-            )
-        if "text/markdown" in data:
-            return relink(joined(data["text/markdown"])).strip()
-        text = joined(data.get("text/plain", ""))
-    return (
-        "\n".join(
-            "    " + line if line else "" for line in text.rstrip("\n").split("\n")
-        )
-        if text.strip()
-        else ""
-    )
+    data = output.get("data", {})
+    if output["output_type"] == "error":
+        raise ValueError("it ends in an error: mend it and run it again")
+    if any(kind.startswith("image/") for kind in data):
+        return picture()
+    if "text/markdown" in data:
+        return joined(data["text/markdown"]).strip()
+    printed = output.get("text", "") if output.get("name") == "stdout" else ""
+    text = joined(printed or data.get("text/plain", "")).rstrip("\n")
+    return textwrap.indent(text, "    ") if text.strip() else ""
+
+
+def as_markdown(path: Path, picture: Callable[[dict, int], str]) -> list[str]:
+    """What the page of a notebook, as nbdev has processed it, shows: parts of plain Markdown.
+
+    `picture` gives that of a drawing: from its cell's options and its place among the outputs.
+    """
+    parts = []
+    for i, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        source = joined(cell["source"]).strip()
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        if cell["cell_type"] != "code" or "hide" in directives(source):
+            continue
+        where = f"{path.name}, cell {i}"
+        opts, code = options(source, where), code_of(source)
+        if opts.get("include") is False:
+            continue
+        if code and opts.get("echo") is not False:
+            parts.append(f"```python\n{code}\n```")
+        if opts.get("output") is not False:
+            try:
+                parts += [
+                    shown(out, partial(picture, opts, n))
+                    for n, out in enumerate(cell["outputs"], 1)
+                ]
+            except ValueError as e:
+                raise ValueError(f"{where}: {e}") from None
+            if "fig-cap" in opts:
+                parts.append(CAPTION + opts["fig-cap"])
+    return [part for part in parts if part]
 
 
 def readme(index: Path) -> str:
     "README.md as the index notebook makes it: its text, the code it shows, what that printed."
-    parts = ["<!-- Made from nbs/index.ipynb by `make export`. Edit that. -->"]
-    for i, cell in enumerate(json.loads(index.read_text(encoding="utf-8"))["cells"]):
-        source, where = joined(cell["source"]).strip(), f"{index.name}, cell {i}"
-        if cell["cell_type"] == "raw":
-            continue  # front matter
-        if cell["cell_type"] == "markdown":
-            parts.append(relink(source))
-            continue
-        d = directives(source)
-        if {"hide", "default_exp"} & d.keys() or d.get("include") == "false":
-            continue
-        if code_of(source) and d.get("echo") != "false":
-            parts.append(f"```python\n{code_of(source)}\n```")
-        if d.get("output") != "false":
-            parts += [shown(o, where) for o in cell["outputs"]]
-    return "\n\n".join(p for p in parts if p) + "\n"
+
+    def no_picture(opts: dict, n: int) -> str:
+        raise ValueError("README.md can only link a picture, from nbs/images/")
+
+    head = "<!-- Made from nbs/index.ipynb by `make export`. Edit that. -->"
+    parts = as_markdown(index, no_picture)
+    return "\n\n".join([head, *map(relink, parts)]) + "\n"
 
 
 def relative_imports(lib: Path) -> None:

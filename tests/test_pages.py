@@ -1,0 +1,366 @@
+"What tools/pages.py makes of notebooks, and what it puts beside their pages. The pages as they are published: test_site.py."
+
+import json
+import re
+from pathlib import Path
+
+import pages
+import pytest
+import yaml
+from conftest import ROOT
+from execnb.nbio import dict2nb, read_nb
+from IPython.core.inputtransformer2 import TransformerManager
+from links import of_markdown, of_notebook
+from nbdev.process import NBProcessor
+from notebooks import FOLDED
+from pages import (
+    Names,
+    for_colab,
+    install_cell,
+    leave_site,
+    link_names,
+    llms_txt,
+    names_of_package,
+    page_name,
+    plain,
+    sections,
+    sidebar,
+    write_search,
+)
+from test_gate import cell, notebook
+
+PAGES = [entry.path for entry in sidebar() if entry.path]
+
+
+# ---- links
+
+
+def test_links_to_the_repository(cfg):
+    "What the site does not hold is linked where it is; code is not touched, raw HTML is."
+    blob, tree = (
+        f"{cfg['git_url']}/{kind}/{cfg['branch']}" for kind in ("blob", "tree")
+    )
+    for text, becomes in {
+        "[`a`](../LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)": f"[`a`]({blob}/LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)",
+        "[a](../results) [b](../results/README.md#x 'y')": f"[a]({tree}/results) [b]({blob}/results/README.md#x 'y')",
+        "[a][b]\n\n[b]: ../LICENSE": f"[a][b]\n\n[b]: {blob}/LICENSE",
+        '<a href="../LICENSE">a</a>': f'<a href="{blob}/LICENSE">a</a>',
+        '```{=html}\n<a href="../LICENSE">a</a>\n```': f'```{{=html}}\n<a href="{blob}/LICENSE">a</a>\n```',
+        "`[a](../b)` ``[`a`](../b)``": None,
+        "```\n[a](../b)\n```": None,
+        "~~~ md\n[a](../b)\n~~~~": None,
+        "```\n[a](../b)": None,
+    }.items():
+        assert leave_site(text, cfg) == (becomes or text)
+
+
+NAMES = Names(
+    {
+        "Vocab": {"vocab.html": "vocab"},
+        "Vocab.words": {"vocab.html": "vocab"},
+        "put": {"stack.html": "put", "ct2.html": "put"},
+        "train": {"train.html": "train"},
+    },
+    frozenset({"train"}),
+)
+
+
+@pytest.mark.parametrize(
+    "text, becomes",
+    [
+        (
+            "`Vocab` and `Vocab.words()`",
+            "[`Vocab`](vocab.html#vocab) and [`Vocab.words()`](vocab.html#vocab)",
+        ),
+        ("`put`, `train`, `other`, `Vocab of words`, ``Vocab``", None),
+        (
+            "```python\n# as `Vocab`\n```\n    `Vocab`\n# `Vocab`\n<code>`Vocab`</code> <!-- `Vocab` -->",
+            None,
+        ),
+        (
+            "[of `Vocab`](x) [`Vocab`][x] ![`Vocab`](x.svg) [[1] `Vocab`](x) <a href='x'>`Vocab`</a>\n\n[x]: y `Vocab`",
+            None,
+        ),
+        (
+            "```\n`a`\n```\n| `Vocab` | [x](y) |",
+            "```\n`a`\n```\n| [`Vocab`](vocab.html#vocab) | [x](y) |",
+        ),
+    ],
+)
+def test_names_link_to_their_definition(text, becomes):
+    assert link_names(text, "batch.html", NAMES) == (becomes or text)
+
+
+def test_ambiguous_names_link_within_their_notebook():
+    assert link_names("`put`", "ct2.html", NAMES) == "[`put`](#put)"
+    assert link_names("`train`", "train.html", NAMES) == "[`train`](#train)"
+
+
+def test_names_of_the_package():
+    names = names_of_package()
+    forward = names.places["MultiHeadAttention.forward"]
+    assert forward == {"multi_head.html": "multiheadattention"}
+    for name in ("attention", "train", "rank", "prepare"):  # modules, fields, commands
+        assert link_names(f"`{name}`", "index.html", names) == f"`{name}`"
+    for name in ("Encoder", "beam_search", "builtin"):
+        assert link_names(f"`{name}`", "index.html", names) != f"`{name}`"
+
+
+def ids_of(nb) -> list[str]:
+    "The anchors of a processed notebook: places, and headings."
+    text = "\n\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
+    return re.findall(r'id="([^"]+)"', text) + [
+        pages.slug(heading) for heading in re.findall(r"^#{2,6} +(.+)$", text, re.M)
+    ]
+
+
+def test_names_have_a_place():
+    "Each name of the package's index: its anchor is on the page of its notebook once."
+    ids = {}
+    for path in PAGES:
+        nb = read_nb(path)
+        NBProcessor(nb=nb, procs=[pages.Definitions]).process()
+        ids[page_name(path)] = ids_of(nb)
+    for name, places in names_of_package().places.items():
+        for page, anchor in places.items():
+            assert ids[page].count(anchor) == 1, f"{name}: {page}#{anchor}"
+
+
+def test_a_place_is_made_once():
+    "Not where a heading has the name already, and once for names that differ in their capitals alone."
+    cells = [
+        cell("## Search", "markdown"),
+        cell("#| export\nclass Search: pass\ndef Take(): pass"),
+        cell("#| export\ndef take(): pass"),
+        cell("def search(): pass"),
+    ]
+    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    NBProcessor(nb=nb, procs=[pages.Definitions]).process()
+    assert ids_of(nb) == ["take", "search"]
+
+
+# ---- one notebook, by all our processors
+
+
+def shows(**data: str) -> dict:
+    "Outputs of a cell, by kind: png, svg, markdown, html, vega."
+    kinds = {
+        "png": "image/png",
+        "svg": "image/svg+xml",
+        "markdown": "text/markdown",
+        "html": "text/html",
+        "vega": pages.VEGA,
+    }
+    found = {kinds[kind]: text for kind, text in data.items()}
+    out = {"output_type": "display_data", "metadata": {}, "data": found}
+    return out
+
+
+LABEL = """#| label: fig-dot
+#| fig-cap: "A dot: $z$"
+#| fig-alt: "One <dark> dot"
+"""
+CAPTION = shows(markdown="**Figure.** A dot: $z$")
+HTML = "<b>bold</b> ``` <iframe title=box></iframe>"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory, cfg) -> tuple[Path, Path]:
+    "A notebook that uses what pages know, and what our processors make of it."
+    folder = tmp_path_factory.mktemp("toy")
+    source, processed = folder / "11_toy.ipynb", folder / "processed.ipynb"
+    said = {"output_type": "stream", "name": "stdout", "text": "1\n```\n"}
+    notebook(
+        source,
+        cell("# Toy\n> A width $d_k$ · §9", "markdown"),
+        cell("#| export\ndef twice(x):\n    return 2 * x"),
+        cell(
+            "See [`Encoder`](31_stack.ipynb#deviations), `Decoder`, <a href='../LICENSE'>raw</a>"
+            ' and <a href="../LICENSE">the licence</a>.\n\n'
+            '![A "map"](images/transformer.svg)\n\n**Figure.** The model',
+            "markdown",
+        ),
+        cell("#| code-fold: true\nfolded = 1") | {"outputs": [said]},
+        cell(LABEL + "draw()") | {"outputs": [shows(png="aaaa"), CAPTION]},
+        cell(LABEL + "chart()")
+        | {"outputs": [shows(vega={"a": "</script>"}, svg="<svg/>"), CAPTION]},
+        cell("#| echo: false\nbox()") | {"outputs": [shows(html=HTML)]},
+        cell("#| hide\nsecret = 1"),
+    )
+    nb = read_nb(source)
+    procs = [
+        getattr(pages, name.partition(":")[2])
+        for name in cfg["procs"].split()
+        if name.startswith("pages:")
+    ]
+    for proc in procs:  # one after the other, and directives stay, as in nbdev
+        NBProcessor(nb=nb, procs=[proc], rm_directives=False).process()
+    processed.write_text(json.dumps(nb, default=str), encoding="utf-8")
+    return source, processed
+
+
+def cells_of(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def test_links_of_each_page(toy, cfg):
+    "Below the title, which nbdev turns into front matter."
+    repo = f"{cfg['user']}/{cfg['repo']}"
+    text = cells_of(toy[1])[1]["source"]
+    links = re.findall(r'<a href="([^"]+)"(?: download)?>([^<]+)</a>', text)
+    assert {name: to for to, name in links} == {
+        "Open in Colab": f"https://colab.research.google.com/github/{repo}/blob/gh-pages/notebooks/11_toy.ipynb",
+        "View source": f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/11_toy.ipynb",
+        "Download notebook": "notebooks/11_toy.ipynb",
+        "Markdown": "toy.html.md",
+    }
+
+
+def test_figures_are_as_quarto_reads_them(toy):
+    "The caption is told once; a chart becomes a box, and no output is HTML, for which Quarto asks another host."
+    cells = cells_of(toy[1])
+    text = "\n".join(c["source"] for c in cells if c["cell_type"] == "markdown")
+    assert (
+        """![The model](images/transformer.svg){#fig-transformer fig-alt="A 'map'"}"""
+        in text
+    )
+    outputs = [
+        out["data"] for c in cells for out in c.get("outputs", []) if "data" in out
+    ]
+    drawing, chart, box = outputs
+    assert set(drawing) == {"image/png"}
+    assert chart["text/markdown"].startswith('```{=html}\n<div class="wide"><div class')
+    assert 'aria-label="One &lt;dark&gt; dot"><div><svg/></div>' in str(chart)
+    assert r'{"a": "<\\/script>"}' in str(chart)
+    assert box == {
+        "text/markdown": f'````{{=html}}\n<div class="wide">{HTML}</div>\n````'
+    }
+
+
+def test_page_as_markdown(toy):
+    text = plain(*toy)
+    assert text.startswith("# Toy\n\nA width $d_k$ · §9\n\n")
+    assert "```python\ndef twice(x):" in text
+    assert "[`Encoder`](stack.html#deviations), [`Decoder`](stack.html#decoder)" in text
+    assert "![A 'map'](images/transformer.svg)\n\n**Figure.** The model" in text
+    file = "11_toy_files/figure-html/fig-dot-output-1.png"
+    assert f"![One <dark> dot]({file})\n\n**Figure.** A dot: $z$" in text
+    assert text.count("**Figure.** A dot: $z$") == 2  # of the chart too
+    assert "```python\nfolded = 1\n```\n\n    1\n    ```\n" in text
+    assert not re.search(r"secret|<nav|<b>|box\(\)|class=", text)
+
+
+@pytest.mark.parametrize(
+    "source, becomes",
+    [
+        (
+            "import os\nfrom re import sub",
+            "#| code-fold: true\n#| code-summary: Imports\n",
+        ),
+        ("#| code-fold: false\nimport os", ""),
+        ("#| code-fold: true\nassert x", "#| code-summary: Checks\n"),
+        ("#| code-fold: true\nx = 1", "#| code-summary: Show the code\n"),
+        (
+            '#| code-fold: true\n#| fig-cap: "a"\ndraw()',
+            "#| code-summary: Code of the figure\n",
+        ),
+        ("#| code-fold: true\n#| code-summary: Mine\nx = 1", ""),
+        ("import os\nx = 1", ""),
+        ("!pip list", ""),
+        ("", ""),
+        ("#| echo: false", ""),
+    ],
+)
+def test_folded_cells_say_what_is_in_them(source, becomes):
+    "Quarto is not told what is meant for JupyterLab and Colab."
+    cells = [cell(source) | {"metadata": dict(FOLDED)}]
+    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    pages.Folds(nb).cell(nb.cells[0])
+    assert nb.cells[0].source == becomes + source and nb.cells[0].metadata == {}
+
+
+# ---- beside the pages
+
+
+def test_notebooks_for_colab(toy, cfg):
+    "The first code cell fetches this version in Colab, and does nothing elsewhere; all links are absolute."
+    home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    nb = for_colab(toy[0])
+    first = next(c for c in nb["cells"] if c["cell_type"] == "code")["source"]
+    clone = f"git clone -q --filter=blob:none {cfg['git_url']} project"
+    assert clone in first and f"{cfg['lib_name']} {cfg['version']}" in first
+    assert re.search(r"checkout -q ([0-9a-f]{40}|v[\d.]+)\n", first)
+    code = TransformerManager().transform_cell(first)
+    exec(compile(code, "colab", "exec"), {"get_ipython": None})
+    assert f"{home}stack.html#deviations" in nb["cells"][3]["source"]
+    assert f"]({home}images/transformer.svg)" in nb["cells"][3]["source"]
+    for path in PAGES:
+        targets = of_notebook(json.dumps(for_colab(path))).targets
+        assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], path.name
+
+
+def test_colab_without_git(cfg, monkeypatch):
+    "Pages made where there is no git fetch the release instead of a commit."
+    monkeypatch.setenv("PATH", "")
+    assert f"checkout -q v{cfg['version']}\n" in install_cell(cfg)
+
+
+def test_llms_txt_lists_every_page(cfg):
+    text = llms_txt(sidebar())
+    assert text.startswith(f"# {cfg['title']}\n\n> {cfg['description']}\n")
+    home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    names = [t.removeprefix(home) for t in of_markdown(text).targets]
+    assert names == [f"{page_name(path)}.md" for path in PAGES]
+
+
+def test_pages_differ_in_name_and_say_what_they_are():
+    titles = [entry.text.lower() for entry in sidebar() if entry.path]
+    assert sorted(titles) == sorted(set(titles))
+    assert [path.name for path in PAGES if len(pages.heading(path)[1]) < 10] == []
+
+
+# A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.
+PAGE = """<main><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
+<nav class="page-links"><a>Markdown</a></nav><p>A <em>st</em>ack.</p>
+<details class="code-fold">\n<summary>Imports</summary><pre>import torch</pre></details>
+<section id="one" class="level2"><h2 class="anchored" data-anchor-id="one">One &amp; <code>x</code></h2>
+<p>Half <math><mi>d</mi><annotation>d_k</annotation></math> &lt; 2<svg><text>box</text></svg></p>
+<iframe srcdoc="<main><h2>No</h2></main>"></iframe>
+<span class="place" id="stack"></span><span class="place" id="take"></span>\n<div id="ab" class="cell"><pre><code><span>class</span> Stack: ...
+<span>def</span> take(): ...</code></pre></div><p>Then</p><pre>print(1)</pre></section></main><footer>Foot</footer>"""
+
+
+def test_search_has_sections_and_definitions(tmp_path):
+    code = "class Stack: ... def take(): ..."
+    assert sections(PAGE) == [
+        ("", "", "About A stack."),
+        ("one", "One & x", "Half d < 2 Then print(1)"),
+        ("stack", "Stack", code),
+        ("take", "take", code),
+    ]
+    (tmp_path / "t.html").write_text(PAGE)
+    index, crumbs = tmp_path / "search.json", ["Part", "T"]
+    old = {"href": "t.html", "title": "T", "section": "", "text": "", "crumbs": crumbs}
+    index.write_text(json.dumps([old, old | {"href": "t.html#one"}]))
+    write_search(tmp_path)
+    new = json.loads(index.read_text())
+    anchors = ["", "#one", "#stack", "#take"]
+    assert [entry["href"] for entry in new] == [f"t.html{a}" for a in anchors]
+    one = {"href": "t.html#one", "title": "T", "crumbs": crumbs}
+    one |= {"section": "One & x", "text": "Half d &lt; 2 Then print(1)"}
+    assert new[1] == one | {"objectID": "t.html#one"}
+
+
+def test_what_quarto_is_told_of_is_there():
+    "Favicon, card, the page 404, what is put into each page; quotes and dashes in raw code stay."
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    page, web = quarto["format"]["html"], quarto["website"]
+    put_in = [page["include-in-header"], page["include-before-body"]]
+    for name in (web["favicon"], web["image"], *put_in, "404.qmd"):
+        assert (ROOT / "nbs" / name).exists()
+    assert page["canonical-url"] and web["open-graph"] and web["twitter-card"]
+    assert web["sidebar"]["collapse-level"] == 1  # opens the current part alone
+    assert page["from"].endswith("-smart")
+    text = (ROOT / "nbs/404.qmd").read_text(encoding="utf-8")
+    names = {page_name(path) for path in PAGES}
+    assert set(re.findall(r"\]\(/([\w-]+\.html)\)", text)) <= names
