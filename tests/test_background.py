@@ -1,12 +1,11 @@
 "Sweeps over the systems of §2: padding, causality, two ways to one answer, search, and what each layer computes, by hand or by PyTorch."
 
-import importlib.util
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
+from conftest import program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -283,11 +282,7 @@ def test_a_small_one_learns_to_copy(name):
 @pytest.mark.parametrize("n_vocab", [2000, 8000])
 def test_equal_parameters(n_vocab):
     "The benchmark's systems are as wide as makes them equal."
-    spec = importlib.util.spec_from_file_location(
-        "bench_background", ROOT / "benchmarks" / "background.py"
-    )
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = program("results/background.py")
     found = {
         name: (width, bench.n_parameters(make()))
         for name, (width, make) in bench.builders(n_vocab, PAD).items()

@@ -249,6 +249,7 @@ IMPORTS = {
     "tools": (["tools/*.py"], True, ["dev"]),
     "tests": (["tests/*.py"], True, ["dev"]),
     "benchmarks": (["benchmarks/*.py"], True, ["bench"]),
+    "results": (["results/*.py"], True, []),
     "preview": (PREVIEW, True, ["preview"]),
     # Making a page runs the cells that import something.
     "pages": (["nbs/*.ipynb"], False, ["preview"]),
@@ -302,7 +303,7 @@ def test_every_import_is_declared(where, cfg):
     paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
     ours = {
         path.stem
-        for folder in ("tools", "tests", "benchmarks")
+        for folder in ("tools", "tests", "benchmarks", "results")
         for path in (ROOT / folder).glob("*.py")
     } | {cfg["lib_path"]}
     names = {name for path in paths for name in imported(code_in(path), in_functions)}

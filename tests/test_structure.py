@@ -2,13 +2,12 @@
 
 import json
 import re
-import runpy
 import sys
 from itertools import product
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, program
 
 from annotated_transformer.data.grammar import (
     _ADJECTIVES,
@@ -21,6 +20,7 @@ from annotated_transformer.data.grammar import (
     separated_verb,
 )
 from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.experiments import structure
 from annotated_transformer.experiments.structure import (
     _follow,
     _Pair,
@@ -34,7 +34,6 @@ from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.folder import create_run, write_config
 from annotated_transformer.runs.weights import save_weights
-from annotated_transformer.show import structure
 
 MODIFIERS = ("adjective → noun", "determiner → noun")
 OBJECTS = ("verb → object", "verb → earlier object")
@@ -404,7 +403,7 @@ def test_benchmark_measures_a_run(tmp_path, vocab, monkeypatch):
     out = tmp_path / "structure.json"
     options = f"{tmp_path}/a {tmp_path}/b --n 12 --translate 2 --out {out}"
     monkeypatch.setattr(sys, "argv", ["structure.py", *options.split()])
-    runpy.run_path(str(ROOT / "benchmarks/structure.py"), run_name="__main__")
+    program("results/structure.py", "__main__")
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["n_sentences"] >= 12 and len(found["runs"]) == 2
     assert set(found["distances"]) == {*MODIFIERS, *OBJECTS, "prefix → verb"}
