@@ -1,7 +1,6 @@
 "Batches: every pair once, under the budget, with hardly any padding, the same for the same seed and epoch; prepared text on disk (51c)."
 
 import gzip
-import importlib.util
 import json
 import os
 import shutil
@@ -816,48 +815,6 @@ def test_many_pieces_and_many_chunks(tmp_path, n_vocab, dtype):
             and [row.tolist() for row in rows] == side
             and len(rows.ids) == len(list(chain.from_iterable(side)))
         )
-
-
-def test_scale_benchmark(tmp_path, monkeypatch):
-    "Made-up text is the same each time, has the lengths of WMT's, and goes through all parts."
-    spec = importlib.util.spec_from_file_location(
-        "scale", ROOT / "benchmarks" / "scale.py"
-    )
-    scale = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(scale)
-    for name, value in {
-        "N_WORDS": 2_000,
-        "N_VALID": 50,
-        "N_PIECES": 400,
-        "BATCH_TOKENS": 2_000,
-        "MAX_LEN": None,
-        "N_STEPS": 5,
-    }.items():
-        monkeypatch.setattr(scale, name, value)
-    generated = scale.measure_generate(tmp_path, 400)
-    lines = (tmp_path / "train.src").read_text().split("\n")[:-1]
-    assert (
-        len(lines) == 400
-        and abs(np.mean([len(line.split()) for line in lines]) - 25) < 3
-    )  # 3 standard errors
-    scale.write_text(tmp_path / "again", 400, seed=1)
-    assert all(
-        (tmp_path / f"again.{side}").read_bytes()
-        == (tmp_path / f"train.{side}").read_bytes()
-        for side in ("src", "tgt")
-    )
-    found = {
-        "generate": generated,
-        "prepare": scale.measure_prepare(tmp_path, 400),
-        "load": scale.measure_load(tmp_path, 400),
-    }
-    assert (
-        found["load"]["tokens_per_second"] > 0
-        and len(open_prepared(tmp_path / "data").train) == 400
-    )
-    assert "400" in scale.table(
-        [json.loads(json.dumps({"n_pairs": 400, "disk_gb": 0.1, **found}))]
-    )
 
 
 def test_bpe_dropout_depends_on_seed_and_epoch_alone(vocab_and_text):
