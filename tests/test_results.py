@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 from annotated_transformer.data.corpus import load_corpus
 
+pytestmark = pytest.mark.slow
+
 TINY = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=4 warmup_steps=2
 batch_tokens=400 valid_every=2 save_every=2 precision=fp32""".split()
 SCORING = """--d-k 4 16 --d-model 16 --d-ff 16 --n-layers 1 --steps 2 --rates 1e-3 2e-3
@@ -53,6 +55,17 @@ def test_recall(monkeypatch, tmp_path):
     found = run("recall", monkeypatch, tmp_path, *RECALL)
     for of_distance in found["models"].values():
         assert [len(run) for run in of_distance["2"]["accuracies"]["0.01"]] == [1, 1]
+
+
+def test_structure(monkeypatch, tmp_path):
+    demo = ROOT / "annotated_transformer/pretrained/demo"
+    options = [demo, "--n", 60, "--translate", 2]
+    found = run("structure", monkeypatch, tmp_path, *options)
+    example = found["example"]
+    for kind, tokens in (("encoder", example["src"]), ("decoder", example["tgt"])):
+        for head in example["maps"][kind][0]:
+            rows = [row.split() for row in head]
+            assert {len(rows), *map(len, rows)} == {len(tokens)}
 
 
 def test_scoring_goes_on(monkeypatch, tmp_path, capsys):
