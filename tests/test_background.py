@@ -175,12 +175,13 @@ def test_a_search_may_reorder_and_leave_out(model):
         torch.testing.assert_close(found[row, j].double(), whole, rtol=0, atol=1e-5)
 
 
-def test_equal_parameters():
+@pytest.mark.parametrize("n_vocab", [2000, 8000])
+def test_equal_parameters(n_vocab):
     "The systems of the record are as wide as makes them equal."
     bench = program("results/background.py")
-    found = bench.builders(2000, PAD)
+    found = bench.builders(n_vocab, PAD)
     wanted = bench.n_parameters(found["Transformer"][1]())
-    for name, build_it in bench.systems(2000, PAD).items():
+    for name, build_it in bench.systems(n_vocab, PAD).items():
         width, make = found[name]
         off = abs(bench.n_parameters(make()) - wanted)
         for other in (width - 2, width + 2):

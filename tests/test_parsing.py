@@ -257,6 +257,7 @@ HAND = {  # what is wrong: gold, predicted, and the brackets matched, of gold, o
     "half of a chain": ("(S (VP (VB go)))", "(VP (VB go))", 1, 2, 1),
     "a label once of twice": ("(NP (NP (NN dog)))", "(NP (NN dog))", 1, 2, 1),
     "a label three times": ("(NP (NN dog))", "(NP (NP (NP (NN dog))))", 1, 1, 3),
+    "twice of three": ("(NP (NP (NP (NN a))))", "(NP (NP (NN a)))", 2, 3, 2),
     "a chain turned": ("(S (VP (VB go)))", "(VP (S (VB go)))", 2, 2, 2),
     "PRT": ("(VP (VB go) (PRT (RP up)))", "(VP (VB go) (ADVP (RP up)))", 2, 2, 2),
     "brackets are words": (

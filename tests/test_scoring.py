@@ -22,6 +22,7 @@ def random_inputs():
     q, k, v = (torch.randn(2, 3, n, 8, dtype=torch.float64) for n in (5, 7, 7))
     mask = torch.rand(2, 1, 5, 7) > 0.4
     mask[0, 0, 1] = False
+    mask[1, 0, 2] = torch.arange(7) == 3  # one key alone
     return q, k, v, mask
 
 

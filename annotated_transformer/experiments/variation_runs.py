@@ -192,7 +192,6 @@ def _add_row(table: dict, row: _Row, recipe: Recipe, measures: dict) -> None:
     new = about | {"steps": recipe.train.max_steps, "found": []}
     found = rows.setdefault(row.name, new)["found"]
     found.append({"seed": recipe.train.seed} | measures)
-    found.sort(key=lambda one: one["seed"])
     names = [row.name for row in _ROWS]
     table["rows"] = sorted(rows.values(), key=lambda one: names.index(one["row"]))
 
