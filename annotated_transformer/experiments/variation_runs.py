@@ -7,7 +7,6 @@ __all__ = ['read_table', 'fill_table', 'make_plan', 'format_table', 'row_trainer
 
 # %% ../../nbs/62a_variation_runs.ipynb #62c00004
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from .. import UserError
 from ..data.corpus import Corpus
 from ..engines.batched_search import search_with
-from ..io.atomic import new_folder, write_json
+from ..io.atomic import new_folder, remove, write_json
 from ..io.files import read_json
 from ..io.text import fingerprint
 from ..model.config import (
@@ -230,7 +229,7 @@ def fill_table(
             return False
         _add_row(table, row, recipe, found._asdict() | {"curve": _loss_curve(run)})
         write_json(folder / "table.json", table)
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        remove(run / "checkpoints", inside=run)
         echo(
             f"{i} of {len(todo)}: {row.name}, seed {seed}: "
             f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}"
