@@ -17,17 +17,16 @@ parameter), and the buffers of the libraries that multiply matrices. `resident` 
 import argparse
 import gc
 import json
-import os
-import resource
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
+import measuring
 import torch
+from measuring import in_own_process, options, write
 
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.engines.choose import FAST, PLAIN
@@ -76,10 +75,7 @@ class Curve(NamedTuple):
 
 def powers(first: int, last: int) -> list[int]:
     "first, 2 · first, …, last."
-    found = [first]
-    while found[-1] < last:
-        found.append(2 * found[-1])
-    return found
+    return [first << i for i in range((last // first).bit_length())]
 
 
 def curves() -> list[Curve]:
@@ -219,48 +215,31 @@ def build_plain(sizes: Sizes) -> Training:
 # ---- how it is measured
 
 
-def seconds(action: Callable[[], None], at_least: float = 0.1) -> float:
+def cpu_seconds(action: Callable[[], None], at_least: float = 0.1) -> float:
     "Processor time of a call; a short one is repeated."
-    started = time.process_time()
-    action()
-    first = time.process_time() - started
+
+    def taken(n_calls: int) -> float:
+        started = time.process_time()
+        for _ in range(n_calls):
+            action()
+        return (time.process_time() - started) / n_calls
+
+    first = taken(1)
     if first >= at_least:
         return first
-    n_calls = min(20, int(at_least / max(first, 1e-4)) + 1)
-    started = time.process_time()
-    for _ in range(n_calls):
-        action()
-    return min(first, (time.process_time() - started) / n_calls)
-
-
-@contextmanager
-def without_profiler_lines() -> Iterator[None]:
-    "The profiler writes lines of its own to standard error, below Python."
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    return min(first, taken(min(20, int(at_least / max(first, 1e-4)) + 1)))
 
 
 def peak_mb(action: Callable[[], None]) -> float:
     "The most memory that PyTorch's allocator had handed out at once, above that before."
     activities = [torch.profiler.ProfilerActivity.CPU]
     gc.collect()
-    profile = torch.profiler.profile(activities=activities, profile_memory=True)
-    with without_profiler_lines(), profile:
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         action()
     events = profile.profiler.kineto_results.events()
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    now = peak = 0
-    for _, change in sorted(changes, key=lambda event: event[0]):
-        now += change
-        peak = max(peak, now)
-    return round(peak / 1e6, 3)
+    held = accumulate(change for _, change in sorted(changes, key=itemgetter(0)))
+    return round(max(held, default=0) / 1e6, 3)
 
 
 def by_model(found: list[Curve]) -> dict[tuple, list[tuple[int, int]]]:
@@ -284,7 +263,7 @@ def measure(found: list[Curve], n_sweeps: int, at_least: float = 0.1) -> list[di
             model = build(found[i].what, found[i].points()[j])
             for i, j in places:
                 action = model.action(found[i].what, found[i].points()[j])
-                best[i][j] = min(best[i][j], seconds(action, at_least))
+                best[i][j] = min(best[i][j], cpu_seconds(action, at_least))
                 if sweep == n_sweeps - 1:
                     memory[i][j] = peak_mb(action)
         spent = time.process_time() - started
@@ -331,10 +310,9 @@ def measure_step(
         training = Training(config, n_vocab, precision=precision)
         of_tokens, of_adam = [], []
         for _ in range(n_sweeps):
-            of_tokens.append(
-                seconds(partial(training.gradients, length, n_tokens), at_least=0)
-            )
-            of_adam.append(seconds(training.update, at_least=0))
+            gradients = partial(training.gradients, length, n_tokens)
+            of_tokens.append(cpu_seconds(gradients, at_least=0))
+            of_adam.append(cpu_seconds(training.update, at_least=0))
         found[precision] = {
             "seconds_per_token": min(of_tokens) / n_tokens,
             "adam_seconds": min(of_adam),
@@ -364,24 +342,13 @@ def resident(what: str, sizes: Sizes) -> dict[str, float]:
     model.action(what, small)()  # loads the kernels
     action, before = model.action(what, sizes), peak_resident_mb()
     action()
-    return {
-        "resident_mb": round(peak_resident_mb() - before, 3),
-        "mb": peak_mb(action),
-    }
+    grown = round(peak_resident_mb() - before, 3)
+    return {"resident_mb": grown, "mb": peak_mb(action)}
 
 
 def peak_resident_mb() -> float:
-    "The most memory that this process ever held, in millions of bytes."
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-
-
-def in_fresh_process(job: str, *given) -> dict:
-    "What `resident` or `step_of_base` returns there; its memory is free afterwards."
-    command = [sys.executable, __file__, "--job", json.dumps([job, *given])]
-    return json.loads(
-        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-    )
+    "In millions of bytes, as `peak_mb`."
+    return measuring.peak_mb() * 2**20 / 1e6
 
 
 def resident_checks(tiny: bool) -> list[dict]:
@@ -396,51 +363,46 @@ def resident_checks(tiny: bool) -> list[dict]:
     if tiny:
         points = [("training", Sizes(64, 1, 100, 8, 64))]
     return [
-        {"what": what, "sizes": sizes._asdict()}
-        | in_fresh_process("resident", what, sizes)
+        {"what": what, "sizes": sizes._asdict(), **job("resident", what, sizes)}
         for what, sizes in points
     ]
 
 
-def do_job(job: str, *given) -> dict:
-    "In a fresh process: what the record needs of it."
-    if job == "step":
+def job(*given) -> dict:
+    "What `do_job` returns in a fresh process, whose memory is free afterwards."
+    return in_own_process(__file__, "--job", json.dumps(given))
+
+
+def do_job(name: str, *given) -> dict:
+    if name == "step":
         return step_of_base(*given)
     what, sizes = given
     return resident(what, Sizes(*sizes))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sweeps", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tiny", action="store_true", help="smallest sizes: a test")
-    parser.add_argument("--out", help="write the figures as JSON")
-    parser.add_argument("--job", help=argparse.SUPPRESS)  # of a fresh process
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--sweeps", type=int, default=3)
+    add("--seed", type=int, default=0)
+    add("--tiny", action="store_true", help="smallest sizes: a test")
+    add("--job", help=argparse.SUPPRESS)  # of a fresh process
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     gc.freeze()  # what is imported is not searched for garbage at every point
     if args.job:
         return print(json.dumps(do_job(*json.loads(args.job))))
-    # first, while this process is small: on Linux a child inherits its parent's peak
-    checks = resident_checks(args.tiny)
+    of_points, at_least = (tiny_curves(), 0) if args.tiny else (curves(), 0.1)
     result = {
         "threads": 1,
         "sweeps": args.sweeps,
-        "resident": checks,
-        "base_step": in_fresh_process("step", args.tiny, args.sweeps),
-        "curves": measure(tiny_curves(), args.sweeps, at_least=0)
-        if args.tiny
-        else measure(curves(), args.sweeps),
+        # first, while this process is small: on Linux a child inherits its parent's peak
+        "resident": resident_checks(args.tiny),
+        "base_step": job("step", args.tiny, args.sweeps),
+        "curves": measure(of_points, args.sweeps, at_least),
     }
-    of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    print(f"processor time of all: {time.process_time() + of_children:.0f} s")
-    if args.out:
-        with open(args.out, "w") as f:
-            json.dump(result, f, indent=1)
+    write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ printed beside ours: below 1, it needs less than ours. `--kernels avx2` measures
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import statistics
 import tempfile
 import time
 from functools import partial
@@ -29,8 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from sacrebleu.metrics import BLEU
+from measuring import in_turn, middle, options, seconds, write
 from torch import Tensor
+from train import marian
 
 from annotated_transformer.data.batch import pad_ids
 from annotated_transformer.data.corpus import load_corpus
@@ -41,8 +40,10 @@ from annotated_transformer.engines.batched_search import (
 )
 from annotated_transformer.engines.packed import ready_to_translate
 from annotated_transformer.export.ct2 import export_ct2, position_table
+from annotated_transformer.export.marian import marian_names
 from annotated_transformer.io.text import read_lines
 from annotated_transformer.runs.folder import Run, load_run
+from annotated_transformer.translating.evaluate import bleu
 from annotated_transformer.translating.translate import Translator
 
 SETTINGS = {
@@ -106,40 +107,30 @@ class HuggingFace:
     precision = "fp32"
 
     def __init__(self, run: Run, args: argparse.Namespace):
-        from transformers import MarianConfig, MarianMTModel
-
         m, v = run.recipe.model, run.vocab
         if m.norm != "post" or {m.d_k, m.d_v} != {None}:
             raise ValueError("it has no pre-norm and no heads of other widths")
         positions = position_table(run.model, m)
-        self.vocab, self.model = (
-            v,
-            MarianMTModel(
-                MarianConfig(
-                    vocab_size=len(v),
-                    d_model=m.d_model,
-                    encoder_layers=m.n_layers,
-                    decoder_layers=m.n_layers,
-                    encoder_attention_heads=m.n_heads,
-                    decoder_attention_heads=m.n_heads,
-                    encoder_ffn_dim=m.d_ff,
-                    decoder_ffn_dim=m.d_ff,
-                    activation_function="relu",
-                    scale_embedding=True,
-                    max_position_embeddings=len(positions),
-                    pad_token_id=v.pad_id,
-                    eos_token_id=v.eos_id,
-                    decoder_start_token_id=v.bos_id,
-                    forced_eos_token_id=None,
-                    attn_implementation=self.attention,
-                )
-            ).eval(),
-        )
-        weights = {
-            name: torch.zeros_like(weight)
-            for name, weight in self.model.state_dict().items()
-        }
-        weights |= hugging_face_names(run.model.state_dict(), m.n_layers, positions)
+        self.vocab = v
+        self.model = marian(
+            m,
+            len(v),
+            max_position_embeddings=len(positions),
+            pad_token_id=v.pad_id,
+            eos_token_id=v.eos_id,
+            decoder_start_token_id=v.bos_id,
+            forced_eos_token_id=None,
+            attn_implementation=self.attention,
+        ).eval()
+        ours, names = run.model.state_dict(), marian_names(self.model.config)
+        weights = {}
+        for name, weight in self.model.state_dict().items():
+            if name.endswith("embed_positions.weight"):
+                weights[name] = positions
+            elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
+                weights[name] = ours["embedding.weight"]
+            else:
+                weights[name] = ours.get(names.get(name), torch.zeros_like(weight))
         self.model.load_state_dict(weights)
         self.model.to(args.device)
         if self.precision == "bf16":
@@ -151,10 +142,8 @@ class HuggingFace:
         return src, (src != self.vocab.pad_id).long()
 
     def decode(self, batch: tuple[Tensor, Tensor], beam: int) -> Tensor:
-        (src, mask), stop = (
-            batch,
-            {"length_penalty": 0.0, "early_stopping": "never"} if beam > 1 else {},
-        )
+        src, mask = batch
+        stop = {"length_penalty": 0.0, "early_stopping": "never"} if beam > 1 else {}
         with torch.inference_mode():
             return self.model.generate(
                 input_ids=src,
@@ -167,7 +156,7 @@ class HuggingFace:
             )
 
     def ids(self, found: Tensor) -> list[list[int]]:
-        rows = [row[1:] for row in found.tolist()]  # behind the start symbol
+        rows = [row[1:] for row in found.tolist()]  # after BOS
         return [
             row[: row.index(self.vocab.eos_id)] if self.vocab.eos_id in row else row
             for row in rows
@@ -207,10 +196,8 @@ class CTranslate2:
         )
 
     def ids(self, found: list) -> list[list[int]]:
-        return [
-            list(map(self.vocab.pieces.piece_to_id, result.hypotheses[0]))
-            for result in found
-        ]
+        to_id = self.vocab.pieces.piece_to_id
+        return [list(map(to_id, result.hypotheses[0])) for result in found]
 
 
 class CTranslate2Int8(CTranslate2):
@@ -227,61 +214,8 @@ class OursInt8(Ours):
 
 OURS = {"ours": Ours, "ours, bf16": OursBf16, "ours, int8": OursInt8}
 HUGGING_FACE = {"Hugging Face": HuggingFace, "the same, eager": HuggingFaceEager}
-CONTENDERS = (
-    OURS
-    | HUGGING_FACE
-    | {"CTranslate2": CTranslate2, "CTranslate2, int8": CTranslate2Int8}
-)
-
-
-def hugging_face_names(
-    ours: dict[str, Tensor], n_layers: int, positions: Tensor
-) -> dict[str, Tensor]:
-    "Our weights under Marian's names there."
-    attention = {"q_proj": "w_q", "k_proj": "w_k", "v_proj": "w_v", "out_proj": "w_o"}
-    encoder = {
-        f"self_attn.{theirs}.weight": f"self_attn.{mine}.weight"
-        for theirs, mine in attention.items()
-    }
-    decoder = encoder | {
-        f"encoder_attn.{theirs}.weight": f"cross_attn.{mine}.weight"
-        for theirs, mine in attention.items()
-    }
-    for kind in ("weight", "bias"):
-        both = {f"fc{i}.{kind}": f"feed_forward.w_{i}.{kind}" for i in (1, 2)} | {
-            f"self_attn_layer_norm.{kind}": f"residuals.0.norm.{kind}"
-        }
-        encoder |= both | {f"final_layer_norm.{kind}": f"residuals.1.norm.{kind}"}
-        decoder |= both | {
-            f"encoder_attn_layer_norm.{kind}": f"residuals.1.norm.{kind}",
-            f"final_layer_norm.{kind}": f"residuals.2.norm.{kind}",
-        }
-    weights = {
-        f"model.{side}.layers.{i}.{theirs}": ours[f"{side}.layers.{i}.{mine}"]
-        for side, layer in (("encoder", encoder), ("decoder", decoder))
-        for i in range(n_layers)
-        for theirs, mine in layer.items()
-    }
-    words = dict.fromkeys(
-        (
-            "model.shared.weight",
-            "model.encoder.embed_tokens.weight",
-            "model.decoder.embed_tokens.weight",
-            "lm_head.weight",
-        ),
-        ours["embedding.weight"],
-    )
-    return (
-        weights
-        | words
-        | dict.fromkeys(
-            (
-                "model.encoder.embed_positions.weight",
-                "model.decoder.embed_positions.weight",
-            ),
-            positions,
-        )
-    )
+CTRANSLATE2 = {"CTranslate2": CTranslate2, "CTranslate2, int8": CTranslate2Int8}
+CONTENDERS = OURS | HUGGING_FACE | CTRANSLATE2
 
 
 class Took(NamedTuple):
@@ -314,27 +248,19 @@ class Apart:
     def __init__(self, name: str, args: argparse.Namespace):
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(
-            target=serve, args=(theirs, name, args), daemon=True
-        )
-        self.process.start()
+        spawn.Process(target=serve, args=(theirs, name, args), daemon=True).start()
 
-    def decode(
-        self, batches: list[list[list[int]]], beam: int
-    ) -> tuple[Took, list[list[list[int]]]]:
-        "The time for all batches, and what it says to each."
+    def decode(self, batches: list[list[list[int]]], beam: int) -> tuple[Took, list]:
+        "The time for all batches, and the ids of each."
         self.pipe.send((batches, beam))
         return self.pipe.recv()
 
 
 def contenders(args: argparse.Namespace) -> dict[str, Apart]:
     "Ours first, then each of the others that is installed and can hold the model."
-    made = {
-        name: Apart(name, args)
-        for name in CONTENDERS
-        if name in ("ours", *args.contenders)
-    }
-    for name in list(made):
+    names = [name for name in CONTENDERS if name in ("ours", *args.contenders)]
+    made = {name: Apart(name, args) for name in names}
+    for name in names:
         if why := made[name].pipe.recv():
             print(f"{name} is left out: {why}")
             del made[name]
@@ -347,37 +273,24 @@ def contenders(args: argparse.Namespace) -> dict[str, Apart]:
 def read_text(args: argparse.Namespace) -> tuple[list[str], list[str] | None]:
     "Sources, and references if there are any."
     if args.src:
-        sources, references = (
-            read_lines(args.src),
-            read_lines(args.ref) if args.ref else None,
-        )
+        sources = read_lines(args.src)
+        references = read_lines(args.ref) if args.ref else None
     else:
-        sources, references = map(
-            list, zip(*load_corpus("multi30k", args.data_dir).test)
-        )
+        test = load_corpus("multi30k", args.data_dir).test
+        sources, references = map(list, zip(*test))
     return sources[: args.sentences], references and references[: args.sentences]
 
 
-def batches_of(
-    rows: list[list[int]], size: int, args: argparse.Namespace
-) -> list[list[int]]:
+def batches_of(rows: list[list[int]], size: int, n_one_by_one: int) -> list[list[int]]:
     "Which sentences go together: neighbours by length; one by one only some, spread over all."
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     if size == 1:
-        return [[i] for i in order[:: max(1, len(rows) // args.one_by_one)]][
-            : args.one_by_one
-        ]
+        some = order[:: max(1, len(rows) // n_one_by_one)]
+        return [[i] for i in some[:n_one_by_one]]
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
 # ---- timing
-
-
-def seconds(contender, prepared: list, beam: int) -> float:
-    began = time.perf_counter()
-    for batch in prepared:
-        contender.decode(batch, beam)
-    return time.perf_counter() - began
 
 
 def outputs(
@@ -386,28 +299,23 @@ def outputs(
     rows: list[list[int]],
     references: list[str] | None,
     beam: int,
-    args: argparse.Namespace,
 ) -> dict:
-    "What all contenders say: the share of sentences that ours says too, and BLEU. It warms them up as well."
-    said, result, groups = {}, {}, batches_of(rows, 64, args)
+    "The share of translations that are ours, and BLEU. It warms the contenders up as well."
+    groups = batches_of(rows, 64, 1)
+    where, batches = sum(groups, []), [[rows[i] for i in some] for some in groups]
+    said, result = {}, {}
     for name, contender in made.items():
-        _, found = contender.decode([[rows[i] for i in some] for some in groups], beam)
-        said[name] = [[]] * len(rows)
-        for i, ids in zip(sum(groups, []), sum(found, []), strict=True):
-            said[name][i] = ids
-        same = sum(a == b for a, b in zip(said[name], said["ours"])) / len(rows)
-        score = (
-            BLEU()
-            .corpus_score(list(map(run.vocab.decode, said[name])), [references])
-            .score
-            if references
-            else None
+        by_row = dict(
+            zip(where, sum(contender.decode(batches, beam)[1], []), strict=True)
         )
-        result[name] = {
-            "same_as_ours": round(same, 4),
-            "bleu": score if score is None else round(score, 2),
-            "words": sum(map(len, said[name])),
-        }
+        said[name] = [by_row[i] for i in range(len(rows))]
+        same = sum(map(list.__eq__, said[name], said["ours"])) / len(rows)
+        score = None
+        if references:
+            lines = list(map(run.vocab.decode, said[name]))
+            score = round(bleu(lines, references).value, 2)
+        n_words = sum(map(len, said[name]))
+        result[name] = {"same_as_ours": round(same, 4), "bleu": score, "words": n_words}
     return result
 
 
@@ -419,69 +327,56 @@ def compare(
 ) -> dict:
     "Rounds of all contenders in turn, in every setting; medians of what each round gave."
     made = contenders(args)
-    said = {
-        beam: outputs(made, run, rows, references, beam, args)
-        for beam in {beam: 0 for beam, _ in map(SETTINGS.get, args.settings)}
-    }
-    names, rounds = list(made), {setting: [] for setting in args.settings}
-    groups = {
-        setting: batches_of(rows, SETTINGS[setting][1], args)
+    beams = {SETTINGS[setting][0] for setting in args.settings}
+    said = {beam: outputs(made, run, rows, references, beam) for beam in beams}
+    rounds: dict[str, list] = {setting: [] for setting in args.settings}
+    batches = {
+        setting: [
+            [rows[i] for i in some]
+            for some in batches_of(rows, SETTINGS[setting][1], args.one_by_one)
+        ]
         for setting in args.settings
     }
-    for i in range(args.rounds):
-        order = names[i % len(names) :] + names[: i % len(names)]
-        for setting in args.settings:
-            beam, batches = (
-                SETTINGS[setting][0],
-                [[rows[k] for k in some] for some in groups[setting]],
-            )
-            if i == 0 and SETTINGS[setting][1] == 1:
-                for name in names:
-                    made[name].decode(batches[:5], beam)  # warm
-            rounds[setting].append(
-                {name: made[name].decode(batches, beam)[0] for name in order}
-            )
-        print(f"round {i + 1} of {args.rounds} done", flush=True)
+    for turn in range(args.rounds):
+        for setting, some in batches.items():
+            beam, size = SETTINGS[setting]
+            if turn == 0 and size == 1:
+                for one in made.values():
+                    one.decode(some[:5], beam)  # warm
+            order = in_turn(made, turn)
+            took = {name: made[name].decode(some, beam)[0] for name in order}
+            rounds[setting].append(took)
+        print(f"round {turn + 1} of {args.rounds} done", flush=True)
     for one in made.values():
         one.pipe.send(None)  # that is all
     return {
-        setting: summary(
-            rounds[setting],
-            sum(map(len, groups[setting])),
-            said[SETTINGS[setting][0]],
-            setting,
-        )
-        for setting in args.settings
+        setting: summary(setting, rounds[setting], len(sum(some, [])), said)
+        for setting, some in batches.items()
     }
 
 
-def summary(rounds: list[dict[str, Took]], n: int, said: dict, setting: str) -> dict:
+def summary(setting: str, rounds: list[dict[str, Took]], n: int, said: dict) -> dict:
     "Medians over rounds; printed, and returned."
-    middle = lambda values: round(statistics.median(values), 3)
-    result = {
-        name: {
-            "sentences_per_s": middle(n / r[name].seconds for r in rounds),
-            "ours_is_faster_by": middle(
-                r[name].seconds / r["ours"].seconds for r in rounds
-            ),
-            "processor_time_by_ours": middle(
-                r[name].processor / r["ours"].processor for r in rounds
-            ),
-            **said[name],
-        }
-        for name in rounds[0]
-    }
-    for name in result:
-        result[name]["seconds"] = [round(r[name].seconds, 3) for r in rounds]
+    result = {}
     print(
         f"\n{setting}, {n} sentences\n{'':20}{'sentences/s':>12}{'ours is faster by':>19}"
         f"{'processor time':>16}{'same as ours':>14}{'BLEU':>8}"
     )
-    for name, r in result.items():
-        score = "" if r["bleu"] is None else r["bleu"]
+    for name in rounds[0]:
+        pairs = [(r[name], r["ours"]) for r in rounds]
+        one = result[name] = {
+            "sentences_per_s": middle(n / r.seconds for r, _ in pairs),
+            "ours_is_faster_by": middle(r.seconds / o.seconds for r, o in pairs),
+            "processor_time_by_ours": middle(
+                r.processor / o.processor for r, o in pairs
+            ),
+            **said[SETTINGS[setting][0]][name],
+            "seconds": [round(r.seconds, 3) for r, _ in pairs],
+        }
         print(
-            f"{name:20}{r['sentences_per_s']:>12.1f}{r['ours_is_faster_by']:>19.2f}"
-            f"{r['processor_time_by_ours']:>16.2f}{r['same_as_ours']:>14.1%}{score:>8}"
+            f"{name:20}{one['sentences_per_s']:>12.1f}{one['ours_is_faster_by']:>19.2f}"
+            f"{one['processor_time_by_ours']:>16.2f}{one['same_as_ours']:>14.1%}"
+            f"{'' if one['bleu'] is None else one['bleu']:>8}"
         )
     if peers := HUGGING_FACE.keys() & rounds[0].keys():
         faster = result["ours over the faster Hugging Face"] = middle(
@@ -494,99 +389,49 @@ def summary(rounds: list[dict[str, Took]], n: int, said: dict, setting: str) -> 
 # ---- where our time goes
 
 
-def profile(
-    run: Run, rows: list[list[int]], setting: str, args: argparse.Namespace
-) -> None:
+def profile(run: Run, rows: list[list[int]], args: argparse.Namespace) -> None:
     "The operators of our search by their own time, and what is left over: Python, and PyTorch's way from it to the operators."
-    beam, size = SETTINGS[setting]
-    ours, some = OURS["ours"](run, args), batches_of(rows, size, args)
-    some = some[:: max(1, len(some) // (4 if size > 1 else 20))]
-    prepared, n_steps = [ours.prepare([rows[i] for i in group]) for group in some], 0
-    translator = ours.translators[beam]
-    make_decoder = translator.decoder
+    beam, size = SETTINGS[args.profile]
+    ours, groups = Ours(run, args), batches_of(rows, size, args.one_by_one)
+    some = groups[:: max(1, len(groups) // (4 if size > 1 else 20))]
+    prepared = [ours.prepare([rows[i] for i in group]) for group in some]
 
-    def counted(model):
-        decoder = make_decoder(model)
-        step = decoder.step
+    def search() -> None:
+        for batch in prepared:
+            ours.decode(batch, beam)
 
-        def counting(last_ids: Tensor, state):
-            nonlocal n_steps
-            n_steps += 1
-            return step(last_ids, state)
-
-        decoder.step = counting
-        return decoder
-
-    translator.decoder = counted
-    seconds(ours, prepared, beam)  # warm
-    n_steps = 0
-    plain, n_plain = seconds(ours, prepared, beam), n_steps
+    search()  # warm
+    plain = seconds(search)
     with torch.profiler.profile() as watched:
-        profiled = seconds(ours, prepared, beam)
+        profiled = seconds(search)
     events = sorted(watched.key_averages(), key=lambda e: -e.self_cpu_time_total)
-    inside, n_ops = (
-        sum(e.self_cpu_time_total for e in events) / 1e6,
-        sum(e.count for e in events),
-    )
-    print(
-        f"{setting}: {sum(map(len, some))} sentences, {n_plain} steps, "
-        f"{plain / n_plain * 1e3:.2f} ms a step ({profiled / n_plain * 1e3:.2f} while watched)"
-    )
+    print(f"{args.profile}: {plain:.2f} s, {profiled:.2f} while watched")
     for e in events[:20]:
-        print(
-            f"{e.key[:50]:52}{e.self_cpu_time_total / 1e6 / profiled:7.1%}{e.self_cpu_time_total / n_plain:9.0f} µs{e.count / n_plain:8.1f} a step"
-        )
-    print(
-        f"{'outside any operator: Python':52}{1 - inside / profiled:7.1%}{(profiled - inside) / n_plain * 1e6:9.0f} µs"
-    )
-    print(f"{n_ops / n_plain:.0f} operators a step, those inside of others counted too")
+        share = e.self_cpu_time_total / 1e6 / profiled
+        print(f"{e.key[:50]:52}{share:7.1%}{e.count:9} calls")
+    inside = sum(e.self_cpu_time_total for e in events) / 1e6
+    print(f"{'outside any operator: Python':52}{1 - inside / profiled:7.1%}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="?",
-        default=Path("runs/small"),
-        help="a run folder trained on Multi30k",
-    )
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("ANNOTATED_TRANSFORMER_DATA"),
-        help="holds multi30k/; without it the text is downloaded",
-    )
-    parser.add_argument(
-        "--src", type=Path, help="other sentences to translate, a line each"
-    )
-    parser.add_argument("--ref", type=Path, help="their references")
-    parser.add_argument("--sentences", type=int, help="only the first so many")
-    parser.add_argument(
-        "--one-by-one", type=int, default=100, help="sentences translated one by one"
-    )
-    parser.add_argument(
-        "--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS)
-    )
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        default=list(CONTENDERS),
-        choices=list(CONTENDERS),
-        help="ours is always there",
-    )
-    parser.add_argument(
-        "--kernels",
-        choices=list(KERNELS),
-        default="native",
-        help="as a processor with no more than these instructions",
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--profile", metavar="SETTING", choices=list(SETTINGS))
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("run", type=Path, nargs="?", default=Path("runs/small"), help="of Multi30k")
+    data_dir = os.environ.get("ANNOTATED_TRANSFORMER_DATA")
+    add("--data-dir", default=data_dir, help="holds multi30k/; else it is downloaded")
+    add("--src", type=Path, help="other sentences to translate, a line each")
+    add("--ref", type=Path, help="their references")
+    add("--sentences", type=int, help="only the first so many")
+    add("--one-by-one", type=int, default=100, help="sentences translated one by one")
+    add("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    names = list(CONTENDERS)
+    add("--contenders", nargs="+", default=names, choices=names, help="besides ours")
+    less = "as a processor with no more than these instructions"
+    add("--kernels", choices=list(KERNELS), default="native", help=less)
+    add("--rounds", type=int, default=5)
+    add("--threads", type=int, default=2)
+    add("--device", default="cpu", choices=["cpu", "cuda"])
+    add("--profile", metavar="SETTING", choices=list(SETTINGS))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     os.environ.update(KERNELS[args.kernels])  # for the contenders' processes
@@ -597,15 +442,9 @@ def main() -> None:
     sources, references = read_text(args)
     rows = run.vocab.encode_many(sources)
     if args.profile:
-        return profile(run, rows, args.profile, args)
-    result = {
-        "threads": args.threads,
-        "rounds": args.rounds,
-        "kernels": args.kernels,
-        **compare(run, rows, references, args),
-    }
-    if args.out:
-        Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return profile(run, rows, args)
+    about = {name: vars(args)[name] for name in ("threads", "rounds", "kernels")}
+    write(args.out, about | compare(run, rows, references, args))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 
     python benchmarks/exactness.py --out exactness.json
     python benchmarks/exactness.py --only kills --kills 100 --seed 1
-    python benchmarks/exactness.py --only resume gradients --device cuda --processes 2        over NCCL, with deterministic algorithms
+    python benchmarks/exactness.py --only alone resume gradients --device cuda --processes 2    over NCCL, with deterministic algorithms
 
-resume: a run that is killed half-way and gone on with has the very weights of a run that was left alone, and Adam the very memory.
+alone: two runs that nobody disturbs. Where their bits differ, as they may on a GPU, equal bits are not asked for afterwards.
+resume: a run that is killed half-way and resumed has the weights of a run that was left alone, and Adam the same averages, to the bit.
 kills: so has one that is killed at many random moments, every other time soon after it began to write; after each kill all checkpoints load.
+each: many runs, each killed once at any moment from the start of its process on, and then resumed to its end.
 gradients: one process, two processes and two halves one after the other give one gradient, but for rounding: ‖a − b‖ / ‖b‖ of the worst
 tensor, at the sizes of `tiny`, after some steps of training, without dropout.
-disk: no space is left during a save: one line is said, the checkpoints of before stay, and the run goes on when there is space (Linux, root).
+disk: no space is left during a save: one line is printed, the checkpoints of before stay, and the run is resumed when there is space (Linux, root).
 The text is that of the built-in grammar, and all folders are temporary ones. The exit status is 1 if anything does not hold.
 """
 
@@ -29,24 +31,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from processes import kill_all
+from measuring import kill_all, options, write
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from annotated_transformer.data.batch import RunPosition, training_steps
+from annotated_transformer.data.batch import training_steps
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.prepared import open_prepared
-from annotated_transformer.data.vocab import Vocab
-from annotated_transformer.engines.choose import FAST
-from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.checkpoint import (
-    average_weights,
-    checkpoints,
-    latest,
-    load_checkpoint,
-)
-from annotated_transformer.runs.folder import load_run, read_config, read_metrics
-from annotated_transformer.runs.recipe import BatchLoss, build_training
-from annotated_transformer.runs.weights import load_weights
+from annotated_transformer.runs.folder import load_run
+from annotated_transformer.runs.recipe import BatchLoss
 from annotated_transformer.training.distributed import (
     data_parallel,
     pick_device,
@@ -56,17 +49,13 @@ from annotated_transformer.training.distributed import (
     world_size,
 )
 
-HERE, CPU = Path(__file__).resolve().parent, torch.device("cpu")
 SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"]
 SETTINGS = ["n_pieces=500", "dropout=0.1", "precision=fp32", "average_last=2"]
-DTYPES = {
-    "float32": (torch.float32, 1e-6),
-    "float64": (torch.float64, 1e-13),
-}  # and the most that rounding may make of it
-
-
+# and the most that rounding may make of it
+DTYPES = {"float32": (torch.float32, 1e-6), "float64": (torch.float64, 1e-13)}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 TORCHRUN.append("--nproc-per-node")
+COMMAND = "command"  # the first argument of a process that is the command line
 
 
 class Fact(NamedTuple):
@@ -78,38 +67,44 @@ class Fact(NamedTuple):
 # ---- the command line, in processes of its own
 
 
+def deterministic_command() -> None:
+    "The command line with PyTorch's deterministic algorithms: on a GPU two equal runs are equal to the bit only with them."
+    from annotated_transformer.cli.main import main
+
+    del sys.argv[1]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    main()
+
+
 class Runs:
     "A folder of runs, all on the same text."
 
     def __init__(self, folder: Path, device: str = "cpu", n_processes: int = 1):
-        self.folder, self.device, self.n_processes = folder, device, n_processes
+        self.folder, self.device = folder, device
+        self.launcher = [sys.executable]
+        if n_processes > 1:
+            self.launcher = [*TORCHRUN, str(n_processes)]
+        self.repeatable = True  # have two runs left alone the same bits?
         self.started: list[subprocess.Popen] = []
         for side in ("en", "de"):
-            (folder / side).write_text(
-                "".join(getattr(s, side) + "\n" for s in builtin(1000, seed=3)),
-                encoding="utf-8",
-            )
+            lines = "".join(getattr(s, side) + "\n" for s in builtin(1000, seed=3))
+            (folder / side).write_text(lines, encoding="utf-8")
 
     def start(self, *args: str | Path) -> subprocess.Popen:
         program = ["-m", "annotated_transformer"]
         if self.device != "cpu":
-            program = [str(HERE / "deterministic.py")]
-        self.started.append(
-            subprocess.Popen(
-                [*self.launcher(), *program, "train", "--device", self.device]
-                + ["--quiet", *map(str, args)],
-                stderr=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
+            program = [__file__, COMMAND]
+        order = [*program, "train", "--device", self.device, "--quiet", *args]
+        order += ["--prepared", self.folder / "data"]
+        more = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        process = subprocess.Popen(
+            [*self.launcher, *map(str, order)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | more,
         )
-        return self.started[-1]
-
-    def launcher(self) -> list[str]:
-        "Python, and torchrun if there are several processes."
-        if self.n_processes == 1:
-            return [sys.executable]
-        return [*TORCHRUN, str(self.n_processes)]
+        self.started.append(process)
+        return process
 
     def stop(self) -> None:
         "End what still runs."
@@ -118,23 +113,11 @@ class Runs:
                 kill(process)
 
     def begin(self, run: Path, settings: list[str]) -> subprocess.Popen:
-        return self.start(
-            "--src",
-            self.folder / "en",
-            "--tgt",
-            self.folder / "de",
-            "--prepared",
-            self.folder / "data",
-            "--config",
-            "tiny",
-            "--out",
-            run,
-            *SETTINGS,
-            *settings,
-        )
+        text = ["--src", self.folder / "en", "--tgt", self.folder / "de"]
+        return self.start(*text, "--config", "tiny", "--out", run, *SETTINGS, *settings)
 
-    def go_on(self, run: Path) -> subprocess.Popen:
-        return self.start("--resume", run, "--prepared", self.folder / "data")
+    def resume(self, run: Path) -> subprocess.Popen:
+        return self.start("--resume", run)
 
     def straight(self, name: str, settings: list[str]) -> Path:
         "A run that is left alone."
@@ -144,17 +127,15 @@ class Runs:
 
 
 def finish(process: subprocess.Popen) -> None:
-    said = process.communicate()[1]
+    printed = process.communicate()[1]
     if process.returncode:
-        raise RuntimeError(f"exit status {process.returncode}: {said}")
+        raise RuntimeError(f"exit status {process.returncode}: {printed}")
 
 
 def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
     while not done():
         if process.poll() is not None:
-            raise RuntimeError(
-                f"ended too early, with status {process.returncode}: {process.stderr.read()}"
-            )
+            raise RuntimeError(f"ended too early: {process.stderr.read()}")
         time.sleep(0.002)
 
 
@@ -164,63 +145,66 @@ def kill(process: subprocess.Popen) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+# ---- what is in a run folder
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
+def n_steps(run: Path) -> int:
+    "Of its newest checkpoint."
+    return int(checkpoints(run)[-1].name[5:12]) if checkpoints(run) else 0
+
+
+def losses(run: Path) -> list[list]:
+    "Those of all steps and validation passes; a last line that was cut off is none."
+    path = run / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    names = ("step", "loss", "valid_loss")
+    return [[json.loads(line).get(name) for name in names] for line in lines]
+
+
 def last_step(run: Path) -> int:
-    return max((record["step"] for record in read_metrics(run)), default=0)
+    return max((step for step, *_ in losses(run)), default=0)
 
 
-def same(run: Path, straight: Path) -> Iterator[Fact]:
+def same(run: Path, straight: Path, runs: Runs) -> Iterator[Fact]:
     "Two runs at their ends, file by file and loss by loss."
-    ends = [(latest(folder / "checkpoints"), folder) for folder in (run, straight)]
-    for name, (a, b) in {
-        "newest checkpoint's model.safetensors": [
-            last / "model.safetensors" for last, _ in ends
-        ],
-        "newest checkpoint's optimizer.safetensors": [
-            last / "optimizer.safetensors" for last, _ in ends
-        ],
-        "the run's model.safetensors": [
-            folder / "model.safetensors" for _, folder in ends
-        ],
-    }.items():
+    pairs = [(run / "model.safetensors", straight / "model.safetensors")]
+    ends = checkpoints(run)[-1], checkpoints(straight)[-1]
+    for path in sorted(ends[1].glob("*.safetensors")):
+        pairs.append((ends[0] / path.name, path))
+    for i, (a, b) in enumerate(pairs):
         equal = a.read_bytes() == b.read_bytes()
-        yield Fact(name, "the same bits" if equal else "other bits", equal)
-    a, b = (
-        [
-            [r.get(name) for name in ("step", "loss", "valid_loss")]
-            for r in read_metrics(folder)
-        ]
-        for folder in (run, straight)
-    )
-    yield Fact("losses in metrics.jsonl", "the same" if a == b else "others", a == b)
+        name = f"{'newest checkpoint' if i else 'the run'}'s {b.name}"
+        found = "the same bits" if equal else "other bits"
+        yield Fact(name, found, equal if runs.repeatable else None)
+    equal = losses(run) == losses(straight)
+    found = "the same" if equal else "others"
+    yield Fact("losses in metrics.jsonl", found, equal if runs.repeatable else None)
+
+
+def all_hold(facts: Iterator[Fact]) -> bool:
+    return all(fact.holds is not False for fact in facts)
 
 
 def load_all(run: Path) -> int:
-    "Load whatever can be loaded, or raise ValueError; how many checkpoints there are."
-    recipe, _ = read_config(run)
-    objective, _, optimizer, _ = build_training(
-        recipe, Vocab.load(run / "vocab.model"), CPU
-    )
-    found = checkpoints(run / "checkpoints")
-    for path in found:
-        if (path / "optimizer.safetensors").exists():
-            load_checkpoint(path, objective.model, optimizer)
-        else:
-            average_weights([path / "model.safetensors"])
-    best = run / "checkpoints" / "best.safetensors"
-    if best.exists():
-        load_weights(objective.model, best)
-    if (run / "model.safetensors").exists():
-        load_run(run)
-    return len(found)
+    "Load all weights that are there, or raise; how many checkpoints there are."
+    for path in run.rglob("*.safetensors"):
+        if not any(part[0] == "." for part in path.relative_to(run).parts):
+            load_file(path)
+    return len(checkpoints(run))
 
 
-def half_written(run: Path) -> list[str]:
-    "What a reader never takes for whole: its names begin with a dot."
-    return sorted(
-        str(path.relative_to(run))
-        for pattern in (".annotated*", "checkpoints/.annotated*")
-        for path in run.glob(pattern)
-    )
+def half_written(run: Path) -> set[str]:
+    "What a reader never takes for whole: its name begins with a dot."
+    return {
+        path.name
+        for folder in (run, run / "checkpoints")
+        for path in folder.glob(".*")
+        if not path.name.endswith("lock")
+    }
 
 
 # ---- what is tried
@@ -231,6 +215,15 @@ def resume_settings(n: int) -> list[str]:
     return [*SMALL, f"max_steps={n}", f"save_every={n // 10}", f"valid_every={n // 4}"]
 
 
+def alone(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
+    settings = resume_settings(args.steps)
+    facts = list(
+        same(*(runs.straight(n, settings) for n in ("again", "straight")), runs)
+    )
+    runs.repeatable = all_hold(facts)
+    yield from (fact._replace(holds=None) for fact in facts)
+
+
 def resume(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     n, settings = args.steps, resume_settings(args.steps)
     straight, run = runs.straight("straight", settings), runs.folder / "resumed"
@@ -238,48 +231,41 @@ def resume(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     wait_until(lambda: last_step(run) >= n // 2, process)
     kill(process)
     yield Fact("killed after step", last_step(run))
-    yield Fact("gone on with from step", int(latest(run / "checkpoints").name[5:12]))
-    finish(runs.go_on(run))
-    yield from same(run, straight)
+    yield Fact("resumed from step", n_steps(run))
+    finish(runs.resume(run))
+    yield from same(run, straight, runs)
 
 
 def kills(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     settings = [*SMALL, f"max_steps={8 * args.kills}", "save_every=1", "valid_every=2"]
     rng, run, in_a_save, loaded = random.Random(args.seed), runs.folder / "killed", 0, 0
     for i in range(args.kills):
-        last, left, process = (
-            latest(run / "checkpoints"),
-            set(half_written(run)),
-            runs.go_on(run) if i else runs.begin(run, settings),
-        )
-        wait_until(lambda last=last: latest(run / "checkpoints") != last, process)
-        if i % 2:
-            wait_until(
-                lambda left=left: not left.issuperset(half_written(run)), process
-            )  # it has begun to write
-        time.sleep(
-            rng.uniform(0, 0.015 if i % 2 else 0.2)
-        )  # a save takes some 0.03 seconds, a step and its save 0.07
+        last, left = n_steps(run), half_written(run)
+        process = runs.resume(run) if i else runs.begin(run, settings)
+        wait_until(lambda last=last: n_steps(run) != last, process)
+        if i % 2:  # soon after it has begun to write
+            wait_until(lambda left=left: half_written(run) - left, process)
+        # a save takes some 0.03 seconds, a step and its save 0.07
+        time.sleep(rng.uniform(0, 0.015 if i % 2 else 0.2))
         kill(process)
-        in_a_save += not left.issuperset(half_written(run))
+        in_a_save += bool(half_written(run) - left)
         loaded += load_all(run)
     yield Fact("kills", args.kills)
-    yield Fact(
-        "of them in a save, with something half-written left", in_a_save, in_a_save > 0
-    )
+    what = "of them in a save, with something half-written left"
+    yield Fact(what, in_a_save, in_a_save > 0)
     yield Fact("checkpoints loaded after kills", loaded, loaded > 0)
     yield Fact("steps done when the last kill came", last_step(run))
-    finish(runs.go_on(run))
-    yield from same(run, runs.straight("undisturbed", settings))
-    yield Fact(
-        "half-written files left at the end",
-        ", ".join(half_written(run)) or 0,
-        not half_written(run),
-    )
+    finish(runs.resume(run))
+    yield from same(run, runs.straight("undisturbed", settings), runs)
+    yield none_half_written(run)
+
+
+def none_half_written(run: Path, when: str = "half-written files left at the end"):
+    left = half_written(run)
+    return Fact(when, ", ".join(sorted(left)) or 0, not left)
 
 
 def each(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
-    "As many runs as kills, each killed once, at any moment from the start of its process on, and then gone on with to its end."
     settings = [*SMALL, "n_layers=1", "max_steps=12", "save_every=1", "valid_every=2"]
     straight, rng, equal, begun = (
         runs.straight("short", settings),
@@ -294,51 +280,35 @@ def each(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
             wait_until(lambda run=run: (run / "config.json").exists(), process)
         time.sleep(rng.uniform(0, 3))
         kill(process) if process.poll() is None else process.communicate()
-        begun += (run / "config.json").exists()
-        finish(
-            runs.go_on(run)
-            if (run / "config.json").exists()
-            else runs.begin(run, settings)
-        )
-        equal += all(fact.holds for fact in same(run, straight)) and not half_written(
-            run
-        )
+        there = (run / "config.json").exists()
+        finish(runs.resume(run) if there else runs.begin(run, settings))
+        begun += there
+        equal += all_hold(same(run, straight, runs)) and not half_written(run)
         shutil.rmtree(run)
-    yield Fact("runs killed once and gone on with", args.kills)
+    yield Fact("runs killed once and resumed", args.kills)
     yield Fact("of them with a run folder when the kill came", begun)
-    yield Fact(
-        "of them equal at the end to one that was left alone, byte for byte",
-        equal,
-        equal == args.kills,
-    )
+    what = "of them equal at the end to one that was left alone, byte for byte"
+    yield Fact(what, equal, equal == args.kills)
 
 
 def gradient(
     run: Path, dtype: torch.dtype, device: torch.device, accumulate: int = 1
 ) -> dict[str, Tensor]:
-    "Of the step that a run would do next, without dropout: this process does its rank's share."
-    (recipe, about), last = read_config(run), latest(run / "checkpoints")
-    data, settings = open_prepared(about["prepared"]), recipe.train
-    state = json.loads((last / "state.json").read_text(encoding="utf-8"))
-    done = RunPosition(*(state[name] for name in RunPosition._fields))
-    model = build_transformer(
-        recipe.model, len(data.vocab), data.vocab.pad_id, attention=FAST.attention
-    )
-    load_weights(model, last / "model.safetensors")
+    "Of the first step's batch, without dropout: this process computes its rank's share."
+    model, vocab, recipe, *_ = load_run(run)
+    settings = recipe.train
     objective = BatchLoss(model.to(device, dtype), settings.label_smoothing)
     parallel = data_parallel(objective, device)
-    step = next(
-        training_steps(
-            data.train,
-            data.vocab,
-            settings.batch_tokens,
-            settings.seed,
-            start=done,
-            rank=rank(),
-            world_size=world_size(),
-            accumulate=accumulate,
-        )
+    steps = training_steps(
+        open_prepared(run.parent / "data").train,
+        vocab,
+        settings.batch_tokens,
+        settings.seed,
+        rank=rank(),
+        world_size=world_size(),
+        accumulate=accumulate,
     )
+    step = next(steps)
     for i, batch in enumerate(step.micro, start=1):
         with sync_gradients(parallel, last=i == len(step.micro)):
             (parallel(batch.to(device)) / step.n_tokens).backward()
@@ -349,36 +319,27 @@ def one_of_two(run: Path, name: str) -> None:
     "What each of two processes computes on a device of that name; the first saves it."
     device = pick_device(name)
     with process_group(device):
-        found = {
-            name: gradient(run, dtype, device) for name, (dtype, _) in DTYPES.items()
-        }
-        if rank() == 0:
-            torch.save(found, run / "two.pt")
-
-
-def gradients_of_two(runs: Runs, run: Path) -> dict[str, dict[str, Tensor]]:
-    "The gradient that two processes compute, in each dtype."
-    subprocess.run(
-        [*TORCHRUN, "2", __file__, "--rank-of", str(run), "--device", runs.device],
-        check=True,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    return torch.load(run / "two.pt")
+        for kind, (dtype, _) in DTYPES.items():
+            found = gradient(run, dtype, device)
+            if rank() == 0:
+                save_file(found, run.parent / f"two-{kind}.safetensors")
 
 
 def gradients(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     n = args.steps // 4
     run = runs.straight("tiny", [f"max_steps={n}", f"save_every={n}"])
     device = pick_device(runs.device)
-    two = {}
-    if device.type == "cpu" or torch.cuda.device_count() > 1:
-        two = gradients_of_two(runs, run)
+    two = device.type == "cpu" or torch.cuda.device_count() > 1
+    if two:
+        order = [*TORCHRUN, "2", __file__, "--rank-of", run, "--device", runs.device]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run(order, check=True, stderr=subprocess.PIPE, env=env)
     slack = 1 if device.type == "cpu" else 10  # other kernels for other shapes
     for kind, (dtype, most) in DTYPES.items():
         one = gradient(run, dtype, device)
-        found = {"two processes": two[kind]} if two else {}
-        found["two halves"] = gradient(run, dtype, device, accumulate=2)
+        found = {"two halves": gradient(run, dtype, device, accumulate=2)}
+        if two:
+            found["two processes"] = load_file(run.parent / f"two-{kind}.safetensors")
         for name, other in found.items():
             off, worst = max(
                 (((other[w] - one[w]).norm() / one[w].norm()).item(), w) for w in one
@@ -389,12 +350,8 @@ def gradients(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
 @contextmanager
 def small_disk(folder: Path, n_bytes: int) -> Iterator[Path]:
     folder.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", folder],
-        check=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    order = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", folder]
+    subprocess.run(order, check=True, stderr=subprocess.PIPE, text=True)
     try:
         yield folder
     finally:
@@ -403,59 +360,42 @@ def small_disk(folder: Path, n_bytes: int) -> Iterator[Path]:
 
 def disk(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     settings = [*SMALL, "max_steps=200", "save_every=20", "valid_every=50"]
-    straight = runs.straight("straight", settings)
-    size = sum(
-        file.stat().st_size for file in latest(straight / "checkpoints").iterdir()
-    )
+    straight = runs.straight("disk", settings)
+    size = sum(file.stat().st_size for file in checkpoints(straight)[-1].iterdir())
     for room, left in {"half a checkpoint": size // 2, "nothing": 0}.items():
         try:
-            yield from full_disk(runs, straight, settings, 20 * size, room, left)
-        except subprocess.CalledProcessError as e:
-            yield Fact("skipped: no small disk could be mounted", e.stderr.strip())
-        except FileNotFoundError as e:
+            with small_disk(runs.folder / f"disk with {room}", 20 * size) as folder:
+                facts = full_disk(runs, straight, settings, folder, left)
+                for fact in facts:
+                    yield fact._replace(what=f"{room} left: {fact.what}")
+        except (subprocess.CalledProcessError, FileNotFoundError) as e:
             yield Fact("skipped: no small disk could be mounted", str(e))
 
 
 def full_disk(
-    runs: Runs, straight: Path, settings: list[str], n_bytes: int, room: str, left: int
+    runs: Runs, straight: Path, settings: list[str], folder: Path, left: int
 ) -> Iterator[Fact]:
-    with small_disk(runs.folder / f"disk with {room}", n_bytes) as folder:
-        run, ballast = folder / "run", folder / "ballast"
-        process = runs.begin(run, settings)
-        wait_until(lambda: latest(run / "checkpoints") is not None, process)
-        with open(ballast, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - left)
-        before, said = checkpoints(run / "checkpoints"), process.communicate()[1]
-        yield Fact(
-            f"{room} left: exit status", process.returncode, process.returncode == 2
-        )
-        yield Fact(
-            f"{room} left: said",
-            said.strip().replace(str(folder), "…"),
-            said.count("\n") == 1 and "No space left" in said,
-        )
-        kept = checkpoints(run / "checkpoints") == before and load_all(run) == len(
-            before
-        )
-        yield Fact(
-            f"{room} left: checkpoints of before", "whole" if kept else "damaged", kept
-        )
-        yield Fact(
-            f"{room} left: half-written files",
-            ", ".join(half_written(run)) or 0,
-            not half_written(run),
-        )
-        ballast.unlink()
-        finish(runs.go_on(run))
-        equal = all(fact.holds for fact in same(run, straight))
-        yield Fact(
-            f"{room} left: gone on with after making space",
-            "the same bits" if equal else "other bits",
-            equal,
-        )
+    run, ballast = folder / "run", folder / "ballast"
+    process = runs.begin(run, settings)
+    wait_until(lambda: checkpoints(run), process)
+    with open(ballast, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - left)
+    before, printed = checkpoints(run), process.communicate()[1]
+    yield Fact("exit status", process.returncode, process.returncode == 2)
+    one_line = printed.count("\n") == 1 and "No space left" in printed
+    yield Fact("printed", printed.strip().replace(str(folder), "…"), one_line)
+    kept = checkpoints(run) == before and load_all(run) == len(before)
+    yield Fact("checkpoints of before", "whole" if kept else "damaged", kept)
+    yield none_half_written(run, "half-written files")
+    ballast.unlink()
+    finish(runs.resume(run))
+    equal = all_hold(same(run, straight, runs))
+    found = "the same bits" if equal else "other bits"
+    yield Fact("resumed after making space", found, equal)
 
 
 TRIED = {
+    "alone": alone,
     "resume": resume,
     "kills": kills,
     "each": each,
@@ -465,50 +405,40 @@ TRIED = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", default=list(TRIED), choices=TRIED)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the moments of the kills"
-    )
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument(
-        "--processes", type=int, default=1, help="of a run, started by torchrun"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=200, help="of the run that is resumed"
-    )
-    parser.add_argument("--out", help="write the findings as JSON")
-    parser.add_argument(
-        "--rank-of", type=Path, help=argparse.SUPPRESS
-    )  # what torchrun starts two processes with
+    parser = options(__doc__)
+    add = parser.add_argument
+    recorded = ["resume", "kills", "each", "gradients", "disk"]
+    add("--only", nargs="+", default=recorded, choices=TRIED)
+    add("--kills", type=int, default=20)
+    add("--seed", type=int, default=0, help="of the moments of the kills")
+    add("--device", default="cpu", choices=["cpu", "cuda"])
+    add("--processes", type=int, default=1, help="of a run, started by torchrun")
+    add("--steps", type=int, default=200, help="of the run that is resumed")
+    add("--rank-of", type=Path, help=argparse.SUPPRESS)  # of each of two processes
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.rank_of:
         return one_of_two(args.rank_of, args.device)
-    found = {}
+    found: dict[str, list[dict]] = {}
     with tempfile.TemporaryDirectory() as name:
         runs = Runs(Path(name), args.device, args.processes)
-        for part in args.only:
-            print(f"\n{part}", flush=True)
-            began, found[part] = time.perf_counter(), []
-            for fact in TRIED[part](runs, args):
-                found[part].append(fact._asdict())
-                value = (
-                    f"{fact.found:.1e}" if isinstance(fact.found, float) else fact.found
-                )
-                print(
-                    f"  {fact.what:72}{value}{'' if fact.holds is not False else '   DOES NOT HOLD'}",
-                    flush=True,
-                )
-            print(f"  {time.perf_counter() - began:.0f} s")
-    if args.out:
-        with open(args.out, "w") as f:
-            json.dump(found, f, indent=1)
+        try:
+            for part in args.only:
+                print(f"\n{part}", flush=True)
+                began, found[part] = time.perf_counter(), []
+                for fact in TRIED[part](runs, args):
+                    found[part].append(fact._asdict())
+                    write(args.out, found)
+                    shown = fact.found
+                    if isinstance(shown, float):
+                        shown = f"{shown:.1e}"
+                    wrong = "   DOES NOT HOLD" if fact.holds is False else ""
+                    print(f"  {fact.what:72}{shown}{wrong}", flush=True)
+                print(f"  {time.perf_counter() - began:.0f} s")
+        finally:
+            runs.stop()
     sys.exit(any(fact["holds"] is False for facts in found.values() for fact in facts))
 
 
 if __name__ == "__main__":
-    main()
+    deterministic_command() if sys.argv[1:2] == [COMMAND] else main()

@@ -20,7 +20,6 @@ are in runs/gpu_tiny.
 """
 
 import argparse
-import importlib
 import json
 import os
 import resource
@@ -29,60 +28,31 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from gpu_kit import Kit, Skipped, first_line, say
-from processes import kill_all
+from measuring import ROOT, kill_all
 
-HERE = Path(__file__).resolve().parent
+sys.path.append(str(ROOT / "tools"))
+from record import about, write  # noqa: E402
 
-
-class Part(NamedTuple):
-    target: str  # module:function, which is given a Kit
-    seconds: int  # time limit
-
-
-PARTS = {
-    "matmul": Part("gpu_train:matmul", 60),
-    "train": Part("gpu_train:train", 360),
-    "loop": Part("gpu_ranks:loop", 180),
-    "decode": Part("gpu_decode:decode", 180),
-    "scaling": Part("gpu_ranks:scaling", 180),
-    "sharding": Part("gpu_ranks:sharding", 120),
-    "resume": Part("gpu_resume:resume", 300),
+PARTS = {  # and their time limits in seconds
+    "matmul": 60,
+    "train": 360,
+    "loop": 180,
+    "decode": 180,
+    "scaling": 180,
+    "sharding": 120,
+    "resume": 300,
 }
 SKIPPED = "skipped"
 
 
-# ---- in the process of a part
-
-
-def run_target(target: str, kit: Kit) -> int:
-    "Run one part; its exit status."
-    module, _, function = target.partition(":")
-    try:
-        getattr(importlib.import_module(module), function)(kit)
-    except Skipped as e:
-        say(f"  skipped: {e}")
-        kit.note(SKIPPED, str(e))
-    except Exception as e:
-        kit.note("error", first_line(e))
-        say(f"  failed: {first_line(e)}")
-        return 1
-    return 0
-
-
-# ---- in the process that starts them
-
-
 def run_part(name: str, args: argparse.Namespace) -> tuple[dict, str]:
-    "What a part found, and how it ended."
-    part = PARTS[name]
-    limit = args.seconds or part.seconds
+    "What a part found in its own process, and how it ended."
+    limit = args.seconds or PARTS[name]
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        command = [sys.executable, __file__, "--target", part.target]
+        command = [sys.executable, str(ROOT / "benchmarks/gpu_parts.py"), name]
         command += ["--found", str(found), "--seconds", str(limit)]
         command += ["--device", args.device, "--seed", str(args.seed)]
         env = os.environ | {"TMPDIR": folder}
@@ -109,33 +79,25 @@ def cpu_seconds() -> float:
 
 def record(name: str, args: argparse.Namespace) -> str:
     "Run a part and write its record, unless it found nothing; how it ended."
-    limit = args.seconds or PARTS[name].seconds
-    say(f"\n{name} (at most {limit} s)")
+    print(f"\n{name} (at most {args.seconds or PARTS[name]} s)", flush=True)
     began, cpu = time.monotonic(), cpu_seconds()
-    results, ended = run_part(name, args)
-    if SKIPPED in results:
-        return f"{SKIPPED}: {results[SKIPPED]}"
-    seconds = {
-        "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(cpu_seconds() - cpu, 1),
-    }
-    say(f"  {name}: {ended}; {seconds['seconds']:.0f} s", end="")
-    say(f", {seconds['cpu_seconds']:.0f} s of processor time")
-    if results:
-        write_record(name, args, {"ended": ended, **seconds, "found": results})
+    found, ended = run_part(name, args)
+    if SKIPPED in found:
+        return f"{SKIPPED}: {found[SKIPPED]}"
+    if found:
+        command = ["python benchmarks/gpu.py --only", name, "--device", args.device]
+        result = about(" ".join(command + ["--tiny"] * args.tiny), args.seed)
+        if args.device == "cuda":
+            result["versions"]["cuda"] = torch.version.cuda
+        result |= {
+            "tiny": args.tiny,
+            "ended": ended,
+            "seconds": round(time.monotonic() - began, 1),
+            "cpu_seconds": round(cpu_seconds() - cpu, 1),
+            "found": found,
+        }
+        write(args.out / f"gpu_{name}.json", result)
     return ended
-
-
-def write_record(name: str, args: argparse.Namespace, found: dict) -> None:
-    "results/gpu_NAME.json, in the form of tools/record.py."
-    sys.path.append(str(HERE.parent / "tools"))
-    from record import about, write
-
-    command = ["python benchmarks/gpu.py --only", name, "--device", args.device]
-    begin = about(" ".join(command + ["--tiny"] * args.tiny), args.seed)
-    if args.device == "cuda":
-        begin["versions"]["cuda"] = torch.version.cuda
-    write(args.out / f"gpu_{name}.json", begin | {"tiny": args.tiny} | found)
 
 
 def check_device(args: argparse.Namespace) -> None:
@@ -159,30 +121,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, help="time limit of every part")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of the records")
-    parser.add_argument("--target", help=argparse.SUPPRESS)  # of a part's own process
-    parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.device == "cpu":
-        torch.set_num_threads(1)
-    if args.target:
-        kit = Kit(
-            args.device,
-            tiny=args.tiny,
-            seed=args.seed,
-            found=args.found,
-            seconds=args.seconds,
-        )
-        sys.exit(run_target(args.target, kit))
     check_device(args)
-    args.out = args.out or HERE.parent / ("runs/gpu_tiny" if args.tiny else "results")
+    args.out = args.out or ROOT / ("runs/gpu_tiny" if args.tiny else "results")
     ends = {name: record(name, args) for name in args.only}
-    say()
+    print()
     for name, ended in ends.items():
-        say(f"{name:10}{ended}")
-    say(f"records: gpu_*.json in {args.out}")
+        print(f"{name:10}{ended}")
+    print(f"records: gpu_*.json in {args.out}")
     fine = ("complete", SKIPPED)
     if again := [name for name, ended in ends.items() if not ended.startswith(fine)]:
-        say(f'to repeat what is not complete: make bench-gpu ONLY="{" ".join(again)}"')
+        print(
+            f'to repeat what is not complete: make bench-gpu ONLY="{" ".join(again)}"'
+        )
         sys.exit(1)
 
 

@@ -9,7 +9,6 @@ opened in a headless Chromium without a network. What packing costs is measured 
 also how they translate what is typed in lower case, in capitals or with ’. --data is a folder that holds multi30k/.
 """
 
-import argparse
 import gzip
 import json
 import shutil
@@ -19,8 +18,8 @@ import time
 from pathlib import Path
 
 import torch
+from measuring import ROOT, options, write
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 from browser import Browser  # noqa: E402
@@ -144,47 +143,45 @@ def cost_of_packing(path: Path, n: int) -> dict:
     }
 
 
+def figures(run: Run, folder: Path, data: Path | None, scratch: Path) -> dict:
+    "What the page in the browser does."
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    page = scratch / "live.html"
+    write_live_page(folder, page)
+    with Browser(chromium, scratch / "profile") as browser:
+        seconds = sorted(first_translation(browser, page) for _ in range(5))
+        engine = Engine(browser, scratch)
+        for weights in ("int8", "fp32"):
+            engine.add(weights, pack_model(run, weights))
+        return {
+            "n_parameters": sum(p.numel() for p in run.model.parameters()),
+            "pretrained_bytes": sum(f.stat().st_size for f in folder.iterdir()),
+            "page_bytes": page.stat().st_size,
+            "seconds_to_first_translation": seconds[2],
+            "n_logit_sentences": 200,
+            "logit_difference_int8": largest_difference(engine, "int8", run, 200),
+            "logit_difference_fp32": largest_difference(engine, "fp32", run, 200),
+            "n_translations": 500,
+            "n_equal_translations": equal_translations(engine, run, load(folder), 500),
+            **equal_ids(engine, run, data),
+            **milliseconds(engine, run, 100),
+            "browser": browser.ask("navigator.userAgent.match(/Chrome.(\\d+)/)[0]"),
+        }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--unpacked", type=Path, nargs="*", default=[])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    folder = pretrained_run(Path("demo"))
-    run, began = load_run(folder), time.process_time()
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    folder, began = pretrained_run(Path("demo")), time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        page = Path(scratch) / "live.html"
-        write_live_page(folder, page)
-        with Browser(chromium, Path(scratch) / "profile") as browser:
-            seconds = sorted(first_translation(browser, page) for _ in range(5))
-            engine = Engine(browser, Path(scratch))
-            for weights in ("int8", "fp32"):
-                engine.add(weights, pack_model(run, weights))
-            found = {
-                "n_parameters": sum(p.numel() for p in run.model.parameters()),
-                "pretrained_bytes": sum(f.stat().st_size for f in folder.iterdir()),
-                "page_bytes": page.stat().st_size,
-                "seconds_to_first_translation": seconds[2],
-                "n_logit_sentences": 200,
-                "logit_difference_int8": largest_difference(engine, "int8", run, 200),
-                "logit_difference_fp32": largest_difference(engine, "fp32", run, 200),
-                "n_translations": 500,
-                "n_equal_translations": equal_translations(
-                    engine, run, load(folder), 500
-                ),
-                **equal_ids(engine, run, args.data),
-                **milliseconds(engine, run, 100),
-                "packing": {p.name: cost_of_packing(p, 1000) for p in args.unpacked},
-                "browser": browser.ask("navigator.userAgent.match(/Chrome.(\\d+)/)[0]"),
-            }
+        found = figures(load_run(folder), folder, args.data, Path(scratch))
+    found["packing"] = {p.name: cost_of_packing(p, 1000) for p in args.unpacked}
     found["cpu_seconds"] = round(time.process_time() - began, 1)
     print(json.dumps(found, indent=1))
-    if args.out:
-        Path(args.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ SentencePiece; Hugging Face's `generate`; and `import torch` alone, for comparis
 contender once. Printed are medians over rounds, in seconds of the clock and of processor time.
 """
 
-import argparse
-import json
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measuring import middle, options, write
 
 from annotated_transformer.export.ct2 import export_ct2
 from annotated_transformer.export.hugging_face import export_hf
@@ -44,67 +43,59 @@ print(tokenizer.decode(model.generate(**ids, num_beams=4)[0], skip_special_token
 """
 
 
-def commands(run: Path, folder: Path) -> dict[str, list[str]]:
+def commands(run: Path, folder: Path) -> dict[str, list]:
     "The command of each contender; models are exported into `folder`."
-    python = [sys.executable]
-    found = {
-        "import torch": [*python, "-c", "import torch"],
-        "ours": [*python, "-m", "annotated_transformer", "translate", str(run)],
+    ct2, hf = export_ct2(run, folder / "ct2"), export_hf(run, folder / "hf")
+    return {
+        "import torch": ["-c", "import torch"],
+        "ours": ["-m", "annotated_transformer", "translate", run],
+        "CTranslate2": ["-c", CTRANSLATE2, ct2, run / "vocab.model"],
+        "Hugging Face": ["-c", HUGGING_FACE, hf],
     }
-    ct2 = export_ct2(run, folder / "ct2")
-    vocab = str(run / "vocab.model")
-    found["CTranslate2"] = [*python, "-c", CTRANSLATE2, str(ct2), vocab]
-    export_hf(run, folder / "hf")
-    found["Hugging Face"] = [*python, "-c", HUGGING_FACE, str(folder / "hf")]
-    return found
 
 
-def timed(command: list[str]) -> tuple[float, float, str]:
+def processor() -> float:
+    "Seconds of all processes that have ended."
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def timed(command: list) -> tuple[float, float, str]:
     "Seconds of the clock, of processor time, and what was printed."
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
+    before, began = processor(), time.perf_counter()
     done = subprocess.run(
-        command, input=LINE, capture_output=True, text=True, check=True
+        [sys.executable, *map(str, command)],
+        input=LINE,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    seconds = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, processor, done.stdout.strip()
+    seconds = time.perf_counter() - began
+    return seconds, processor() - before, done.stdout.strip()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", help="write the figures as JSON")
     args = parser.parse_args()
-    times: dict[str, list[tuple[float, float, str]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         contenders = commands(args.run, Path(folder))
-        for i in range(args.rounds + 1):
-            for name, command in contenders.items():
-                found = timed(command)
-                if i:  # the first round fills the caches of files
-                    times.setdefault(name, []).append(found)
+        rounds = [
+            {name: timed(command) for name, command in contenders.items()}
+            for _ in range(args.rounds + 1)
+        ][1:]  # the first one fills the caches of files
     result = {
         name: {
-            "seconds": round(statistics.median(t[0] for t in found), 2),
-            "processor_seconds": round(statistics.median(t[1] for t in found), 2),
-            "translation": found[0][2],
+            "seconds": middle((r[name][0] for r in rounds), 2),
+            "processor_seconds": middle((r[name][1] for r in rounds), 2),
+            "translation": rounds[0][name][2],
         }
-        for name, found in times.items()
+        for name in contenders
     }
-    torch_alone = result["import torch"]
     for name, found in result.items():
-        above = found["seconds"] - torch_alone["seconds"]
-        print(
-            f"{name:14}{found['seconds']:6.2f} s, {above:+.2f} beyond import torch, "
-            f"{found['processor_seconds']:.2f} s of processor time  {found['translation']}"
-        )
-    if args.out:
-        Path(args.out).write_text(json.dumps(result, indent=1, ensure_ascii=False))
+        print(f"{name:14}{found}")
+    write(args.out, result)
 
 
 if __name__ == "__main__":

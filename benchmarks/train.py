@@ -13,14 +13,15 @@ round, and the median over rounds is printed.
 """
 
 import argparse
-import json
 import resource
-import statistics
-import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from measuring import in_turn, matmul_rate, middle, options, peak_mb, seconds, write
 from torch import Tensor, nn
 
 from annotated_transformer.data.batch import bucket_by_length
@@ -35,6 +36,7 @@ SMALL = ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4)
 BASE = ModelConfig()
 PAD, BOS = 0, 2
 DROPOUT, SMOOTHING = 0.1, 0.1
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 # ---- the batches
@@ -68,14 +70,12 @@ def random_words(
     sides = []
     for side in lengths.T:
         real = np.arange(side.max()) < side[:, None]
-        sides.append(
-            torch.from_numpy(np.where(real, rng.integers(4, n_vocab, real.shape), PAD))
-        )
+        ids = np.where(real, rng.integers(4, n_vocab, real.shape), PAD)
+        sides.append(torch.from_numpy(ids))
     src, tgt_out = sides
-    tgt_in = torch.cat(
-        [torch.full((len(src), 1), BOS), tgt_out[:, :-1]], dim=1
-    ).masked_fill(tgt_out == PAD, PAD)
-    return src, tgt_in, tgt_out
+    tgt_in = tgt_out.roll(1, dims=1)
+    tgt_in[:, 0] = BOS
+    return src, tgt_in.masked_fill(tgt_out == PAD, PAD), tgt_out
 
 
 def useful_flops(
@@ -84,14 +84,9 @@ def useful_flops(
     "Of forward and backward on real tokens alone, 2 for each multiply-add; the backward pass counts twice the forward."
     d, ff = m.d_model, m.d_ff
     s, t = ((side != PAD).sum(dim=1).double() for side in (batch[0], batch[2]))
-    encoder = 2 * s * (4 * d * d + 2 * d * ff) + 4 * s * s * d
-    decoder = (
-        2 * t * (4 * d * d + 2 * d * ff)
-        + 4 * t * t * d
-        + 4 * t * d * d
-        + 4 * s * d * d
-        + 4 * t * s * d
-    )
+    both = lambda n: 2 * n * (4 * d * d + 2 * d * ff) + 4 * n * n * d
+    cross = 4 * t * d * d + 4 * s * d * d + 4 * t * s * d
+    encoder, decoder = both(s), both(t) + cross
     return 3 * float((m.n_layers * (encoder + decoder) + 2 * t * d * n_vocab).sum())
 
 
@@ -118,6 +113,16 @@ class Ours(nn.Module):
             PAD,
             SMOOTHING,
         )
+
+
+def peer_loss(logits: Tensor, tgt_out: Tensor) -> Tensor:
+    return F.cross_entropy(
+        logits.flatten(0, 1),
+        tgt_out.flatten(),
+        ignore_index=PAD,
+        label_smoothing=SMOOTHING,
+        reduction="sum",
+    )
 
 
 class TorchTransformer(nn.Module):
@@ -157,14 +162,27 @@ class TorchTransformer(nn.Module):
             memory_key_padding_mask=src == PAD,
             tgt_is_causal=True,
         )
-        logits = F.linear(hidden, self.embedding.weight)
-        return F.cross_entropy(
-            logits.flatten(0, 1),
-            tgt_out.flatten(),
-            ignore_index=PAD,
-            label_smoothing=SMOOTHING,
-            reduction="sum",
-        )
+        return peer_loss(F.linear(hidden, self.embedding.weight), tgt_out)
+
+
+def marian(m: ModelConfig, n_vocab: int, **more) -> nn.Module:
+    "The model of these sizes in Hugging Face's transformers."
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=n_vocab,
+        d_model=m.d_model,
+        encoder_layers=m.n_layers,
+        decoder_layers=m.n_layers,
+        encoder_attention_heads=m.n_heads,
+        decoder_attention_heads=m.n_heads,
+        encoder_ffn_dim=m.d_ff,
+        decoder_ffn_dim=m.d_ff,
+        activation_function="relu",
+        scale_embedding=True,
+        **more,
+    )
+    return MarianMTModel(config)
 
 
 class HuggingFaceMarian(nn.Module):
@@ -172,31 +190,19 @@ class HuggingFaceMarian(nn.Module):
 
     def __init__(self, m: ModelConfig, n_vocab: int):
         super().__init__()
-        from transformers import MarianConfig, MarianMTModel
-
-        self.model = MarianMTModel(
-            MarianConfig(
-                vocab_size=n_vocab,
-                d_model=m.d_model,
-                encoder_layers=m.n_layers,
-                decoder_layers=m.n_layers,
-                encoder_attention_heads=m.n_heads,
-                decoder_attention_heads=m.n_heads,
-                encoder_ffn_dim=m.d_ff,
-                decoder_ffn_dim=m.d_ff,
-                activation_function="relu",
-                dropout=DROPOUT,
-                attention_dropout=0.0,
-                activation_dropout=0.0,
-                scale_embedding=True,
-                pad_token_id=PAD,
-                decoder_start_token_id=BOS,
-                eos_token_id=3,
-                forced_eos_token_id=3,
-                max_position_embeddings=256,
-                use_cache=False,
-                attn_implementation=self.attention,
-            )
+        self.model = marian(
+            m,
+            n_vocab,
+            dropout=DROPOUT,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            pad_token_id=PAD,
+            decoder_start_token_id=BOS,
+            eos_token_id=3,
+            forced_eos_token_id=3,
+            max_position_embeddings=256,
+            use_cache=False,
+            attn_implementation=self.attention,
         )
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
@@ -206,13 +212,7 @@ class HuggingFaceMarian(nn.Module):
             decoder_input_ids=tgt_in,
             decoder_attention_mask=tgt_in != PAD,
         ).logits
-        return F.cross_entropy(
-            logits.flatten(0, 1),
-            tgt_out.flatten(),
-            ignore_index=PAD,
-            label_smoothing=SMOOTHING,
-            reduction="sum",
-        )
+        return peer_loss(logits, tgt_out)
 
 
 class HuggingFaceMarianEager(HuggingFaceMarian):
@@ -261,169 +261,126 @@ def train_on(
     wait = torch.cuda.synchronize if some[0][0].is_cuda else (lambda: None)
     # beforehand, as a loader knows them: on a GPU, reading a number waits for it
     counts = [int((tgt_out != PAD).sum()) for _, _, tgt_out in some]
-    wait()
-    began = time.perf_counter()
-    for (src, tgt_in, tgt_out), n_tokens in zip(some, counts):
-        with autocast:
-            loss = module(src, tgt_in, tgt_out) / n_tokens
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    wait()
-    return time.perf_counter() - began
 
+    def steps() -> None:
+        for (src, tgt_in, tgt_out), n_tokens in zip(some, counts):
+            with autocast:
+                loss = module(src, tgt_in, tgt_out) / n_tokens
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        wait()
 
-def mm_rate(dtype: torch.dtype, device: str, width: int) -> float:
-    "FLOP/s of `torch.mm` at the shape of a feed-forward layer: the best of several."
-    n = 4096 if device == "cpu" else 32_768
-    a, b = (
-        torch.randn(n, width, dtype=dtype, device=device),
-        torch.randn(width, 4 * width, dtype=dtype, device=device),
-    )
-    wait = torch.cuda.synchronize if device != "cpu" else (lambda: None)
-    seconds = []
-    for _ in range(8):
-        wait()
-        began = time.perf_counter()
-        torch.mm(a, b)
-        wait()
-        seconds.append(time.perf_counter() - began)
-    return 8 * n * width * width / min(seconds)
+    wait()
+    return seconds(steps)
 
 
 def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
     "Rounds of all contenders in turn; medians of what each round gave."
+    device = torch.device(args.device)
     made, autocast = (
         contenders(m, args.vocab, args.device),
-        precision_context(kind, torch.device(args.device)),
+        precision_context(kind, device),
     )
     some = [
-        tuple(t.to(args.device) for t in b)
-        for b in batches(args.batches, args.tokens, args.vocab)
+        tuple(t.to(device) for t in batch)
+        for batch in batches(args.batches, args.tokens, args.vocab)
     ]
-    words, flops = (
-        sum(int((b[2] != PAD).sum()) for b in some),
-        sum(useful_flops(b, m, args.vocab) for b in some),
-    )
-    for module, optimizer in made.values():
-        train_on(module, optimizer, some[:2], autocast)  # warm
-    rounds = []
-    for i in range(args.rounds):
-        names = list(made)
-        order = names[i % len(names) :] + names[: i % len(names)]
-        ceiling = mm_rate(
-            torch.bfloat16 if kind == "bf16" else torch.float32, args.device, m.d_model
-        )
-        rounds.append(
-            {
-                "mm": ceiling,
-                **{name: train_on(*made[name], some, autocast) for name in order},
-            }
-        )
+    n_tokens = sum(int((batch[2] != PAD).sum()) for batch in some)
+    flops = sum(useful_flops(batch, m, args.vocab) for batch in some)
+    for pair in made.values():
+        train_on(*pair, some[:2], autocast)  # warm
+    n = 4096 if args.device == "cpu" else 32_768  # of a feed-forward layer
+    dtype, shape = DTYPES[kind], (n, m.d_model, 4 * m.d_model)
+    actions = {
+        name: partial(train_on, *pair, some, autocast) for name, pair in made.items()
+    }
+    done = []
+    for turn in range(args.rounds):
+        ceiling = {"mm": matmul_rate(*shape, dtype, device)}
+        done.append(ceiling | {name: actions[name]() for name in in_turn(made, turn)})
     peers = [name for name in made if name != "ours"]
-    middle = lambda values: round(statistics.median(values), 3)
     result = {
         name: {
-            "tokens_per_s": round(middle(words / r[name] for r in rounds)),
-            "of_mm": middle(flops / r[name] / r["mm"] for r in rounds),
-            "ours_is_faster_by": middle(r[name] / r["ours"] for r in rounds),
+            "tokens_per_s": round(middle(n_tokens / r[name] for r in done)),
+            "of_mm": middle(flops / r[name] / r["mm"] for r in done),
+            "ours_is_faster_by": middle(r[name] / r["ours"] for r in done),
         }
         for name in made
     }
-    result["ours over the fastest peer"] = (
-        middle(min(r[p] for p in peers) / r["ours"] for r in rounds) if peers else None
-    )
-    result["mm, GFLOP/s"] = round(middle(r["mm"] for r in rounds) / 1e9)
-    print(
-        f"\n{kind}, {args.device}, {args.threads} threads, {args.rounds} rounds of {len(some)} batches; torch.mm {result['mm, GFLOP/s']} GFLOP/s"
-    )
-    print(f"{'':24}{'tokens/s':>10}{'of torch.mm':>13}{'ours is faster by':>19}")
-    for name in made:
-        print(
-            f"{name:24}{result[name]['tokens_per_s']:>10,}{result[name]['of_mm']:>13.2f}{result[name]['ours_is_faster_by']:>19.2f}"
-        )
-    if peers:
-        print(
-            f"ours over the fastest peer of each round: {result['ours over the fastest peer']:.2f}"
-        )
+    fastest = (min(r[p] for p in peers) / r["ours"] for r in done) if peers else None
+    result["ours over the fastest peer"] = middle(fastest) if peers else None
+    result["mm, GFLOP/s"] = round(middle(r["mm"] for r in done) / 1e9)
+    show(f"{kind}, {args.device}, {args.threads} threads", result, made)
     return result
+
+
+def show(title: str, result: dict, names: Iterable[str]) -> None:
+    print(f"\n{title}; torch.mm {result['mm, GFLOP/s']} GFLOP/s")
+    print(f"{'':24}{'tokens/s':>10}{'of torch.mm':>13}{'ours is faster by':>19}")
+    for name in names:
+        tokens, share, faster = result[name].values()
+        print(f"{name:24}{tokens:>10,}{share:>13.2f}{faster:>19.2f}")
+    print(f"ours over the fastest peer: {result['ours over the fastest peer']}")
+
+
+def ours(args: argparse.Namespace, m: ModelConfig) -> Callable[[list], float]:
+    "Our steps on given batches."
+    pair = contender(Ours, m, args.vocab, args.device)
+    autocast = precision_context(args.precision[0], torch.device(args.device))
+    return lambda some: train_on(*pair, some, autocast)
 
 
 def profile(args: argparse.Namespace, m: ModelConfig) -> None:
     "The operators of our step, by their own time."
-    module, optimizer = contenders(m, args.vocab, args.device)["ours"]
-    some, autocast = (
-        batches(6, args.tokens, args.vocab),
-        precision_context(args.precision[0], torch.device(args.device)),
-    )
-    train_on(module, optimizer, some[:2], autocast)
+    some, steps = batches(6, args.tokens, args.vocab), ours(args, m)
+    steps(some[:2])
     with torch.profiler.profile() as watched:
-        train_on(module, optimizer, some, autocast)
+        steps(some)
     events = sorted(watched.key_averages(), key=lambda e: -e.self_cpu_time_total)
     total = sum(e.self_cpu_time_total for e in events)
     for e in events[:16]:
-        print(
-            f"{e.key[:50]:52}{e.self_cpu_time_total / total:7.1%}{e.count // len(some):8} a step"
-        )
+        share, n = e.self_cpu_time_total / total, e.count // len(some)
+        print(f"{e.key[:50]:52}{share:7.1%}{n:8} a step")
 
 
 def memory(args: argparse.Namespace, m: ModelConfig) -> dict:
     "Memory of our training while shapes vary."
-    module, optimizer = contenders(m, args.vocab, args.device)["ours"]
-    some, autocast = (
-        batches(args.memory, 1000, args.vocab),
-        precision_context(args.precision[0], torch.device(args.device)),
-    )
+    some, steps = batches(args.memory, 1000, args.vocab), ours(args, m)
     marks = {}
     for i, batch in enumerate(some, start=1):
-        train_on(module, optimizer, [batch], autocast)
+        steps([batch])
         if i == 100 or i % 500 == 0:
-            with open("/proc/self/statm") as f:
-                now = int(f.read().split()[1]) * resource.getpagesize() / 2**20
-            marks[i] = {
-                "now_mb": round(now),
-                "peak_mb": round(
-                    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                ),
-            }
-            print(
-                f"step {i:5}: {now:6.0f} MB, peak {marks[i]['peak_mb']} MB", flush=True
-            )
-    print(
-        f"{len({(tuple(b[0].shape), tuple(b[2].shape)) for b in some})} different pairs of shapes"
-    )
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            now = round(pages * resource.getpagesize() / 2**20)
+            marks[i] = {"now_mb": now, "peak_mb": round(peak_mb())}
+            print(f"step {i}: {marks[i]}", flush=True)
+    n_shapes = len({(src.shape, tgt.shape) for src, _, tgt in some})
+    print(f"{n_shapes} different pairs of shapes")
     return marks
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--precision", nargs="+", default=["bf16", "fp32"], choices=["bf16", "fp32"]
-    )
-    parser.add_argument("--size", default="small", choices=["small", "base"])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=4, help="of a round")
-    parser.add_argument("--tokens", type=int, default=4096, help="of a batch")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--memory", type=int, metavar="STEPS")
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--precision", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    add("--size", default="small", choices=["small", "base"])
+    add("--rounds", type=int, default=7)
+    add("--batches", type=int, default=4, help="of a round")
+    add("--tokens", type=int, default=4096, help="of a batch")
+    add("--device", default="cpu")
+    add("--threads", type=int, default=torch.get_num_threads())
+    add("--profile", action="store_true")
+    add("--memory", type=int, metavar="STEPS")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     m, args.vocab = (SMALL, 8000) if args.size == "small" else (BASE, 37_000)
     if args.profile:
-        return profile(args, m)
-    result = (
-        memory(args, m)
-        if args.memory
-        else {kind: compare(kind, args, m) for kind in args.precision}
-    )
-    if args.out:
-        with open(args.out, "w") as f:
-            json.dump(result, f, indent=1)
+        profile(args, m)
+    elif args.memory:
+        write(args.out, memory(args, m))
+    else:
+        write(args.out, {kind: compare(kind, args, m) for kind in args.precision})
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ def chromium() -> str:
     return found
 
 
-def benchmark(name: str) -> SimpleNamespace:
-    "What a program of benchmarks/ defines; its `main` is not run."
-    path = ROOT / "benchmarks" / f"{name}.py"
-    return SimpleNamespace(**runpy.run_path(str(path), run_name="bench"))
+def program(path: str, main: str = "imported") -> SimpleNamespace:
+    "What a program of benchmarks/ or results/ defines; with `__main__` it is run."
+    folder = str((ROOT / path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # where it finds what it shares with others
+    return SimpleNamespace(**runpy.run_path(str(ROOT / path), run_name=main))

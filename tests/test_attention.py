@@ -151,7 +151,7 @@ def test_scores_of_any_size_stay_finite():
     ],
 )
 def test_the_faster_kernel_is_chosen_on_a_cpu(n_k, dtype, training, is_fused):
-    "As `benchmarks/attention.py` measures them."
+    "As `benchmarks/operators.py attention` measures them."
     q, k = torch.randn(1, 1, 5, 8, dtype=dtype), torch.randn(1, 1, n_k, 8, dtype=dtype)
     kernel = mock.Mock(side_effect=F.scaled_dot_product_attention)
     with (

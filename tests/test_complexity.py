@@ -2,11 +2,9 @@
 
 import json
 import math
-import time
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import ROOT
 from torch import nn
 
@@ -14,7 +12,6 @@ from annotated_transformer.experiments.complexity import (
     RestrictedAttention,
     SelfAttention,
     _Convolution,
-    _dependencies,
     _longest_chain,
     _powers,
     _Recurrent,
@@ -24,9 +21,7 @@ from annotated_transformer.experiments.complexity import (
     table_1_layers,
 )
 from annotated_transformer.experiments.layer_costs import (
-    _crossing,
     activation_bytes,
-    cpu_seconds,
     fit_exponent,
     flash_attention,
 )
@@ -41,9 +36,8 @@ def seed():
 
 
 def log_up(n: int, k: int) -> int:
-    return next(
-        i for i in range(n + 1) if k**i >= n
-    )  # ⌈log_k n⌉ without rounding errors
+    "⌈log_k n⌉ without rounding errors."
+    return next(i for i in range(n + 1) if k**i >= n)
 
 
 def back(n: int) -> torch.Tensor:
@@ -53,8 +47,8 @@ def back(n: int) -> torch.Tensor:
 # the layers and their oracles
 
 
-@pytest.mark.parametrize("r", [3, 5, 9, 33])
-@pytest.mark.parametrize("n", [1, 2, 4, 5, 8, 17, 40])
+@pytest.mark.parametrize("r", [3, 9, 33])
+@pytest.mark.parametrize("n", [1, 4, 5, 17])
 def test_blocks_equal_a_mask_over_all_pairs(n, r):
     i = torch.arange(n)
     ours, theirs = (
@@ -72,19 +66,6 @@ def test_blocks_equal_a_mask_over_all_pairs(n, r):
         torch.autograd.grad(oracle, theirs, upstream),
     ):
         torch.testing.assert_close(*pair)
-
-
-@pytest.mark.parametrize("n, r", [(64, 5), (256, 33), (100, 9)])
-def test_blocks_hold_nothing_of_n_by_n(n, r):
-    sizes = []
-    x = torch.randn(1, n, 4, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: sizes.append(t.untyped_storage().nbytes()) or t, lambda t: t
-    ):
-        RestrictedAttention(r)(x)
-    assert (
-        max(sizes) <= 4 * (n + r) * max(3 * r // 2, 3 * 4) < 4 * n * n
-    )  # scores of 3w a position, or windows of 3 keys a position
 
 
 @pytest.mark.parametrize("n", [1, 7, 64])
@@ -120,19 +101,6 @@ def test_convolution_by_hand(n, k, dilation, n_ahead):
             if 0 <= j < n:
                 want[:, i] = want[:, i] + x[:, j] @ layer.conv.weight[:, :, tap].T
     torch.testing.assert_close(layer(x), want)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 9])
-def test_separable_is_a_convolution_of_products(k):
-    separable, x = (
-        _SeparableConvolution(4, k).double(),
-        torch.randn(2, 9, 4, dtype=torch.float64),
-    )
-    weight = separable.across.weight[:, :, None] * separable.along.weight[:, 0]
-    want = F.conv1d(F.pad(x.transpose(1, 2), separable.padding), weight).transpose(
-        1, 2
-    ) + separable.across(separable.along.bias)
-    torch.testing.assert_close(separable(x), want)
 
 
 def test_recurrent_is_pytorchs():
@@ -233,15 +201,6 @@ def test_recurrence_is_one_long_chain(n):
     assert _longest_chain(longer) - _longest_chain(out) == 30  # product, sum, tanh
 
 
-def test_the_others_wait_for_a_constant():
-    for name, layer in table_1_layers(4, 3, 5).items():
-        lengths = {
-            _longest_chain(layer(torch.randn(1, n, 4, requires_grad=True)))
-            for n in (8, 20, 64)
-        }
-        assert len(lengths) == (3 if name == "recurrent" else 1)
-
-
 def test_the_longest_of_two_ways_counts():
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
@@ -256,7 +215,7 @@ def test_attention_path_is_one(n):
 
 
 @pytest.mark.parametrize("r", [3, 5, 9])
-@pytest.mark.parametrize("n", [2, 7, 16, 25])
+@pytest.mark.parametrize("n", [2, 16, 25])
 def test_restricted_path(n, r):
     assert max_path_length(lambda i: RestrictedAttention(r), n, 2) == math.ceil(
         (n - 1) / ((r - 1) / 2)
@@ -264,7 +223,7 @@ def test_restricted_path(n, r):
 
 
 @pytest.mark.parametrize("k", [2, 3, 5])
-@pytest.mark.parametrize("n", [2, 7, 16, 27])
+@pytest.mark.parametrize("n", [2, 16, 27])
 def test_convolution_paths(n, k):
     assert max_path_length(
         lambda i: _Convolution(2, k, n_ahead=0), n, 2, back(n)
@@ -282,31 +241,6 @@ def test_convolution_paths(n, k):
         assert max_path_length(
             lambda i: _Convolution(2, k, (k // 2 + 1) ** i), n, 2
         ) == log_up(n, k // 2 + 1)
-
-
-@pytest.mark.parametrize("n", [3, 5, 9])
-def test_powers_of_k_around_the_middle_lead_out_of_the_sequence(n):
-    "From 0 to 2 by steps of ±1 and ±3 is one back and three ahead; the zeros before the sequence pass nothing on."
-    with pytest.raises(ValueError, match="do not connect"):
-        max_path_length(lambda i: _Convolution(2, 3, 3**i), n, 2)
-
-
-@pytest.mark.parametrize("k, n", [(2, 64), (2, 65), (3, 81), (3, 82), (4, 64), (5, 26)])
-def test_dilated_path_at_the_edges_of_the_logarithm(k, n):
-    assert max_path_length(
-        lambda i: _Convolution(2, k, k**i, n_ahead=0), n, 2, back(n)
-    ) == log_up(n, k)
-
-
-@pytest.mark.parametrize("n", [1, 6, 40])
-def test_one_recurrent_layer_sees_all_that_came_before(n):
-    assert _dependencies(_Recurrent(3), n, 3).equal(back(n))
-
-
-def test_dependencies_leave_the_layer_alone():
-    layer = _Recurrent(3)
-    _dependencies(layer, 4, 3)
-    assert layer.w_x.weight.dtype == torch.float32 and layer.w_x.weight.grad is None
 
 
 def test_layers_that_connect_nothing_are_refused():
@@ -333,18 +267,6 @@ def test_bytes_by_arithmetic(n, d):
     )  # its output, and a normaliser for each query
 
 
-def test_bytes_grow_with_n_but_for_plain_attention():
-    for name, layer in table_1_layers(8, 3, 9).items():
-        small, large = (
-            activation_bytes(layer, torch.randn(1, n, 8)) for n in (256, 1024)
-        )
-        assert (large / small > 8) == (name == "self-attention")
-        if name != "self-attention":
-            assert large / small == pytest.approx(
-                4, rel=0.05
-            )  # 4 times as long; the padding does not grow
-
-
 # measuring
 
 
@@ -354,72 +276,29 @@ def test_fit_recovers_a_power():
         assert fit_exponent(sizes, [3e-7 * n**p for n in sizes]) == pytest.approx(p)
 
 
-def test_crossing_between_measured_sizes():
-    sizes = [2**i for i in range(4, 13)]
-    for at in (17, 100.5, 512, 4000):
-        assert _crossing(
-            sizes, [n * n for n in sizes], [at * n for n in sizes]
-        ) == pytest.approx(at)
-    assert _crossing([1, 2, 3, 4], [1, 3, 1, 3], [2, 2, 2, 2]) == pytest.approx(
-        3 * (4 / 3) ** (math.log(2) / math.log(3))
-    )  # the last one counts
-    assert (
-        _crossing([1, 2], [1, 1], [2, 2]) is None
-        and _crossing([1, 2], [3, 3], [2, 2]) is None
-    )
-
-
-def test_cpu_seconds_takes_turns_and_counts_no_sleep():
-    calls = []
-    took = cpu_seconds(
-        {
-            "a": lambda: calls.append("a") or time.sleep(0.003),
-            "b": lambda: calls.append("b") or sum(range(300_000)),
-        },
-        n_rounds=3,
-    )
-    turns = "".join(
-        name for name, before in zip(calls, [None, *calls]) if name != before
-    )
-    assert turns == "abababab"  # once to see how long it takes, then three rounds
-    assert (
-        0 < took["a"] < 0.002 < took["b"]
-    )  # 3 ms of sleep are no work; 300,000 sums are
-
-
 # the record
 
 
+RECORD = json.loads((ROOT / "results/complexity.json").read_text("utf-8"))["complexity"]
+
+
 def test_the_record_says_what_section_4_says():
-    found = json.loads(
-        (ROOT / "results" / "complexity.json").read_text(encoding="utf-8")
-    )["complexity"]
-    large = [i for i, n in enumerate(found["n"]) if n >= 512]
-    assert (
-        len(large) >= 6
-        and (found["n"][0], found["n"][-1]) == (16, 4096)
-        and len(found["d"]) >= 3
-    )
+    large = [i for i, n in enumerate(RECORD["n"]) if n >= 512]
+    lengths = [RECORD["n"][i] for i in large]
 
     def slopes(name):
         return [
-            fit_exponent([found["n"][i] for i in large], [times[i] for i in large])
-            for times in found["seconds"][name].values()
+            fit_exponent(lengths, [times[i] for i in large])
+            for times in RECORD["seconds"][name].values()
         ]
 
+    assert len(large) >= 6
     assert all(1.7 <= slope <= 2.2 for slope in slopes("self-attention"))
     assert all(0.8 <= slope <= 1.2 for slope in slopes("recurrent"))
 
 
 def test_the_records_bytes_repeat():
-    found = json.loads(
-        (ROOT / "results" / "complexity.json").read_text(encoding="utf-8")
-    )["complexity"]
-    layers = {d: table_1_layers(d, found["k"], found["r"]) for d in found["d"]}
-    for name, by_width in found["bytes"].items():
-        for d, sizes in by_width.items():
-            for n, size in list(zip(found["n"], sizes))[:6]:
-                if name in layers[int(d)]:
-                    assert size == activation_bytes(
-                        layers[int(d)][name], torch.randn(found["batch"], n, int(d))
-                    )
+    for name, layer in table_1_layers(256, RECORD["k"], RECORD["r"]).items():
+        sizes = dict(zip(RECORD["n"], RECORD["bytes"][name]["256"]))
+        for n in (16, 128, 512):
+            assert sizes[n] == activation_bytes(layer, torch.randn(1, n, 256))

@@ -2,13 +2,12 @@
 
 import json
 import re
-import runpy
 import sys
 from itertools import product
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import program
 
 from annotated_transformer.data.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
@@ -348,7 +347,7 @@ def test_benchmark_measures_a_run(tmp_path, vocab, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["heads.py", str(tmp_path / "run"), "--n", "8", "--out", str(out)]
     )
-    runpy.run_path(str(ROOT / "benchmarks/heads.py"), run_name="__main__")
+    program("results/heads.py", "__main__")
     found = json.loads(out.read_text(encoding="utf-8"))
     assert {
         kind: [len(layer) for layer in f["noun"]] for kind, f in found["follow"].items()

@@ -2,8 +2,6 @@
 
 import json
 import math
-import runpy
-import sys
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ def rng(seed: int = 0) -> torch.Generator:
 # the task
 
 
-@pytest.mark.parametrize("distance", [0, 1, 4, 10, 57, 100])
+@pytest.mark.parametrize("distance", [0, 4, 57])
 def test_value_follows_the_first_key(distance):
     tokens, values = recall_batch(200, distance, rng())
     firsts = set()
@@ -41,11 +39,6 @@ def test_value_follows_the_first_key(distance):
         firsts.add(first)
     assert firsts == set(range(distance // 5 + 1))
     assert set(values.tolist()) == set(range(_N_VALUES))
-
-
-def test_a_seed_is_a_batch():
-    for a, b in zip(recall_batch(9, 7, rng(3)), recall_batch(9, 7, rng(3))):
-        assert torch.equal(a, b)
 
 
 # the models
@@ -119,36 +112,7 @@ def test_learns_and_stops():
     assert _accuracy(model, tokens, values) > 0.9
 
 
-def test_accuracy_by_counting():
-    class Answers(torch.nn.Module):
-        "The value of each sequence, but 1 for those whose value is 0."
-
-        def forward(self, tokens):
-            first = (tokens == _KEY).int().argmax(1)
-            values = tokens[torch.arange(len(tokens)), first + 1]
-            return torch.eye(_N_VALUES)[torch.where(values == 0, 1, values)]
-
-    tokens, values = recall_batch(100, 5, rng())
-    expected = (values != 0).float().mean().item()
-    assert _accuracy(Answers(), tokens, values) == pytest.approx(expected)
-
-
-# the benchmark and its record
-
-
-def test_benchmark_measures(tmp_path, monkeypatch):
-    out = tmp_path / "recall.json"
-    options = "--distances 2 4 --rates 0.01 --seeds 0 5 --updates 50 --out".split()
-    monkeypatch.setattr(sys, "argv", ["recall.py", *options, str(out)])
-    runpy.run_path(str(ROOT / "benchmarks/recall.py"), run_name="__main__")
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert found["updates"] == 50 and found["seeds"] == [0, 5]
-    assert set(found["models"]) == set(NAMES)
-    for by_distance in found["models"].values():
-        assert set(by_distance) == {"2", "4"}
-        for one in by_distance.values():
-            assert [len(run) for run in one["accuracies"]["0.01"]] == [2, 2]
-            assert one["n_parameters"] > 40_000 and one["cpu_seconds"] > 0
+# the record
 
 
 def updates(runs: list[list[float]]) -> float:

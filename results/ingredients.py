@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What each ingredient gives on the 29,000 sentence pairs of Multi30k: one training run per row and seed, all scored alike.
 
-    python benchmarks/ingredients.py --data-dir DATA --runs runs/ingredients --out ingredients.json
+    python results/ingredients.py --data-dir DATA --runs runs/ingredients --out ingredients.json
     python tools/record.py results/ingredients.json --command "…" --seed 0 --json ingredients=ingredients.json
 
 A row is a recipe and a list of settings for it; `--rows` and `--seeds` choose some. A run takes one to three hours of one
@@ -12,8 +12,11 @@ scored. The length penalty is chosen on the validation set, by BLEU; the test se
 import argparse
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from figures import options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
@@ -150,29 +153,22 @@ def measured(
     }
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data-dir", help="holds multi30k/; without it the text is downloaded"
-    )
-    parser.add_argument("--runs", type=Path, default=Path("runs/ingredients"))
-    parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--set", nargs="*", default=[], help="settings for all rows")
-    parser.add_argument("--out", type=Path, help="write what is found as JSON")
-    args = parser.parse_args(argv)
+def main() -> None:
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--data-dir", help="holds multi30k/; without it the text is downloaded")
+    add("--runs", type=Path, default=Path("runs/ingredients"))
+    add("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
+    add("--seeds", nargs="*", type=int, default=[0])
+    add("--device", default="cpu")
+    add("--set", nargs="*", default=[], help="settings for all rows")
+    args = parser.parse_args()
     corpus = load_corpus("multi30k", args.data_dir)
     found = []
-    for seed in args.seeds:
-        for row in args.rows:
-            found.append(measured(row, seed, corpus, args))
-            print(json.dumps({k: v for k, v in found[-1].items() if k != "curve"}))
-            if args.out:  # after each, so that an interruption loses none
-                text = json.dumps({"beam_size": BEAM, "runs": found}, indent=1)
-                args.out.write_text(text + "\n", encoding="utf-8")
+    for seed, row in product(args.seeds, args.rows):
+        found.append(measured(row, seed, corpus, args))
+        print(json.dumps({k: v for k, v in found[-1].items() if k != "curve"}))
+        write(args.out, {"beam_size": BEAM, "runs": found})
 
 
 if __name__ == "__main__":

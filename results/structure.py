@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Which heads attend along the dependencies of held-out sentences of the grammar, near and far (notebook 80c).
 
-    python benchmarks/structure.py runs/seed0 runs/seed1 --out structure.json
+    python results/structure.py runs/seed0 runs/seed1 --out structure.json
     tools/record.py results/structure.json --command "…" --seed 0 --json structure=structure.json
 
 Each RUN is a run on the built-in text. Where there is none, `tiny` is trained, from seed 0 for the first, 1 for the second, …, in some
@@ -9,7 +9,6 @@ three minutes of one core each. Measuring takes about a minute a run. The first 
 the maps of all heads, a line of thousandths for each query.
 """
 
-import argparse
 import json
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from figures import options, thousandths, write
 from torch import Tensor
 
 from annotated_transformer.data.batch import pad_ids
@@ -135,14 +135,6 @@ def measure(
     return found, counts | {"prefix → verb": Counter(distance.tolist())}
 
 
-def thousandths(maps: Tensor) -> list:
-    "Maps (n_layers, h, n_q, n_k), each row of each as one line of text."
-    return [
-        [[" ".join(map(str, row)) for row in head] for head in layer]
-        for layer in (1000 * maps).round().int().tolist()
-    ]
-
-
 def example(run: Run, s: Sentence) -> dict:
     "A sentence, its tokens, and the maps of all heads in its reference translation."
     vocab = run.vocab
@@ -173,51 +165,43 @@ def has_all(s: Sentence) -> bool:
     return is_far and wanted <= {d.relation for d in dependencies(s)}
 
 
+def load_or_train(path: Path, seed: int) -> Run:
+    if not (path / "model.safetensors").exists():
+        recipe = override(get_recipe("tiny"), [f"seed={seed}"])
+        train_run(load_corpus("builtin"), recipe, path)
+    return load_run(path)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    parser.add_argument(
-        "--n",
-        type=int,
-        default=4000,
-        help="sentences of all patterns; a quarter as many with an object first",
-    )
-    parser.add_argument("--translate", type=int, default=300, help="of these")
-    parser.add_argument("--seed", type=int, default=1, help="of the sentences")
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN")
+    add("--n", type=int, default=4000, help="sentences; a quarter more, object first")
+    add("--translate", type=int, default=300, help="of these")
+    add("--seed", type=int, default=1, help="of the sentences")
     args = parser.parse_args()
     torch.set_num_threads(1)
     sentences = builtin(args.n, args.seed, "test")
     known = {s.en for s in sentences}
     more = builtin(args.n // 4, args.seed, "test", OBJECT_FIRST)
     sentences += [s for s in more if s.en not in known]
-    found: dict = {
+    runs = [load_or_train(path, seed) for seed, path in enumerate(args.runs)]
+    measured = []
+    for run in runs:
+        began = time.process_time()
+        figures, counts = measure(run, sentences, args.translate)
+        seconds = round(time.process_time() - began, 1)
+        measured.append(figures | {"cpu_seconds": seconds})
+    found = {
         "n_sentences": len(sentences),
         "sentence_seed": args.seed,
-        "runs": [],
+        "runs": measured,
+        "distances": {name: dict(sorted(by.items())) for name, by in counts.items()},
+        "untrained": untrained(runs[0], sentences),
     }
-    for seed, path in enumerate(args.runs):
-        if not (path / "model.safetensors").exists():
-            recipe = override(get_recipe("tiny"), [f"seed={seed}"])
-            train_run(load_corpus("builtin"), recipe, path)
-        run, began = load_run(path), time.process_time()
-        measured, counts = measure(run, sentences, args.translate)
-        measured["cpu_seconds"] = round(time.process_time() - began, 1)
-        found["runs"].append(measured)
-        found["distances"] = {
-            name: dict(sorted(by.items())) for name, by in counts.items()
-        }
-        if seed == 0:
-            found["untrained"] = untrained(run, sentences)
-            found["example"] = example(run, next(filter(has_all, sentences)))
-    shown = {name: value for name, value in found.items() if name != "example"}
-    print(json.dumps(shown, indent=1, ensure_ascii=False))
-    if args.out:
-        Path(args.out).write_text(
-            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+    shown = example(runs[0], next(filter(has_all, sentences)))
+    write(args.out, found | {"example": shown})
 
 
 if __name__ == "__main__":

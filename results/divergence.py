@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Why the shape of `multi30k-tiny` does not learn at a peak rate of 4e-3 with post-norm, and which changes cure it.
 
-    python benchmarks/divergence.py --data-dir DATA --out divergence.json
+    python results/divergence.py --data-dir DATA --out divergence.json
     python tools/record.py results/divergence.json --command "…" --seed 0 --json divergence=divergence.json
 
 Each row of ROWS trains 1,200 steps of 1,000 tokens, a few minutes of one core. Every 50 steps, without dropout and on the same held-out
@@ -9,12 +9,12 @@ sentences, it measures the loss, the loss if each sentence gets another source, 
 and the norm of the gradient in the first and the last layer.
 """
 
-import argparse
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from figures import options, write
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -105,53 +105,35 @@ def curve(recipe: Recipe, data: Prepared) -> list[dict[str, float]]:
 
     steps = training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed)
     try:
-        train(
-            parallel,
-            steps,
-            optimizer,
-            schedule,
-            settings.max_steps,
-            [hook],
-            settings.clip_norm,
-        )
+        n, clip_norm = settings.max_steps, settings.clip_norm
+        train(parallel, steps, optimizer, schedule, n, [hook], clip_norm)
     except NotFinite as error:
         print(error)
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data-dir", help="holds multi30k/; without it the text is downloaded"
-    )
-    parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], help="settings for all rows")
-    parser.add_argument("--out", type=Path, help="write what is found as JSON")
-    args = parser.parse_args(argv)
+def main() -> None:
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--data-dir", help="holds multi30k/; without it the text is downloaded")
+    add("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
+    add("--seed", type=int, default=0)
+    add("--set", nargs="*", default=[], help="settings for all rows")
+    args = parser.parse_args()
     corpus = load_corpus("multi30k", args.data_dir)
+    texts = f"{fingerprint(corpus.train)} {fingerprint(corpus.valid)}"
     found = []
     with TemporaryDirectory() as folder:
         n_pieces = recipe_of(args.rows[0], args.seed, args.set).train.n_pieces
-        data = prepare(
-            Path(folder) / "text",
-            corpus.train,
-            corpus.valid,
-            f"{fingerprint(corpus.train)} {fingerprint(corpus.valid)}",
-            n_pieces,
-        )
+        out = Path(folder) / "text"
+        data = prepare(out, corpus.train, corpus.valid, texts, n_pieces)
         for row in args.rows:
-            recipe = recipe_of(row, args.seed, args.set)
-            points = curve(recipe, data)
+            points = curve(recipe_of(row, args.seed, args.set), data)
             rounded = [{k: round(v, 4) for k, v in point.items()} for point in points]
-            found.append({"row": row, "settings": ROWS[row]})
-            print(json.dumps(found[-1] | rounded[-1]), flush=True)
-            found[-1]["curve"] = rounded
-            if args.out:  # after each, so that an interruption loses none
-                text = json.dumps({"common": COMMON, "rows": found}, indent=1)
-                args.out.write_text(text + "\n", encoding="utf-8")
+            about = {"row": row, "settings": ROWS[row]}
+            print(json.dumps(about | rounded[-1]), flush=True)
+            found.append(about | {"curve": rounded})
+            write(args.out, {"common": COMMON, "rows": found})
 
 
 if __name__ == "__main__":

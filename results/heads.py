@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Which heads attend from "it" to its antecedent, and what is lost without each head, on held-out sentences of the grammar.
 
-    python benchmarks/heads.py demo --out heads.json
+    python results/heads.py demo --out heads.json
     tools/record.py results/heads.json --command "…" --seed 0 --json heads=heads.json
 
 RUN is a run on the built-in text, or `demo`, the pretrained model of the package. If there is none at RUN, `tiny` is trained first (some three
@@ -9,14 +9,13 @@ minutes of one core).
 Measuring takes about half a minute. All maps of the two animal sentences go with it, a line of thousandths for each query.
 """
 
-import argparse
 import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from figures import options, thousandths, write
 
 from annotated_transformer.data.batch import pad_ids
 from annotated_transformer.data.corpus import load_corpus
@@ -37,14 +36,6 @@ from annotated_transformer.show.heads import (
 )
 from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.translating.translate import Translator
-
-
-def thousandths(maps: Tensor) -> list:
-    "Maps (n_layers, h, n_q, n_k), each row of each as one line of text."
-    return [
-        [[" ".join(map(str, row)) for row in head] for head in layer]
-        for layer in (1000 * maps).round().int().tolist()
-    ]
 
 
 def without_two(
@@ -84,71 +75,48 @@ def animal(translator: Translator, s: Sentence) -> dict:
     }
 
 
+def shares(found: AntecedentAttention) -> dict:
+    return {
+        "noun": found.antecedent.tolist(),
+        "other": found.other.tolist(),
+        "first": found.largest.tolist(),
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path)
-    parser.add_argument(
-        "--n",
-        type=int,
-        default=900,
-        help="sentences drawn; those whose nouns share a gender are left out",
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of the sentences")
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("run", type=Path)
+    add("--n", type=int, default=900, help="sentences drawn; a few are left out")
+    add("--seed", type=int, default=1, help="of the sentences")
     args = parser.parse_args()
     if not (pretrained_run(args.run) or args.run / "model.safetensors").exists():
         train_run(load_corpus("builtin"), get_recipe("tiny"), args.run)
-    run, sentences, began = (
-        load_run(args.run),
-        pronoun_sentences(args.n, args.seed),
-        time.process_time(),
-    )
+    run, sentences = load_run(args.run), pronoun_sentences(args.n, args.seed)
+    began = time.process_time()
     translator = Translator(run.model, run.vocab, search=batched_greedy_search)
     with torch.inference_mode():
         attends = antecedent_attention(run.model, run.vocab, sentences)
-    whole, without = (
-        pronoun_scores(translator, sentences),
-        ablate_each_head(translator, sentences),
-    )
+    without = {
+        kind: [[p._asdict() for p in layer] for layer in layers]
+        for kind, layers in ablate_each_head(translator, sentences).items()
+    }
+    two = {
+        kind: without_two(translator, sentences, kind, f) for kind, f in attends.items()
+    }
+    whole = pronoun_scores(translator, sentences)._asdict()
     found = {
         "n_sentences": len(sentences),
         "patterns": list(dict.fromkeys(s.pattern for s in sentences)),
         "sentence_seed": args.seed,
         "training": run.about["weights"],
-        "follow": {
-            kind: {
-                "noun": f.antecedent.tolist(),
-                "other": f.other.tolist(),
-                "first": f.largest.tolist(),
-            }
-            for kind, f in attends.items()
-        },
-        "pronouns": {
-            "whole": whole._asdict(),
-            "without": {
-                kind: [[p._asdict() for p in layer] for layer in layers]
-                for kind, layers in without.items()
-            },
-            "two": {
-                kind: without_two(translator, sentences, kind, f)
-                for kind, f in attends.items()
-            },
-        },
+        "follow": {kind: shares(f) for kind, f in attends.items()},
+        "pronouns": {"whole": whole, "without": without, "two": two},
         "cpu_seconds": round(time.process_time() - began, 1),
-        "animals": [animal(translator, s) for s in (ANIMAL_TIRED, ANIMAL_WIDE)],
     }
-    print(
-        json.dumps(
-            {name: value for name, value in found.items() if name != "animals"},
-            indent=1,
-        )
-    )
-    if args.out:
-        Path(args.out).write_text(
-            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+    print(json.dumps(found, indent=1))
+    animals = [animal(translator, s) for s in (ANIMAL_TIRED, ANIMAL_WIDE)]
+    write(args.out, found | {"animals": animals})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Does a long path make learning harder? A value recalled over a distance by five models of equal size (notebook 40a).
+"""Does a long path make learning harder? A value recalled over a distance by five models of equal size (notebook 40b).
 
-    nice python benchmarks/recall.py --out recall.json
+    nice python results/recall.py --out recall.json
     tools/record.py results/recall.json --command "…" --seed 0 --json recall=recall.json
 
 Every model of `recall_models` is trained at each distance, at each learning rate, from each seed, for the same number of updates at most;
@@ -9,11 +9,10 @@ a run ends early when two tests in a row are 99 % right. About twenty minutes of
 """
 
 import argparse
-import json
 import time
-from pathlib import Path
 
 import torch
+from figures import n_parameters, options, write
 
 from annotated_transformer.experiments.recall import learn_recall, recall_models
 
@@ -35,42 +34,35 @@ def measure(name: str, distance: int, args: argparse.Namespace) -> dict:
                 flush=True,
             )
     return {
-        "n_parameters": sum(p.numel() for p in model.parameters()),
+        "n_parameters": n_parameters(model),
         "cpu_seconds": round(time.process_time() - began, 1),
         "accuracies": accuracies,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--distances", type=int, nargs="+", default=[10, 30, 100, 300])
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--updates", type=int, default=1000, help="of a run, at most")
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--distances", type=int, nargs="+", default=[10, 30, 100, 300])
+    add("--rates", type=float, nargs="+", default=[1e-3, 3e-3])
+    add("--seeds", type=int, nargs="+", default=[0, 1])
+    add("--updates", type=int, default=1000, help="of a run, at most")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict = {
+    models = {
+        name: {distance: measure(name, distance, args) for distance in args.distances}
+        for name in recall_models(args.distances[0])
+    }
+    seconds = sum(one["cpu_seconds"] for by in models.values() for one in by.values())
+    found = {
         "updates": args.updates,
         "seeds": args.seeds,
         "distances": args.distances,
-        "models": {name: {} for name in recall_models(args.distances[0])},
+        "models": models,
+        "cpu_seconds": round(seconds),
     }
-    for distance in args.distances:
-        for name in found["models"]:
-            found["models"][name][distance] = measure(name, distance, args)
-    found["cpu_seconds"] = round(
-        sum(
-            one["cpu_seconds"] for by in found["models"].values() for one in by.values()
-        )
-    )
     print(f"{found['cpu_seconds']} CPU seconds")
-    if args.out:
-        Path(args.out).write_text(
-            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+    write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The layers that §4 compares: CPU time and memory over lengths and widths.
 
-    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 OMP_NUM_THREADS=1 python benchmarks/complexity.py --out complexity.json
+    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 OMP_NUM_THREADS=1 python results/complexity.py --out complexity.json
     python tools/record.py results/complexity.json --command "…" --seed 0 --json complexity=complexity.json
 
 The settings before the command make glibc keep freed memory. Without them it returns every array of more than 32 MB to the system and has
@@ -12,12 +12,12 @@ least time of all is kept. Bytes are counted and do not depend on the machine. N
 """
 
 import argparse
-import json
 import math
 import time
 from functools import partial
 
 import torch
+from figures import options, write
 from torch import nn
 
 from annotated_transformer.experiments.complexity import SelfAttention, table_1_layers
@@ -57,81 +57,46 @@ def sweep(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--n",
-        type=int,
-        nargs="+",
-        default=[16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096],
-        help="lengths, rising",
-    )
-    parser.add_argument(
-        "--d",
-        type=int,
-        nargs="+",
-        default=[64, 128, 256, 512, 1024],
-        help="widths, rising",
-    )
-    parser.add_argument("--k", type=int, default=3, help="positions under a kernel")
-    parser.add_argument(
-        "--r", type=int, default=65, help="positions of a neighbourhood"
-    )
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--sweeps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2, help="within a sweep")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="write the figures as JSON")
+    parser = options(__doc__)
+    add = parser.add_argument
+    lengths = [16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096]
+    add("--n", type=int, nargs="+", default=lengths, help="lengths, rising")
+    widths = [64, 128, 256, 512, 1024]
+    add("--d", type=int, nargs="+", default=widths, help="widths, rising")
+    add("--k", type=int, default=3, help="positions under a kernel")
+    add("--r", type=int, default=65, help="positions of a neighbourhood")
+    add("--batch", type=int, default=1)
+    add("--sweeps", type=int, default=3)
+    add("--rounds", type=int, default=2, help="within a sweep")
+    add("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    began = time.process_time()
     contenders = {d: layers(d, args) for d in args.d}
-    seconds = {
-        name: {d: [math.inf] * len(args.n) for d in args.d}
-        for name in contenders[args.d[0]]
-    }
+    names = list(contenders[args.d[0]])
+    seconds = {name: {d: [math.inf] * len(args.n) for d in args.d} for name in names}
     with torch.no_grad():
         for i in range(args.sweeps):
             sweep(contenders, args, seconds)
+            spent = time.process_time()
             print(
-                f"sweep {i + 1} of {args.sweeps}: {time.process_time() - began:.0f} CPU seconds",
-                flush=True,
+                f"sweep {i + 1} of {args.sweeps}: {spent:.0f} CPU seconds", flush=True
             )
     middle = args.d[len(args.d) // 2]
-    result = {
-        "threads": 1,
-        "batch": args.batch,
-        "k": args.k,
-        "r": args.r,
-        "sweeps": args.sweeps,
-        "rounds": args.rounds,
-        "n": args.n,
-        "d": args.d,
-        "seconds": {
-            name: {d: [round(s, 9) for s in times] for d, times in by_d.items()}
-            for name, by_d in seconds.items()
-        },
-        "bytes": {
-            name: {
-                middle: [
-                    activation_bytes(layer, torch.randn(args.batch, n, middle))
-                    for n in args.n
-                ]
-            }
-            for name, layer in contenders[middle].items()
-        },
+    inputs = [torch.randn(args.batch, n, middle) for n in args.n]
+    n_bytes = {
+        name: {middle: [activation_bytes(layer, x) for x in inputs]}
+        for name, layer in contenders[middle].items()
     }
-    print(f"all: {time.process_time() - began:.0f} CPU seconds")
     for name, by_d in seconds.items():
-        print(
-            f"{name:30}"
-            + "".join(f"{1e3 * times[-1]:>12.1f} ms" for times in by_d.values())
-        )
-    if args.out:
-        with open(args.out, "w") as f:
-            json.dump(result, f, indent=1)
+        last = (f"{1e3 * times[-1]:>12.1f} ms" for times in by_d.values())
+        print(f"{name:30}" + "".join(last))
+    sizes = {key: vars(args)[key] for key in "batch k r sweeps rounds n d".split()}
+    rounded = {
+        name: {d: [round(s, 9) for s in times] for d, times in by_d.items()}
+        for name, by_d in seconds.items()
+    }
+    write(args.out, {"threads": 1, **sizes, "seconds": rounded, "bytes": n_bytes})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Additive, scaled and unscaled dot-product attention, trained at two widths of a key, and their cost by length (notebook 321a).
 
-    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 OMP_NUM_THREADS=1 python benchmarks/scoring.py --out scoring.json
+    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 OMP_NUM_THREADS=1 python results/scoring.py --out scoring.json
     tools/record.py results/scoring.json --command "…" --seed 0 --json scoring=scoring.json
 
 All models are Transformers of `--d-model` with d_model / d_k heads, so the projections have the same number of parameters at every width.
@@ -22,10 +22,10 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from figures import earlier, n_parameters, options, write
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -40,7 +40,6 @@ from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.experiments.layer_costs import cpu_seconds
-from annotated_transformer.io.files import write_file
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.transformer import Transformer, build_transformer
@@ -59,19 +58,15 @@ N_LOOKS = 10  # at the validation set, in a run
 # --- three scores -------------------------------------------------------------
 
 
-class Unscaled(nn.Module):
+class DotProduct(nn.Module):
     "(b, h, n_q, d_k) and (b, h, n_k, d_k) to (b, h, n_q, n_k), as all scores."
 
-    def __init__(self, n_heads: int, d_k: int):
+    def __init__(self, scale: float):
         super().__init__()
+        self.scale = scale
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        return query @ key.transpose(-2, -1)
-
-
-class Scaled(Unscaled):
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        return query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
+        return query @ key.transpose(-2, -1) * self.scale
 
 
 class Additive(nn.Module):
@@ -105,7 +100,11 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(~mask, -math.inf).softmax(dim=-1).masked_fill(~mask, 0)
 
 
-SCORES = {"additive": Additive, "scaled": Scaled, "unscaled": Unscaled}
+SCORES: dict[str, Callable[[int, int], nn.Module]] = {  # of n_heads and d_k
+    "additive": Additive,
+    "scaled": lambda n_heads, d_k: DotProduct(d_k**-0.5),
+    "unscaled": lambda n_heads, d_k: DotProduct(1.0),
+}
 SMALLER = "unscaled, smaller start"
 
 
@@ -135,7 +134,7 @@ def load_data(args: argparse.Namespace) -> Data:
 
 def build(name: str, d_k: int, data: Data, args: argparse.Namespace) -> Transformer:
     "A model with the scores of that name in all of its attentions."
-    score = Unscaled if name == SMALLER else SCORES[name]
+    score = SCORES["unscaled" if name == SMALLER else name]
 
     def attention(d_model: int, n_heads: int, *widths) -> MultiHeadAttention:
         attend = Attend(score(n_heads, d_k))
@@ -208,20 +207,15 @@ def of_queries(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def learn(
-    name: str,
-    d_k: int,
-    seed: int,
-    peak_lr: float,
-    data: Data,
-    args: argparse.Namespace,
+    name: str, d_k: int, seed: int, peak_lr: float, data: Data, args: argparse.Namespace
 ) -> dict:
     "Train one model; what there is to say of it."
     torch.manual_seed(seed)
     model = build(name, d_k, data, args)
-    objective, curve = BatchLoss(model, label_smoothing=0.1), []
+    objective = BatchLoss(model, label_smoothing=0.1)
     loss = partial(validation_loss, objective, data.valid)
     start = statistics(objective, data.valid[0])
-    curve.append([0, round(loss(), 4)])
+    curve = [[0, round(loss(), 4)]]
     began = time.process_time()
 
     def look(record: StepRecord) -> None:
@@ -266,7 +260,7 @@ def train_all(name: str, d_k: int, data: Data, args: argparse.Namespace) -> dict
     runs = [learn(name, d_k, seed, best["peak_lr"], data, args) for seed in others]
     model = build(name, d_k, data, args)
     return {
-        "n_parameters": sum(p.numel() for p in model.parameters()),
+        "n_parameters": n_parameters(model),
         "n_heads": args.d_model // d_k,
         "peak_lr": best["peak_lr"],
         "tries": {f"{run['peak_lr']:g}": run["valid_loss"] for run in tries},
@@ -319,22 +313,16 @@ def cost(args: argparse.Namespace) -> dict:
             n_bytes[name].append(peak_bytes(action))
         ratio = took["additive"] / took["scaled"]
         print(f"n = {n}: additive takes {ratio:.1f} times as long", flush=True)
-    return {
-        "d_k": d_k,
-        "rounds": args.rounds,
-        "n": args.n,
-        "seconds": seconds,
-        "peak_bytes": n_bytes,
-    }
+    about = {"d_k": d_k, "rounds": args.rounds, "n": args.n}
+    return about | {"seconds": seconds, "peak_bytes": n_bytes}
 
 
 # --- the record ---------------------------------------------------------------
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "scoring.json")
+    parser.set_defaults(patterns=list(PATTERNS))
     add = parser.add_argument
     add("--d-k", type=int, nargs="+", default=[8, 128], help="widths, rising")
     add("--d-model", type=int, default=128, help="a multiple of every d_k")
@@ -352,28 +340,16 @@ def parse_args() -> argparse.Namespace:
     add("--n", type=int, nargs="+", default=lengths, help="lengths, for the cost")
     add("--cost-d-k", type=int, default=64, help="width of a key, for the cost")
     add("--rounds", type=int, default=5, help="of timing")
-    add("--out", type=Path, default=Path("scoring.json"), help="written as it grows")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(1)
-    settings = {name: value for name, value in vars(args).items() if name != "out"}
-    settings |= {"patterns": list(PATTERNS)}
-    found = {"settings": settings, "models": {}}
-    if args.out.exists():
-        found = json.loads(args.out.read_text(encoding="utf-8"))
-    if found["settings"] != settings:
-        raise SystemExit(f"{args.out} has other settings: {found['settings']}")
-
-    def write() -> None:
-        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-        write_file(args.out, text.encode())
-
+    found = {"models": {}} | earlier(args.out, args)
     if "cost" not in found:
         found["cost"] = cost(args)
-        write()
+        write(args.out, found)
     data = load_data(args)
     found |= {"n_vocab": len(data.vocab), "n_test": len(data.test)}
     for d_k in args.d_k:
@@ -383,8 +359,8 @@ def main() -> None:
             if name not in of_width:
                 of_width[name] = train_all(name, d_k, data, args)
                 print(f"d_k {d_k}, {name}: {json.dumps(of_width[name])}", flush=True)
-                write()
-    longer = argparse.Namespace(**settings | {"steps": args.longer * args.steps})
+                write(args.out, found)
+    longer = argparse.Namespace(**vars(args) | {"steps": args.longer * args.steps})
     again = [(args.d_k[0], name) for name in SCORES] + [(args.d_k[-1], "unscaled")]
     for d_k, name in again:
         model = found["models"][str(d_k)][name]
@@ -392,7 +368,7 @@ def main() -> None:
             rate, seed = model["peak_lr"], args.seeds[0]
             model["longer"] = learn(name, d_k, seed, rate, data, longer)
             print(f"longer, d_k {d_k}, {name}: {model['longer']}", flush=True)
-            write()
+            write(args.out, found)
 
 
 if __name__ == "__main__":

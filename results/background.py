@@ -1,0 +1,291 @@
+#!/usr/bin/env python
+"""What came before the Transformer, next to it: equal parameters, equal processor time, the built-in corpus (notebook 20b).
+
+    python results/background.py --minutes 10 --out background.json
+    tools/record.py results/background.json --command "…" --seed 0 --json background=background.json
+
+Each system is built as wide as it must be to have the parameters of the `tiny` Transformer. It learns at each of `--rates` for
+`--try-share` of the time, and then at the best of them, judged by the validation loss, for `--minutes` of processor time on one thread.
+Validation is not counted. The learning rate follows the processor's clock: up in the first twentieth, then down in a line to 0, so that
+every run ends with its schedule. FILE is written after each system; started again, the command goes on with the next one.
+"""
+
+import argparse
+import json
+import math
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from figures import earlier, n_parameters, options, write
+from torch import nn
+
+from annotated_transformer.data.batch import (
+    Batch,
+    EncodedPairs,
+    encode_pairs,
+    epoch_batches,
+    training_steps,
+)
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.grammar import Sentence
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.experiments.background import (
+    AttentiveDecoder,
+    BidirectionalEncoder,
+    EncoderDecoder,
+    RecurrentDecoder,
+    RecurrentEncoder,
+)
+from annotated_transformer.experiments.convolutions import (
+    ByteNetDecoder,
+    ByteNetEncoder,
+    ConvS2SDecoder,
+    ConvS2SEncoder,
+)
+from annotated_transformer.model.attention import attention
+from annotated_transformer.model.config import get_recipe
+from annotated_transformer.model.embedding import Embedding
+from annotated_transformer.model.position import SinusoidalPosition
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.recipe import BatchLoss, validation_loss
+from annotated_transformer.show.heads import pronoun_sentences
+from annotated_transformer.training.optimizer import adam
+from annotated_transformer.training.train import StepRecord, Stop, train
+from annotated_transformer.translating.evaluate import bleu, pronouns
+from annotated_transformer.translating.translate import Translator
+
+TINY = get_recipe("tiny")
+PATTERNS = ("it_because", "it_although", "it_fit", "it_bought")
+N_LOOKS = 20  # at the validation set, in a run
+
+
+def systems(n_vocab: int, pad_id: int) -> dict[str, Callable[[int], nn.Module]]:
+    "A function from width to model for each system of the past; depths are those of notebook 20a."
+    dilations = [1, 2, 4] * 2
+    parts = {  # encoder, decoder, positions
+        "LSTM": lambda d: (RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), None),
+        "LSTM with attention": lambda d: (
+            BidirectionalEncoder(d, 2),
+            AttentiveDecoder(d, 2),
+            None,
+        ),
+        "ConvS2S": lambda d: (
+            ConvS2SEncoder(d, 4, 3),
+            ConvS2SDecoder(d, 3, 3, attention),
+            SinusoidalPosition(d),
+        ),
+        "ByteNet": lambda d: (
+            ByteNetEncoder(d, 3, dilations),
+            ByteNetDecoder(d, 3, dilations),
+            None,
+        ),
+    }
+
+    def translator(name: str, d: int) -> nn.Module:
+        encoder, decoder, position = parts[name](d)
+        embedding = Embedding(n_vocab, d)
+        return EncoderDecoder(encoder, decoder, embedding, position, 0.0, pad_id)
+
+    return {name: partial(translator, name) for name in parts}
+
+
+def closest_width(build: Callable[[int], nn.Module], n_wanted: int) -> int:
+    "The even width whose model has most nearly `n_wanted` parameters."
+    with torch.device("meta"):  # where models hold no numbers
+        count = lambda width: n_parameters(build(width))
+        widths = range(16, 2049, 2)
+        i = bisect_left(widths, n_wanted, key=count)
+        nearest = widths[max(0, i - 1) : i + 1]
+        return min(nearest, key=lambda width: abs(count(width) - n_wanted))
+
+
+def decoder_of(model: nn.Module):
+    "The systems of §2 decode by themselves, the Transformer with a cache."
+    return FAST.decoder(model) if isinstance(model, Transformer) else model
+
+
+def builders(
+    n_vocab: int, pad_id: int
+) -> dict[str, tuple[int, Callable[[], nn.Module]]]:
+    "Width and model of every system; the Transformer is first, the others have its number of parameters."
+    transformer = partial(
+        build_transformer, TINY.model, n_vocab, pad_id, attention=FAST.attention
+    )
+    found: dict[str, tuple[int, Callable[[], nn.Module]]] = {
+        "Transformer": (TINY.model.d_model, transformer)
+    }
+    n_wanted = n_parameters(transformer())
+    for name, build in systems(n_vocab, pad_id).items():
+        width = closest_width(build, n_wanted)
+        found[name] = width, partial(build, width)
+    return found
+
+
+class Clock:
+    "Seconds of processor time since it was made, those spent in `paused` left out."
+
+    def __init__(self):
+        self.began = time.process_time()
+
+    def seconds(self) -> float:
+        return time.process_time() - self.began
+
+    def paused(self, action: Callable):
+        before = time.process_time()
+        result = action()
+        self.began += time.process_time() - before
+        return result
+
+
+class Data(NamedTuple):
+    "What every system is trained and measured on."
+
+    vocab: Vocab
+    train: EncodedPairs
+    valid: list[Batch]
+    test: list[tuple[str, str]]
+    asked: list[Sentence]  # with a pronoun
+
+
+def load_data(n_train: int) -> Data:
+    corpus = load_corpus("builtin", n_train=n_train)
+    sides = (side for pair in corpus.train for side in pair)
+    vocab = learn_bpe(sides, TINY.train.n_pieces)
+    valid = epoch_batches(encode_pairs(corpus.valid, vocab), vocab, 4096, 0, 0)
+    asked = pronoun_sentences(2000, patterns=PATTERNS)
+    train_pairs = encode_pairs(corpus.train, vocab)
+    return Data(vocab, train_pairs, list(valid), corpus.test, asked)
+
+
+def learn(
+    build: Callable[[], nn.Module],
+    data: Data,
+    peak_lr: float,
+    minutes: float,
+    seed: int,
+) -> tuple[nn.Module, dict]:
+    "A model trained for so many minutes of processor time, and its figures."
+    torch.manual_seed(seed)
+    objective, budget = BatchLoss(build(), TINY.train.label_smoothing), 60 * minutes
+    curve: list[list[float]] = []
+    n_tokens = n_steps = 0
+    clock = Clock()
+
+    def rate(step: int) -> float:
+        share = clock.seconds() / budget
+        return peak_lr * max(1e-3, min(share / 0.05, (1 - share) / 0.95))
+
+    def look(record: StepRecord) -> Stop | None:
+        nonlocal n_tokens, n_steps
+        n_tokens, n_steps = n_tokens + record.n_tokens, record.step
+        seconds = clock.seconds()
+        if seconds >= budget * (len(curve) + 1) / N_LOOKS:
+            loss = clock.paused(lambda: validation_loss(objective, data.valid))
+            curve.append([round(seconds, 1), round(math.exp(min(loss, 20)), 4)])
+        return Stop("time is up") if seconds >= budget else None
+
+    steps = training_steps(data.train, data.vocab, TINY.train.batch_tokens, seed)
+    optimizer = adam(objective.parameters())
+    train(objective, steps, optimizer, rate, 10**9, [look], clip_norm=1.0)
+    seconds = clock.seconds()
+    return objective.model.eval(), {
+        "steps": n_steps,
+        "cpu_seconds": round(seconds, 1),
+        "tokens_per_s": round(n_tokens / seconds),
+        "valid_ppl": math.exp(validation_loss(objective, data.valid)),
+        "curve": curve,
+    }
+
+
+def nearer(sentence: Sentence) -> bool:
+    "Would the nearer of the two nouns have been the right guess?"
+    p = sentence.pronoun
+    return abs(p.word - p.antecedent) < abs(p.word - p.other)
+
+
+def by_distance(sentences: list[Sentence], right: list[bool]) -> dict[str, list[int]]:
+    "Of each distance between it and its noun, in words: how many were right, of how many."
+    found: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for sentence, good in zip(sentences, right):
+        counts = found[sentence.pronoun.word - sentence.pronoun.antecedent]
+        counts[0] += good
+        counts[1] += 1
+    return {str(distance): found[distance] for distance in sorted(found)}
+
+
+def measure(model: nn.Module, data: Data) -> dict:
+    "Exact match and BLEU on held-out text, and the pronouns by distance; beam search as in the paper."
+    translator = Translator(model, data.vocab, decoder=decoder_of)
+    sources, references = map(list, zip(*data.test))
+    began = time.process_time()
+    hypotheses = translator.translate(sources)
+    seconds = time.process_time() - began
+    exact = sum(a == b for a, b in zip(hypotheses, references))
+    said = translator.translate([s.en for s in data.asked])
+    right = [pronouns(line) == pronouns(s.de) for line, s in zip(said, data.asked)]
+    return {
+        "exact_match": exact / len(references),
+        "bleu": bleu(hypotheses, references).value,
+        "translated_per_s": round(len(sources) / seconds, 1),
+        "pronoun_accuracy": sum(right) / len(right),
+        "pronouns": by_distance(data.asked, right),
+    }
+
+
+def best_rate(
+    name: str, build: Callable[[], nn.Module], data: Data, args: argparse.Namespace
+) -> tuple[float, dict[str, float]]:
+    "The rate with the lowest validation perplexity after a short run, and all of them."
+    tries = {}
+    for rate in args.rates if len(args.rates) > 1 else []:
+        minutes = args.minutes * args.try_share
+        _, about = learn(build, data, rate, minutes, args.seed)
+        tries[f"{rate:g}"] = about["valid_ppl"]
+        print(f"{name}, rate {rate:g}: perplexity {about['valid_ppl']:.3f}", flush=True)
+    return float(min(tries, key=tries.get)) if tries else args.rates[0], tries
+
+
+def main() -> None:
+    parser = options(__doc__, "background.json")
+    add = parser.add_argument
+    add("--minutes", type=float, default=10, help="of processor time for each system")
+    add("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
+    add("--try-share", type=float, default=0.1, help="of the minutes, for each rate")
+    add("--seed", type=int, default=0)
+    add("--n-train", type=int, default=40_000, help="sentence pairs")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # so that processor time is the same for every system
+    found = {"systems": {}} | earlier(args.out, args)
+    data = load_data(args.n_train)
+    found |= {
+        "n_vocab": len(data.vocab),
+        "n_test": len(data.test),
+        "n_asked": len(data.asked),
+        "nearer_noun": by_distance(data.asked, list(map(nearer, data.asked))),
+    }
+    for name, (width, build) in builders(len(data.vocab), data.vocab.pad_id).items():
+        if name in found["systems"]:
+            continue
+        peak_lr, tries = best_rate(name, build, data, args)
+        model, about = learn(build, data, peak_lr, args.minutes, args.seed)
+        found["systems"][name] = {
+            "d_model": width,
+            "n_parameters": n_parameters(model),
+            "peak_lr": peak_lr,
+            "tries": tries,
+            **about,
+            **measure(model, data),
+        }
+        shown = {k: v for k, v in found["systems"][name].items() if k != "curve"}
+        print(name, json.dumps(shown), flush=True)
+        write(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
