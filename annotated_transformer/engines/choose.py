@@ -16,6 +16,7 @@ from .chunked_r_drop import ChunkedRDrop
 from .fast_dropout import FastDropout
 from .fused_attention import FusedMultiHeadAttention
 from .kv_cache import KVCache
+from .packed import fast_decoder
 from ..model.decode import PrefixDecoder
 from ..model.multi_head import MultiHeadAttention
 from ..training.label_smoothing import smoothed_loss
@@ -34,5 +35,5 @@ class Engines(NamedTuple):
 # %% ../../nbs/90i_engines.ipynb #9e000008
 PLAIN = Engines(nn.Dropout, MultiHeadAttention, smoothed_loss, RDrop, PrefixDecoder)
 FAST = Engines(
-    FastDropout, FusedMultiHeadAttention, chunked_loss, ChunkedRDrop, KVCache
+    FastDropout, FusedMultiHeadAttention, chunked_loss, ChunkedRDrop, fast_decoder
 )

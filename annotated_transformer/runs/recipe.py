@@ -23,7 +23,6 @@ from ..data.corpus import Corpus, corpus_from_source
 from ..data.prepared import Prepared, open_prepared, prepare
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
-from ..engines.packed import limit_kernels
 from ..io.atomic import FolderLock, write_file
 from ..io.files import path_type, read_file, resolve
 from ..io.text import fingerprint
@@ -72,7 +71,6 @@ def precision_context(
         precision = "bf16"
     if precision != "bf16":
         return nullcontext()
-    limit_kernels()
     return torch.autocast(device.type, torch.bfloat16)
 
 # %% ../../nbs/55_recipe.ipynb #423c6559
