@@ -149,14 +149,15 @@ class KVCache:
         positions = torch.full((beam,), t, device=slots.device)
         any_masked = src_mask if src_mask.numel() else None
         step = Step(n_past, n_past + beam, positions, slot_mask, any_masked)
+        layers = []
+        for i in range(0, len(caches), 4):
+            past = [_with_room(t, n_past, step.n_slots) for t in caches[i : i + 2]]
+            layers.append(LayerCache(*past, *caches[i + 2 : i + 4]))
         embedded = model.embedding(last_ids.reshape(-1, 1))  # (b·beam, 1, d_model)
         x = model.dropout(model.position(embedded, start=t))
         x = x.view(b, beam, -1)  # (b, beam, d_model)
-        for i, layer_step in enumerate(self.layer_steps):
-            first = 4 * i
-            caches[first : first + 2] = [
-                _with_room(t, n_past, step.n_slots) for t in caches[first : first + 2]
-            ]
-            x = layer_step(x, LayerCache(*caches[first : first + 4]), step)
+        for layer_step, cache in zip(self.layer_steps, layers):
+            x = layer_step(x, cache, step)
         log_probs = next_log_probs(model, model.decoder.norm(x))
+        caches = [t for cache in layers for t in cache]
         return log_probs, DecodingState([slots], [*caches, src_mask])
