@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-from itertools import product
 
 import pytest
 import torch
@@ -67,9 +66,8 @@ def pickled(translator):
     return pickle.loads(pickle.dumps(translator))
 
 
-@pytest.mark.parametrize(
-    "copy_of, precision", product([copy.deepcopy, pickled], PRECISIONS)
-)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, pickled])
 def test_a_translator_can_be_copied(copy_of, precision):
     "By `copy`, and by `pickle`, as other processes receive it; the copy is as fast."
     if precision == "int8" and not can_int8():
@@ -303,7 +301,7 @@ def test_layer_with_parts_of_its_own_keeps_the_general_step(change):
     assert torch.equal(two_beams(decoder), two_beams(KVCache(decoder.model)))
 
 
-def test_nothing_changes_for_the_rest_of_the_process():
+def test_nothing_changes_for_the_rest_of_the_process(monkeypatch):
     "Neither a model that is ready to translate nor training in bf16."
 
     def settings():
@@ -312,6 +310,10 @@ def test_nothing_changes_for_the_rest_of_the_process():
         precision = torch.get_float32_matmul_precision(), torch.get_default_dtype()
         return dict(os.environ), attention, precision, torch.is_grad_enabled()
 
+    # as in a new process
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.delenv(name, raising=False)
     before = settings()
     assert load("demo").translate(["the dog sleeps."])
     model, ids = small_model(), torch.randint(1, 50, (2, 5))
