@@ -3,15 +3,15 @@
 import copy
 import os
 import pickle
-from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
 from annotated_transformer import UserError
+from annotated_transformer.data.batch import Batch
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.engines import packed as inference
+from annotated_transformer.engines import packed
 from annotated_transformer.engines.fast_dropout import FastDropout
 from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.kv_cache import KVCache
@@ -21,12 +21,13 @@ from annotated_transformer.engines.packed import (
     PreparedLinear,
     _can_pack,
     can_int8,
-    limit_kernels,
+    fast_decoder,
     ready_to_translate,
 )
 from annotated_transformer.export.marian import _MarianEmbedding
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.recipe import BatchLoss, precision_context
 from annotated_transformer.training.attention_dropout import AttentionDropout
 from annotated_transformer.translating.translate import load
 
@@ -61,20 +62,12 @@ def test_a_processor_without_bf16_takes_plain_products(monkeypatch):
     assert prepared and all(m._packed is None for m in prepared)
 
 
-@packs
-def test_a_model_cast_afterwards_is_followed():
-    linear, x = nn.Linear(5, 7).requires_grad_(False), torch.randn(3, 5)
-    packed = PreparedLinear(linear.weight, linear.bias)
-    torch.testing.assert_close(packed.double()(x.double()), linear.double()(x.double()))
-
-
 def pickled(translator):
     return pickle.loads(pickle.dumps(translator))
 
 
-@pytest.mark.parametrize(
-    "copy_of, precision", product([copy.deepcopy, pickled], PRECISIONS)
-)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, pickled])
 def test_a_translator_can_be_copied(copy_of, precision):
     "By `copy`, and by `pickle`, as other processes receive it; the copy is as fast."
     if precision == "int8" and not can_int8():
@@ -85,8 +78,6 @@ def test_a_translator_can_be_copied(copy_of, precision):
     assert other.translate(lines) == translator.translate(lines)
     layer, original = (t.model.decoder.layers[0] for t in (other, translator))
     assert layer.self_attn.w_o.weight is not original.self_attn.w_o.weight
-    # the prepared step uses the copy's layers, which are packed where the others are
-    assert layer.prepared_step.w_o.__self__ is layer.self_attn.w_o
     packed = [getattr(x.self_attn.w_o, "_packed", None) for x in (layer, original)]
     assert (packed[0] is None) == (packed[1] is None)
 
@@ -107,45 +98,39 @@ def test_a_row_of_zeros_stays_zero():
 
 
 def words_of(model, src, tgt_in):
+    decoder, found = fast_decoder(model), []
     with torch.no_grad():
-        state, said = KVCache(model).start(src), []
+        state = decoder.start(src)
         for i in range(tgt_in.size(1)):
-            log_probs, state = KVCache(model).step(tgt_in[:, i : i + 1], state)
-            said.append(log_probs[..., 1:])  # all but padding
-    return torch.cat(said, dim=1)
+            log_probs, state = decoder.step(tgt_in[:, i : i + 1], state)
+            found.append(log_probs[..., 1:])  # all but padding
+    return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        dict(norm="post"),
-        dict(norm="pre"),
-        dict(d_k=5, d_v=3),
-        dict(position="learned", n_positions=20),
-    ],
-    ids=str,
-)
+SIZES = [
+    dict(norm="post"),
+    dict(norm="pre"),
+    dict(d_k=5, d_v=3),
+    dict(position="learned", n_positions=20),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize(
     "precision, tolerance", [("fp32", 1e-4), ("bf16", 0.3), ("int8", 0.3)]
 )
 def test_the_model_says_the_same(sizes, precision, tolerance):
-    def make():
-        torch.manual_seed(0)
-        return build_transformer(
-            ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, **sizes), 50, 0
-        ).eval()
-
     src, tgt_in = torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
     src[1, 4:] = 0
-    right, ready = words_of(make(), src, tgt_in), ready_to_translate(make(), precision)
+    right = words_of(small_model(**sizes).eval(), src, tgt_in)
+    ready = ready_to_translate(small_model(**sizes), precision)
     found = words_of(ready, src, tgt_in)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, right, rtol=0, atol=tolerance)
     with torch.no_grad():
         at_once = ready.embedding.logits(ready(src, tgt_in)).float().log_softmax(dim=-1)
-    torch.testing.assert_close(
-        at_once[..., 1:], found, rtol=0, atol=tolerance
-    )  # in int8 the inputs are rounded together, not word by word
+    # in int8 the inputs are rounded together, not token by token
+    torch.testing.assert_close(at_once[..., 1:], found, rtol=0, atol=tolerance)
     assert not any(p.requires_grad for p in ready.parameters())
 
 
@@ -168,13 +153,8 @@ def test_an_embedding_with_a_bias():
 
 def small_model(**sizes):
     torch.manual_seed(0)
-    return build_transformer(
-        ModelConfig(
-            **{"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 4, **sizes}
-        ),
-        50,
-        0,
-    )
+    sizes = {"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 4, **sizes}
+    return build_transformer(ModelConfig(**sizes), 50, 0)
 
 
 @pytest.mark.parametrize(
@@ -182,32 +162,22 @@ def small_model(**sizes):
     [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs_bf16), "int8"],
 )
 def test_no_product_reads_the_plain_weights(precision):
-    "Encoder, decoder and logits use the packed weights alone: NaN in the plain ones changes nothing."
-    ready, src, tgt_in = (
-        ready_to_translate(small_model(), precision),
-        torch.randint(1, 50, (3, 7)),
-        torch.randint(1, 50, (3, 5)),
-    )
+    "Encoder, decoder and logits use the packed weights: NaN in the plain ones is unseen."
+    ready = ready_to_translate(small_model(), precision)
+    src, tgt_in = torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
 
     def outputs():
         with torch.no_grad():
-            return (
-                ready.encode(src)[0],
-                ready(src, tgt_in),
-                words_of(ready, src, tgt_in),
-            )
+            found = words_of(ready, src, tgt_in)
+            return ready.encode(src)[0], ready(src, tgt_in), found
 
-    before, n_maps = outputs(), 0
-    for module in ready.modules():
-        if (
-            isinstance(module, (PreparedLinear, Int8Linear))
-            and module is not ready.embedding.output
-        ):  # whose matrix looks words up
-            module.weight = nn.Parameter(
-                torch.full_like(module.weight, torch.nan), requires_grad=False
-            )
-            n_maps += 1
-    assert n_maps == 2 * (4 + 2) + 2 * (4 + 4 + 2)
+    before = outputs()
+    maps = [m for m in ready.modules() if isinstance(m, (PreparedLinear, Int8Linear))]
+    maps.remove(ready.embedding.output)  # whose matrix looks tokens up
+    for module in maps:
+        nans = torch.full_like(module.weight, torch.nan)
+        module.weight = nn.Parameter(nans, requires_grad=False)
+    assert len(maps) == 2 * (4 + 2) + 2 * (4 + 4 + 2)
     for a, b in zip(before, outputs(), strict=True):
         assert torch.equal(a, b)
 
@@ -220,17 +190,6 @@ def test_the_int8_encoder_is_rounded():
             ready_to_translate(small_model(), p).encode(src) for p in ("fp32", "int8")
         )
     assert 1e-3 < (found - right).norm() / right.norm() < 0.1
-
-
-def test_self_attention_in_int8_is_attention_in_int8():
-    "Bit for bit what the same maps give for keys and values in another tensor."
-    attention, x = (
-        ready_to_translate(small_model(), "int8").encoder.layers[0].self_attn,
-        torch.randn(2, 5, 32),
-    )
-    assert torch.equal(
-        attention(x, x, x, None), attention(x, x.clone(), x.clone(), None)
-    )
 
 
 def no_engine(monkeypatch):
@@ -251,69 +210,42 @@ def no_operators(monkeypatch):
 
 
 def wrong_result(monkeypatch):
-    right = inference._pack_int8
-    monkeypatch.setattr(
-        inference, "_pack_int8", lambda weight, bias: right(2 * weight, bias)
-    )
-
-
-def test_8_bit_products_are_found():
-    assert can_int8() is True
+    right = packed._pack_int8
+    monkeypatch.setattr(packed, "_pack_int8", lambda w, bias: right(2 * w, bias))
 
 
 @pytest.mark.parametrize("lack", [no_engine, no_tensors, no_operators, wrong_result])
 def test_int8_is_refused_where_pytorch_lacks_it(monkeypatch, lack):
+    assert can_int8() is True
     lack(monkeypatch)
     assert can_int8() is False
     model = small_model().train()
-    with pytest.raises(
-        UserError,
-        match="^precision=int8 needs 8-bit matrix products.*: take precision=fp32 or precision=bf16$",
-    ):
+    with pytest.raises(UserError) as e:
         ready_to_translate(model, "int8")
-    assert model.training and all(
-        p.requires_grad for p in model.parameters()
-    )  # refused before anything was changed
-    for other in ("fp32", "bf16"):
-        assert not ready_to_translate(small_model(), other).training
+    assert str(e.value).startswith("precision=int8 needs 8-bit matrix products")
+    assert str(e.value).endswith(": take precision=fp32 or precision=bf16")
+    # refused before anything was changed
+    assert model.training and all(p.requires_grad for p in model.parameters())
+    assert not ready_to_translate(small_model(), "bf16").training
 
 
 def test_refused():
-    model = build_transformer(
-        ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2), 30, 0
-    )
-    with pytest.raises(
-        ValueError, match="precision='int4' is none of fp32, bf16, int8"
-    ):
-        ready_to_translate(model, "int4")
-    with pytest.raises(
-        ValueError, match="precision=int8 is for the CPU: take bf16 on meta"
-    ):
-        ready_to_translate(model.to("meta"), "int8")
+    with pytest.raises(UserError, match="='int4' is none of fp32, bf16, int8"):
+        ready_to_translate(small_model(), "int4")
+    with pytest.raises(UserError, match="=int8 is for the CPU: take bf16 on meta"):
+        ready_to_translate(small_model().to("meta"), "int8")
 
 
-def test_the_kernel_limit_leaves_what_the_environment_says(monkeypatch):
-    first, second = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-    monkeypatch.setenv(first, "9")
-    monkeypatch.delenv(second, raising=False)
-    ready_to_translate(small_model())
-    assert (os.environ[first], os.environ[second]) == ("9", "64")
-    monkeypatch.setenv(second, "8")
-    limit_kernels()
-    assert (os.environ[first], os.environ[second]) == ("9", "8")
-
-
-def two_beams(model) -> torch.Tensor:
-    "Log-probabilities of six steps: padded sources, three hypotheses that are reordered."
+def two_beams(decoder) -> torch.Tensor:
+    "Log-probabilities of six steps: padded sources, three hypotheses, reordered."
     torch.manual_seed(1)
     src = torch.randint(1, 50, (4, 9))
     src[1, 5:] = 0
-    cache, found = KVCache(model), []
-    last = torch.full((4, 1), 2)
+    found, last = [], torch.full((4, 1), 2)
     with torch.no_grad():
-        state = cache.start(src)
+        state = decoder.start(src)
         for _ in range(6):
-            log_probs, state = cache.step(last, state)
+            log_probs, state = decoder.step(last, state)
             found.append(log_probs[..., 1:].flatten())  # all but padding
             parents = torch.randint(last.size(1), (4, 3))
             rows = torch.arange(4)[:, None]
@@ -323,11 +255,13 @@ def two_beams(model) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize(
-    "sizes", [dict(norm="post"), dict(norm="pre"), dict(d_k=5, d_v=3)], ids=str
-)
-def test_prepared_step_is_the_general_one(sizes, precision, monkeypatch):
+def is_prepared(decoder) -> bool:
+    return all(type(step) is packed._PreparedStep for step in decoder.layer_steps)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("sizes", SIZES[:3], ids=str)
+def test_prepared_step_is_the_general_one(sizes, precision):
     "The same operators in one function give the same numbers, to the bit."
     torch.manual_seed(0)
     config = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, **sizes)
@@ -335,38 +269,55 @@ def test_prepared_step_is_the_general_one(sizes, precision, monkeypatch):
     model = build_transformer(
         config, 50, 0, 0.1, attention=FusedMultiHeadAttention, make_dropout=FastDropout
     )
+    assert not is_prepared(fast_decoder(model))
     model = ready_to_translate(model, precision)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # no longer ones and zeros
             parameter.add_(torch.rand_like(parameter))
-    calls, plain = [], inference._PreparedStep.__call__
-    monkeypatch.setattr(
-        inference._PreparedStep,
-        "__call__",
-        lambda *given: calls.append(1) or plain(*given),
-    )
-    prepared = two_beams(model)
-    assert len(calls) == 12  # two layers, six steps
-    for layer in model.decoder.layers:
-        del layer.prepared_step
-    assert torch.equal(prepared, two_beams(model)) and len(calls) == 12
+    assert is_prepared(fast_decoder(model)) and not is_prepared(KVCache(model))
+    assert torch.equal(two_beams(fast_decoder(model)), two_beams(KVCache(model)))
 
 
-@pytest.mark.parametrize("change", ["attend", "activation", "dropout", "layer"])
+@pytest.mark.parametrize(
+    "change", ["attend", "rotate", "activation", "dropout", "layer"]
+)
 def test_layer_with_parts_of_its_own_keeps_the_general_step(change):
     config = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4)
     model = build_transformer(config, 50, 0, attention=FusedMultiHeadAttention)
     layer = model.decoder.layers[0]
     if change == "attend":
         layer.cross_attn.attend = AttentionDropout(0.1)
+    elif change == "rotate":
+        layer.cross_attn.rotate = lambda heads, positions: 2 * heads
     elif change == "activation":
         layer.feed_forward.activation = nn.SiLU()
     elif change == "dropout":
         layer.residuals[1].dropout = nn.Hardtanh()
     else:
         layer.__class__ = type("Own", (type(layer),), {})
-    ready = ready_to_translate(model)
-    has_step = [hasattr(each, "prepared_step") for each in ready.decoder.layers]
+    decoder = fast_decoder(ready_to_translate(model))
     # any activation is called as it is
-    assert has_step == [change == "activation", True]
-    assert torch.isfinite(two_beams(ready)).all()
+    assert is_prepared(decoder) == (change == "activation")
+    assert torch.equal(two_beams(decoder), two_beams(KVCache(decoder.model)))
+
+
+def test_nothing_changes_for_the_rest_of_the_process(monkeypatch):
+    "Neither a model that is ready to translate nor training in bf16."
+
+    def settings():
+        cuda = torch.backends.cuda
+        attention = cuda.cudnn_sdp_enabled(), cuda.flash_sdp_enabled()
+        precision = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+        return dict(os.environ), attention, precision, torch.is_grad_enabled()
+
+    # as in a new process
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.delenv(name, raising=False)
+    before = settings()
+    assert load("demo").translate(["the dog sleeps."])
+    model, ids = small_model(), torch.randint(1, 50, (2, 5))
+    batch = Batch(src=ids, tgt_in=ids, tgt_out=ids, n_tokens=10)
+    autocast = precision_context("bf16", torch.device("cpu"))
+    BatchLoss(model, 0.1, autocast)(batch).backward()
+    assert settings() == before

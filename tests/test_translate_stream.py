@@ -1,5 +1,6 @@
-"""`translate` as a process between pipes: what is there is answered at once, in order, and what is answered is whole."""
+"`translate` between pipes: an answer to each line at once, in order, and whole."
 
+import io
 import os
 import re
 import select
@@ -10,50 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
+from conftest import ROOT
 
+from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.engines.batched_search import batched_greedy_search
-from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
-from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import create_run, write_config
-from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.translate import load
 
+RUN = ROOT / "annotated_transformer/pretrained/demo"
 GREEDY = ["--beam-size", "1"]
 posix = pytest.mark.skipif(os.name == "nt", reason="signals and terminals of POSIX")
-
-
-def made(folder: Path, push: float) -> Path:
-    "A run with random weights, made so that other lines get other answers; `push` towards the end symbol."
-    text, recipe = (
-        builtin(300, seed=3),
-        Recipe(
-            ModelConfig(n_layers=1, d_model=32, d_ff=64, n_heads=2),
-            TrainConfig(n_pieces=400, max_len=60),
-        ),
-    )
-    vocab = learn_bpe([side for s in text for side in (s.en, s.de)], 400)
-    create_run(folder, recipe, {})
-    vocab.save(folder / "vocab.model")
-    write_config(folder, recipe, {})
-    torch.manual_seed(1)
-    model = build_transformer(recipe.model, len(vocab), vocab.pad_id)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "cross_attn" in name or "feed_forward" in name:
-                weight.mul_(4)
-        model.decoder.layers[0].residuals[2].norm.bias.add_(
-            model.embedding.weight[vocab.eos_id], alpha=push
-        )
-    save_weights(model, folder / "model.safetensors")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    return made(tmp_path_factory.mktemp("runs") / "run", push=0)
 
 
 @pytest.fixture(scope="module")
@@ -62,184 +29,155 @@ def lines() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def answers(run, lines) -> list[str]:
-    "What each line is translated to, found in this process."
-    found = load(run, search=batched_greedy_search).translate(lines[:1000])
-    assert len(set(found)) > 900, "the lines are to be told apart by their answers"
+def answers(lines) -> list[str]:
+    "The translation of each line, found in this process."
+    found = load(RUN, search=batched_greedy_search).translate(lines[:500])
+    assert len(set(found)) > 100
     return found
 
 
-def start(run: Path, *args: str, **pipes) -> subprocess.Popen:
+def start(*args: str, **pipes) -> subprocess.Popen:
     "A `translate` that runs."
-    environment = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    pipes = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-    } | pipes
-    return subprocess.Popen(
-        [sys.executable, "-m", "annotated_transformer", "translate", str(run), *args],
-        env=environment,
-        **pipes,
-    )
+    environment = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | pipes
+    command = [sys.executable, "-m", "annotated_transformer", "translate", str(RUN)]
+    return subprocess.Popen([*command, *args], env=environment, **pipes)
 
 
-def translate(run: Path, text: str, *args: str) -> tuple[list[str], str]:
-    "Lines out, and what was said beside them."
-    process = start(run, *args)
-    out, err = process.communicate(text.encode(), timeout=60)
-    assert process.returncode == 0 and (out.endswith(b"\n") or not out), err
-    return out.decode().split("\n")[:-1], err.decode()
+def joined(lines: list[str]) -> bytes:
+    return "".join(line + "\n" for line in lines).encode()
 
 
-def test_a_line_is_answered_before_the_next_one_is_there(run, lines, answers):
-    with start(run, *GREEDY) as process:
-        for line, answer in zip(lines[:3], answers):
-            process.stdin.write(line.encode() + b"\n")
-            process.stdin.flush()
-            assert select.select([process.stdout], [], [], 30)[0], (
-                "no answer, though the line is whole"
-            )
-            assert process.stdout.readline().decode() == answer + "\n"
-        process.stdin.write(lines[3].encode())  # the last line needs no line break
-        process.stdin.close()
-        assert process.stdout.read().decode() == answers[3] + "\n"
-    assert process.returncode == 0
-
-
-def test_order_and_greedy_search(run, lines, answers):
-    "`--beam-size 1` is greedy search; empty lines stay where they are, one that is too long is reported, and nothing is lost."
-    odd = {100: "", 101: "   ", 400: "the dog and " * 100, 999: ""}
-    said, err = translate(
-        run,
-        "".join(odd.get(i, line) + "\n" for i, line in enumerate(lines[:1000])),
-        *GREEDY,
-    )
-    assert len(said) == 1000 and all(
-        said[i] == answer for i, answer in enumerate(answers) if i not in odd
-    )
-    assert [said[i] == "" for i in odd] == [True, True, False, True]
-    assert re.fullmatch(
-        r"line 401 is longer than 60 tokens: translated in \d+ parts\n", err
-    )
-
-
-def test_n_best_with_scores(run, lines):
-    best, _ = translate(run, "".join(line + "\n" for line in lines[:8]))
-    said, _ = translate(
-        run,
-        "".join(line + "\n" for line in [*lines[:8], ""]),
-        "--n-best",
-        "3",
-        "--scores",
-    )
-    assert len(said) == 27
-    for i, three in enumerate(zip(*[iter(said)] * 3, strict=True)):
-        pairs = [one.split("\t", 1) for one in three]
-        scores = [float(score) for score, _ in pairs]
-        assert all(
-            re.fullmatch(r"-?\d+\.\d{4}", score) for score, _ in pairs
-        ) and scores == sorted(scores, reverse=True)
-        assert pairs[0][1] == ([*best, ""])[i]
+def exchange(process, rest: bytes, enough, pause: float = 0) -> bytes:
+    "Write what fits and read what is there, until there is enough."
+    os.set_blocking(process.stdin.fileno(), False)
+    out = b""
+    while not enough(out):
+        pipes = [process.stdin] if rest else []
+        ready, writable, _ = select.select([process.stdout], pipes, [], 30)
+        if writable:
+            rest = rest[os.write(process.stdin.fileno(), rest[:4096]) :]
+        if ready:
+            out += os.read(process.stdout.fileno(), 512 if pause else 65536)
+            time.sleep(pause)
+    return out
 
 
 @posix
-def test_an_interruption_leaves_whole_lines(run, lines, answers):
+def test_a_line_is_answered_before_the_next_one_is_there(lines, answers):
+    with start(*GREEDY) as process:
+        for line, answer in zip(lines[:3], answers):
+            process.stdin.write(joined([line]))
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], 30)[0], "no answer"
+            assert process.stdout.readline() == joined([answer])
+        process.stdin.write(lines[3].encode())  # the last line needs no line break
+        process.stdin.close()
+        assert process.stdout.read() == joined([answers[3]])
+    assert process.returncode == 0
+
+
+def translate(capsys, monkeypatch, lines: list[str], *args: str) -> tuple:
+    "The lines printed by the command in this process, and its messages."
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(joined(lines))))
+    with pytest.raises(SystemExit) as end:
+        main(["translate", str(RUN), *args])
+    out, err = capsys.readouterr()
+    assert end.value.code == 0 and (out.endswith("\n") or not out), err
+    return out.split("\n")[:-1], err
+
+
+def test_order_and_greedy_search(capsys, monkeypatch, lines, answers):
+    "Empty lines stay where they are, one that is too long is reported."
+    odd = {100: "", 101: "   ", 400: "the dog and " * 100, 499: ""}
+    given = [odd.get(i, line) for i, line in enumerate(lines[:500])]
+    found, err = translate(capsys, monkeypatch, given, *GREEDY)
+    assert len(found) == 500
+    for i, answer in enumerate(answers):
+        assert i in odd or found[i] == answer
+    assert [found[i] == "" for i in odd] == [True, True, False, True]
+    n_tokens = load(RUN).max_tokens
+    report = rf"line 401 is longer than {n_tokens} tokens: translated in \d+ parts\n"
+    assert re.fullmatch(report, err)
+
+
+def test_n_best_with_scores(capsys, monkeypatch, lines):
+    best, _ = translate(capsys, monkeypatch, lines[:8])
+    options = "--n-best", "3", "--scores"
+    found, _ = translate(capsys, monkeypatch, [*lines[:8], ""], *options)
+    assert len(found) == 27
+    for first, *others in zip([*best, ""], *[iter(found)] * 3, strict=True):
+        scores, texts = zip(*(one.split("\t", 1) for one in others))
+        assert all(re.fullmatch(r"-?\d+\.\d{4}", score) for score in scores)
+        assert [*scores] == sorted(scores, key=float, reverse=True)
+        assert texts[0] == first
+
+
+@posix
+def test_an_interruption_leaves_whole_lines(lines, answers):
     "Ctrl-C in the middle of a long stream that is read slowly."
-    with start(run, *GREEDY) as process:
-        os.set_blocking(process.stdin.fileno(), False)
-        rest, out = "".join(line + "\n" for line in lines).encode(), b""
-        while out.count(b"\n") < 300:
-            ready, writable, _ = select.select(
-                [process.stdout], [process.stdin] if rest else [], [], 30
-            )
-            if writable:
-                rest = rest[os.write(process.stdin.fileno(), rest[:4096]) :]
-            if ready:
-                out += os.read(process.stdout.fileno(), 512)
-                time.sleep(0.001)
+    with start(*GREEDY) as process:
+        enough = lambda out: out.count(b"\n") >= 300
+        out = exchange(process, joined(lines), enough, pause=0.001)
         process.send_signal(signal.SIGINT)
         out += process.stdout.read()
         err = process.stderr.read().decode()
         assert process.wait(30) == 130 and err == "annotated-transformer: interrupted\n"
-    said = out.decode().split("\n")
-    assert said.pop() == "" and 300 <= len(said) < len(lines)
-    assert said[:1000] == answers[: len(said)]
+    found = out.decode().split("\n")
+    assert found.pop() == "" and 300 <= len(found) < len(lines)
+    assert found[:500] == answers[: len(found)]
 
 
 @posix
-def test_a_reader_that_goes_away(run, lines):
-    with start(run, *GREEDY) as process:
-        process.stdin.write("".join(line + "\n" for line in lines[:600]).encode())
+def test_a_reader_that_goes_away(lines):
+    with start(*GREEDY) as process:
+        process.stdin.write(joined(lines[:600]))
         process.stdin.flush()
         assert process.stdout.readline().endswith(b"\n")
         process.stdout.close()
         assert process.stderr.read() == b"" and process.wait(30) == 141
 
 
-def most_memory(run: Path, lines: list[str], n_lines: int) -> float:
-    "MB that a `translate` of so many lines held at most."
-    with start(run, *GREEDY, stderr=None) as process:
-        os.set_blocking(process.stdin.fileno(), False)
-        rest, out = (
-            "".join(line + "\n" for line in lines[:1000]).encode() * (n_lines // 1000),
-            0,
-        )
-        while out < n_lines:
-            ready, writable, _ = select.select(
-                [process.stdout], [process.stdin] if rest else [], [], 30
-            )
-            if writable:
-                rest = rest[os.write(process.stdin.fileno(), rest[:65536]) :]
-            if ready:
-                out += os.read(process.stdout.fileno(), 65536).count(b"\n")
-        most = re.search(
-            r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text()
-        )[1]
+def most_memory(n_lines: int) -> float:
+    "MB that a `translate` of so many lines of many lengths held at most."
+    lines = [s.en for s in builtin(1000, seed=7)] * (n_lines // 1000)
+    with start(*GREEDY, stderr=None) as process:
+        exchange(process, joined(lines), lambda out: out.count(b"\n") == n_lines)
+        status = Path(f"/proc/{process.pid}/status").read_text()
         process.stdin.close()
-    assert process.returncode == 0 and out == n_lines
-    return int(most) / 1024
+    assert process.returncode == 0
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="memory is read from /proc"
-)
-def test_memory_does_not_grow_with_the_text(tmp_path, lines):
-    "Ten times the lines, of many lengths: kernels that oneDNN keeps for each shape once took hundreds of MB. The allocator's tides are a few."
-    run = made(tmp_path / "run", push=4)
-    assert most_memory(run, lines, 10_000) - most_memory(run, lines, 1_000) < 12
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_memory_does_not_grow_with_the_text():
+    "Kernels that oneDNN stores for each shape took 250 MB, the rest takes 40."
+    assert most_memory(5_000) - most_memory(1_000) < 120
 
 
 @posix
-def test_somebody_types(run, lines, answers):
+def test_somebody_types(lines, answers):
     "A prompt on standard error, an answer to each line, Ctrl-D leaves."
     import pty
 
     ours, theirs = pty.openpty()
-    with start(run, *GREEDY, stdin=theirs) as process:
+    with start(*GREEDY, stdin=theirs) as process:
         os.close(theirs)
 
-        def prompted(so_far: bytes = b"") -> bytes:
-            while (
-                not so_far.endswith(b"> ")
-                and select.select([process.stderr], [], [], 30)[0]
-            ):
-                so_far += os.read(process.stderr.fileno(), 100)
-            return so_far
+        def prompted() -> bytes:
+            found = b""
+            while not found.endswith(b"> "):
+                assert select.select([process.stderr], [], [], 30)[0]
+                found += os.read(process.stderr.fileno(), 100)
+            return found
 
         assert prompted() == b"Type a sentence and press return; Ctrl-D leaves.\n> "
         for line, answer in zip(lines[:3], answers):
-            os.write(ours, line.encode() + b"\n")
-            assert (
-                process.stdout.readline().decode() == answer + "\n"
-                and prompted() == b"> "
-            )
+            os.write(ours, joined([line]))
+            assert process.stdout.readline() == joined([answer])
+            assert prompted() == b"> "
         os.write(ours, b"\x04")
-        assert (
-            process.wait(30) == 0
-            and process.stdout.read() == b""
-            and process.stderr.read() == b"\n"
-        )
+        assert process.wait(30) == 0 and process.stdout.read() == b""
+        assert process.stderr.read() == b"\n"
     os.close(ours)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines import chunked_loss as chunks
 from annotated_transformer.engines import chunked_r_drop as r_drop_chunks
@@ -36,19 +37,25 @@ from annotated_transformer.engines.packed import (
     Int8Linear,
     PreparedLinear,
     _can_pack,
+    _PreparedStep,
     can_int8,
+    fast_decoder,
+    ready_to_translate,
 )
-from annotated_transformer.model.attention import attention
+from annotated_transformer.export.ct2 import PAPER_MODULES, check_modules
+from annotated_transformer.model.attention import attention, attention_weights
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import (
     DecodingState,
     PrefixDecoder,
     beam_search,
     greedy_search,
+    next_log_probs,
 )
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import BatchLoss
+from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.training.label_smoothing import smoothed_loss
 from annotated_transformer.training.r_drop import RDrop
 
@@ -177,16 +184,14 @@ LOSSES = {
     "one token": dict(shape=(1, 1)),
     "one token in the vocabulary besides padding": dict(n_vocab=2),
     "padding": dict(shape=(4, 9), padding=0.4),
-    "padding, no smoothing": dict(eps=0.0, shape=(4, 9), padding=0.4),
     "all padding": dict(padding=2.0),
-    "all padding, no smoothing": dict(eps=0.0, padding=2.0),
     "no positions": dict(shape=(2, 0)),
     "half certain": dict(n_vocab=300, shape=(1, 200), certainty=8.0),
 }
 # 8,192 tokens give chunks of 256 positions on a CPU: one, one and a bit, two, three
-LARGE = {
-    f"{n} positions": dict(shape=(1, n), n_vocab=8192) for n in (256, 257, 512, 600)
-} | {"chunks with padding": dict(shape=(30, 30), n_vocab=8192, padding=0.3)}
+LARGE = {f"{n} positions": dict(shape=(1, n), n_vocab=8192) for n in (256, 257)} | {
+    "chunks with padding": dict(shape=(20, 20), n_vocab=8192, padding=0.3)
+}
 
 
 def with_padding(*args) -> Tensor:
@@ -292,45 +297,38 @@ def decoding_inputs(
     return src, choices, sizes, torch.zeros(1).double()
 
 
-class Rotates:
-    "Rotary positions (Su et al. 2021), a variant whose projections depend on the position."
-
-    def queries(self, query, positions=None):
-        return self.rotated(super().queries(query), positions)
-
-    def keys_values(self, key, value, positions=None):
-        k, v = super().keys_values(key, value)
-        return self.rotated(k, positions), v
-
-    def rotated(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        if positions is None:
-            positions = torch.arange(x.size(2), device=x.device)
-        pairs = torch.arange(x.size(3) // 2, device=x.device)
-        angles = (positions[:, None] * 100.0 ** (-pairs / len(pairs))).to(x)
-        even, odd = x[..., ::2], x[..., 1::2]
-        turned = (
-            even * angles.cos() - odd * angles.sin(),
-            even * angles.sin() + odd * angles.cos(),
-        )
-        return torch.stack(turned, dim=-1).flatten(-2)
+def rotary(heads: Tensor, positions: Tensor) -> Tensor:
+    "Rotary positions (Su et al. 2021): pairs of features turn with the position."
+    pairs = torch.arange(heads.size(-1) // 2, device=heads.device)
+    angles = (positions[:, None] * 100.0 ** (-pairs / len(pairs))).to(heads)
+    even, odd = heads[..., ::2], heads[..., 1::2]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
 
-class Rotary(Rotates, MultiHeadAttention):
-    pass
+class NoPosition(nn.Module):
+    "Adds nothing to the embeddings."
+
+    def forward(self, x, start=0):
+        return x
 
 
-class FusedRotary(Rotates, FusedMultiHeadAttention):
-    "The one product for all projections is left out, since it knows no positions."
+def packed(model: nn.Module) -> KVCache:
+    decoder = fast_decoder(ready_to_translate(model))
+    assert all(type(step) is _PreparedStep for step in decoder.layer_steps)
+    return decoder
 
 
 def decode_steps(make: Callable, src, choices, sizes: dict, like: Tensor) -> list:
     "The log-probabilities of each step; `like` has the model's dtype and device."
     config = dict(n_layers=2, d_model=16, d_ff=24, n_heads=4) | sizes
-    attention = config.pop("attention", MultiHeadAttention)
+    parts = {
+        part: config.pop(part) for part in ("attention", "rotate") if part in sizes
+    }
     torch.manual_seed(0)
-    model = build_transformer(
-        ModelConfig(**config), n_vocab=20, pad_id=0, attention=attention
-    )
+    model = build_transformer(ModelConfig(**config), n_vocab=20, pad_id=0, **parts)
+    if "rotate" in parts:
+        model.position = NoPosition()
     decoder, found = make(model.eval().to(like)), []
     with torch.no_grad():
         state = decoder.start(src)
@@ -350,9 +348,11 @@ DECODINGS = {
     "pre-norm": dict(beams=(1, 3, 3), norm="pre"),
     "learned positions": dict(beams=(2, 2, 2), position="learned", n_positions=8),
     "one wide head": dict(beams=(1, 2), n_heads=1, d_k=3, d_v=5),
-    "rotary positions": dict(beams=(1, 2, 2, 1, 3), attention=Rotary),
-    "rotary positions, fused": dict(beams=(1, 2, 2, 1, 3), attention=FusedRotary),
-    "fused": dict(beams=(1, 2, 2, 1, 3), attention=FusedMultiHeadAttention),
+    "rotary positions": dict(beams=(1, 2, 2, 1, 3), rotate=rotary),
+}
+FUSED = {
+    f"{name}, fused": case | dict(attention=FusedMultiHeadAttention)
+    for name, case in DECODINGS.items()
 }
 
 
@@ -437,22 +437,15 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> Callable:
 
 
 def linear_cases(
-    n_cases: int,
     n_in: tuple[int, int],  # lowest, highest
     n_out: tuple[int, int],
     n: tuple[int, int],
     sizes: tuple[float, ...] = (1.0,),
 ) -> dict[str, dict]:
-    cases = {}
-    for seed in range(n_cases):
-        rng = random.Random(seed)
-        case = dict(
-            n_in=rng.randint(*n_in),
-            n_out=rng.randint(*n_out),
-            n=rng.randint(*n),
-            bias=seed % 2 == 0,
-            size=rng.choice(sizes),
-        )
+    cases, rng = {}, random.Random(0)
+    for i in range(12):
+        case = dict(n_in=rng.randint(*n_in), n_out=rng.randint(*n_out))
+        case |= dict(n=rng.randint(*n), bias=i % 2 == 0, size=rng.choice(sizes))
         cases[str(case)] = case
     return cases
 
@@ -469,63 +462,22 @@ def pairs_with_padding(*args) -> Tensor:
         return ChunkedRDrop(5.0)(*args)
 
 
+# name, plain, engine, inputs and cases
+LOSS_TWINS = [
+    ("chunked loss", smoothed_loss, chunked_loss, loss_inputs, LOSSES | LARGE),
+    ("chunks of four positions", smoothed_loss, small_chunks, loss_inputs, LOSSES),
+    ("padding set to zero", smoothed_loss, with_padding, loss_inputs, LOSSES | LARGE),
+    ("R-Drop", RDrop(5.0), ChunkedRDrop(5.0), r_drop_inputs, LOSSES | LARGE),
+    ("R-Drop, small chunks", RDrop(5.0), small_chunks_of_pairs, r_drop_inputs, LOSSES),
+    ("R-Drop, padding", RDrop(5.0), pairs_with_padding, r_drop_inputs, LOSSES),
+    ("no divergence", RDrop(0.0), ChunkedRDrop(0.0), r_drop_inputs, LOSSES),
+]
+# log-probabilities are float32 in both
+DECODING_TOLERANCE = {"float64": Tolerance(1e-7), "float32": Tolerance(2e-6)}
+SEARCH_TOLERANCE = {"float64": Tolerance(1e-6), "float32": Tolerance(1e-6)}
+
 TWINS = [
-    Twin(
-        "R-Drop in chunks",
-        RDrop(5.0),
-        ChunkedRDrop(5.0),
-        r_drop_inputs,
-        LOSSES | LARGE,
-        LOSS_TOLERANCE,
-    ),
-    Twin(
-        "R-Drop in chunks of two target tokens",
-        RDrop(5.0),
-        small_chunks_of_pairs,
-        r_drop_inputs,
-        LOSSES,
-        LOSS_TOLERANCE,
-    ),
-    Twin(
-        "R-Drop in chunks with padding",
-        RDrop(5.0),
-        pairs_with_padding,
-        r_drop_inputs,
-        LOSSES | LARGE,
-        LOSS_TOLERANCE,
-    ),
-    Twin(
-        "R-Drop without a divergence",
-        RDrop(0.0),
-        ChunkedRDrop(0.0),
-        r_drop_inputs,
-        LOSSES,
-        LOSS_TOLERANCE,
-    ),
-    Twin(
-        "chunked loss",
-        smoothed_loss,
-        chunked_loss,
-        loss_inputs,
-        LOSSES | LARGE,
-        LOSS_TOLERANCE,
-    ),
-    Twin(
-        "chunked loss, chunks of four positions",
-        smoothed_loss,
-        small_chunks,
-        loss_inputs,
-        LOSSES,
-        LOSS_TOLERANCE,
-    ),
-    Twin(
-        "chunked loss, padding set to zero",
-        smoothed_loss,
-        with_padding,
-        loss_inputs,
-        LOSSES | LARGE,
-        LOSS_TOLERANCE,
-    ),
+    *(Twin(*row, LOSS_TOLERANCE) for row in LOSS_TWINS),
     Twin(
         "fused attention",
         attention,
@@ -568,9 +520,17 @@ TWINS = [
         partial(decode_steps, PrefixDecoder),
         partial(decode_steps, KVCache),
         decoding_inputs,
-        DECODINGS,
-        # log-probabilities are float32 in both
-        {"float64": Tolerance(1e-7), "float32": Tolerance(2e-6)},
+        DECODINGS | FUSED,
+        DECODING_TOLERANCE,
+    ),
+    Twin(
+        "KV cache of a prepared model",
+        partial(decode_steps, PrefixDecoder),
+        partial(decode_steps, packed),
+        decoding_inputs,
+        FUSED,
+        DECODING_TOLERANCE,
+        devices=("cpu",),
     ),
     Twin(
         "greedy search",
@@ -578,36 +538,30 @@ TWINS = [
         partial(search_batch, batched_greedy_search),
         search_inputs,
         SEARCHES,
-        {"float64": Tolerance(1e-6), "float32": Tolerance(1e-6)},
+        SEARCH_TOLERANCE,
         devices=("cpu",),
     ),
-    *(
-        Twin(
-            f"beam search, {beam_size} hypotheses, {n_best} best",
-            partial(search_each, beam_size=beam_size, n_best=n_best),
-            partial(
-                search_batch,
-                partial(batched_beam_search, beam_size=beam_size, n_best=n_best),
-            ),
-            search_inputs,
-            SEARCHES,
-            {"float64": Tolerance(1e-6), "float32": Tolerance(1e-6)},
-            devices=("cpu",),
-        )
-        for beam_size, n_best in ((1, 1), (2, 1), (4, 3))
+    Twin(
+        "beam search",
+        partial(search_each, beam_size=4, n_best=3),
+        partial(search_batch, partial(batched_beam_search, beam_size=4, n_best=3)),
+        search_inputs,
+        SEARCHES,
+        SEARCH_TOLERANCE,
+        devices=("cpu",),
     ),
     Twin(
         "packed linear layer",
         partial(apply_linear, plain_linear),
         partial(apply_linear, PreparedLinear),
         linear_inputs,
-        linear_cases(40, n_in=(1, 70), n_out=(1, 70), n=(0, 70))
+        linear_cases(n_in=(1, 70), n_out=(1, 70), n=(0, 70))
         | {
             "no vectors": dict(n_in=5, n_out=7, n=0),
             "one number": dict(n_in=1, n_out=1, n=1),
             "a thousand vectors": dict(n_in=256, n_out=1000, n=1000),
         },
-        # sums in another order; bf16 rounds the product and the result to 8 significant bits
+        # sums in another order; bf16 rounds product and result to 8 significant bits
         {
             "float32": Tolerance(1e-6, scale=1.0),
             "bfloat16": Tolerance(2**-7, scale=1.0),
@@ -620,9 +574,7 @@ TWINS = [
         partial(apply_linear, plain_linear),
         partial(apply_linear, Int8Linear),
         linear_inputs,
-        linear_cases(
-            40, n_in=(8, 300), n_out=(50, 50), n=(1, 20), sizes=(1e-3, 1.0, 1e3)
-        ),
+        linear_cases(n_in=(8, 300), n_out=(50, 50), n=(1, 20), sizes=(1e-3, 1.0, 1e3)),
         # half a step of rounding on both sides: of 127 steps for weights, of 127 (7 bits)
         # for inputs; in norm far less than their sum
         {"float32": Tolerance(0.05)},
@@ -633,7 +585,7 @@ TWINS = [
 
 
 def rows() -> list:
-    "A parameter for each twin, precision and device: their cases are folded into one test."
+    "A parameter for each twin, precision and device; its cases are one test."
     return [
         pytest.param(twin, precision, device, id=f"{twin.name}, {precision}, {device}")
         for twin in TWINS
@@ -685,3 +637,48 @@ def test_the_assembly_takes_either_loss():
     called = mock.Mock(side_effect=smoothed_loss)
     BatchLoss(model, 0.1, loss=called)(batch)
     called.assert_called_once()
+
+
+def test_rotary_positions_are_one_argument():
+    "A model with them is the same plain, fused, cached, packed and in its pictures."
+    seen = []
+
+    def recording(q, k, v, mask):
+        seen.append(attention_weights(q, k, mask))
+        return attention(q, k, v, mask)
+
+    def make(attend, rotate=rotary) -> nn.Module:
+        torch.manual_seed(0)
+        sizes = ModelConfig(n_layers=2, d_model=16, d_ff=24, n_heads=4)
+        model = build_transformer(sizes, 20, 0, attention=attend, rotate=rotate)
+        model.position = NoPosition()
+        return model.eval().requires_grad_(False)
+
+    src, tgt_in = (
+        torch.tensor([[5, 6, 7, 8], [9, 4, 3, 0]]),
+        torch.tensor([[2, 5], [2, 8]]),
+    )
+    plain = make(partial(MultiHeadAttention, attend=recording))
+    hidden = plain(src, tgt_in)
+    maps = attention_maps(plain, src, tgt_in)
+    assert torch.equal(maps["encoder"][0], seen[0])
+    assert torch.equal(maps["decoder"][1], seen[4])
+    # cross-attention compares positions of two sequences, so it has none
+    assert all(layer.cross_attn.rotate is None for layer in plain.decoder.layers)
+    without = make(MultiHeadAttention, rotate=None)(src, tgt_in)
+    assert (hidden - without).abs().max() > 0.1
+    with pytest.raises(UserError, match="layers.0.self_attn rotates queries and keys"):
+        check_modules(make(MultiHeadAttention), (*PAPER_MODULES, NoPosition), "theirs")
+    right = next_log_probs(plain, hidden)
+    fused = make(FusedMultiHeadAttention)
+    torch.testing.assert_close(next_log_probs(fused, fused(src, tgt_in)), right)
+    for decoder in (
+        PrefixDecoder(plain),
+        KVCache(plain),
+        KVCache(fused),
+        packed(fused),
+    ):
+        state = decoder.start(src)
+        for i in range(2):
+            found, state = decoder.step(tgt_in[:, i : i + 1], state)
+            torch.testing.assert_close(found[:, 0], right[:, i])

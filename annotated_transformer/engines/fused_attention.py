@@ -47,8 +47,9 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         d_k: int | None = None,
         d_v: int | None = None,
         attend: Callable = fused_attention,
+        rotate: Callable | None = None,
     ):
-        super().__init__(d_model, n_heads, d_k, d_v, attend)
+        super().__init__(d_model, n_heads, d_k, d_v, attend, rotate)
         # the three projections in one layer, for inference (90f)
         self.register_module("w_qkv", None)
 
@@ -81,6 +82,7 @@ class FusedMultiHeadAttention(MultiHeadAttention):
             return self.queries(x, positions), *self.keys_values(x, x, positions)
         widths = [w.out_features for w in (self.w_q, self.w_k, self.w_v)]
         q, k, v = map(self.split_heads, product.split(widths, dim=-1))
+        q, k = (self.with_positions(heads, positions) for heads in (q, k))
         return q, k, v
 
     def has_plain_projections(self) -> bool:

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
+from ..model.decode import next_log_probs
+
 # %% ../../nbs/20_background.ipynb #9181f2da
 class RecurrentEncoder(nn.Module):
     "An LSTM that reads the source backwards (Sutskever et al. 2014, §3.3)."
@@ -91,6 +93,8 @@ class EncoderDecoder(nn.Module):
     `position` is None where the networks themselves depend on the order of tokens.
     """
 
+    pads_target = True  # so no search generates padding
+
     def __init__(
         self,
         encoder: nn.Module,
@@ -157,8 +161,7 @@ class EncoderDecoder(nn.Module):
         n_past = int(n_generated[0])  # the same for all
         y = self.embed(last_ids.reshape(-1, 1), n_past).unflatten(0, shape)
         hidden, of_decoder = self.decoder(y, n_past, state.per_hypothesis, memory)
-        log_probs = self.embedding.logits(hidden[:, :, 0]).float().log_softmax(dim=-1)
-        log_probs[..., self.pad_id] = -torch.inf  # no search generates padding
+        log_probs = next_log_probs(self, hidden[:, :, 0])
         return log_probs, _DecodingState(of_decoder, [n_generated + 1, *memory])
 
 # %% ../../nbs/20_background.ipynb #20bac001

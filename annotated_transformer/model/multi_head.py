@@ -8,6 +8,7 @@ __all__ = ['MultiHeadAttention']
 # %% ../../nbs/322_multi_head.ipynb #6721ef8a
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -24,10 +25,12 @@ class MultiHeadAttention(nn.Module):
         d_k: int | None = None,
         d_v: int | None = None,
         attend: Callable = attention,
+        rotate: Callable | None = None,
     ):
         """The widths `d_k` and `d_v` of a head are d_model / n_heads unless given.
 
-        `attend` is called with query, key, value and mask of all heads.
+        `attend` is called with query, key, value and mask of all heads, `rotate` with the
+        heads of queries or of keys, (b, h, n, d_k), and their positions, (n,).
         """
         super().__init__()
         for name, size in (("n_heads", n_heads), ("d_k", d_k), ("d_v", d_v)):
@@ -42,6 +45,7 @@ class MultiHeadAttention(nn.Module):
         d_v = d_model // n_heads if d_v is None else d_v
         self.n_heads = n_heads
         self.attend = attend
+        self.rotate = rotate
         self.w_q = nn.Linear(d_model, n_heads * d_k, bias=False)
         self.w_k = nn.Linear(d_model, n_heads * d_k, bias=False)
         self.w_v = nn.Linear(d_model, n_heads * d_v, bias=False)
@@ -62,7 +66,7 @@ class MultiHeadAttention(nn.Module):
         positions: Int[Tensor, " n_q"] | None = None,
     ) -> Float[Tensor, "b h n_q d_k"]:
         "The queries of each head; `positions` are 0, 1, … unless given."
-        return self.split_heads(self.w_q(query))
+        return self.with_positions(self.split_heads(self.w_q(query)), positions)
 
     def keys_values(
         self,
@@ -71,7 +75,20 @@ class MultiHeadAttention(nn.Module):
         positions: Int[Tensor, " n_k"] | None = None,
     ) -> tuple[Float[Tensor, "b h n_k d_k"], Float[Tensor, "b h n_k d_v"]]:
         "The keys and values of each head; `positions` are 0, 1, … unless given."
-        return self.split_heads(self.w_k(key)), self.split_heads(self.w_v(value))
+        k = self.with_positions(self.split_heads(self.w_k(key)), positions)
+        return k, self.split_heads(self.w_v(value))
+
+    def with_positions(
+        self,
+        heads: Float[Tensor, "b h n d_k"],
+        positions: Int[Tensor, " n"] | None = None,
+    ) -> Float[Tensor, "b h n d_k"]:
+        "Queries or keys, which `rotate` changes by their positions if it is given."
+        if self.rotate is None:
+            return heads
+        if positions is None:
+            positions = torch.arange(heads.size(2), device=heads.device)
+        return self.rotate(heads, positions)
 
     def output(
         self,

@@ -106,6 +106,7 @@ def build_transformer(
     dropout: float = 0.0,
     *,
     attention: Callable[..., MultiHeadAttention] = MultiHeadAttention,
+    rotate: Callable | None = None,  # of self-attention, as in `MultiHeadAttention`
     make_dropout: Callable[[float], nn.Module] = nn.Dropout,
     init_gain: float = 1.0,  # as for `init_weights`
 ) -> Transformer:
@@ -118,18 +119,20 @@ def build_transformer(
         config.check_memory(n_vocab)
     d = config.d_model
     attn = partial(attention, d, config.n_heads, config.d_k, config.d_v)
+    self_attn = attn if rotate is None else partial(attn, rotate=rotate)
     ff = partial(FeedForward, d, config.d_ff)
     connection = {"post": PostNorm, "pre": PreNorm}[config.norm]
     residual = lambda: connection(d, make_dropout(dropout))
     norm = lambda: nn.LayerNorm(d) if config.norm == "pre" else nn.Identity()
     layers = range(config.n_layers)
-    encoder = Encoder([EncoderLayer(attn(), ff(), residual) for _ in layers], norm())
-    decoder_layers = [DecoderLayer(attn(), attn(), ff(), residual) for _ in layers]
+    encoder_layers = [EncoderLayer(self_attn(), ff(), residual) for _ in layers]
+    decoder_layers = [DecoderLayer(self_attn(), attn(), ff(), residual) for _ in layers]
     if config.position == "sinusoidal":
         position: nn.Module = SinusoidalPosition(d)
     else:
         position = LearnedPosition(d, config.n_positions)
     parts = Embedding(n_vocab, d), position, make_dropout(dropout), pad_id
-    model = Transformer(encoder, Decoder(decoder_layers, norm()), *parts)
+    encoder, decoder = Encoder(encoder_layers, norm()), Decoder(decoder_layers, norm())
+    model = Transformer(encoder, decoder, *parts)
     init_weights(model, init_gain)
     return model
