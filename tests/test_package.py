@@ -240,7 +240,9 @@ def test_every_import_is_declared(where, cfg):
     patterns, in_functions, groups = IMPORTS[where]
     paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
     scripts = [
-        p for x in ("tools", "tests", "benchmarks", "results") for p in ROOT.glob(f"{x}/*.py")
+        p
+        for x in ("tools", "tests", "benchmarks", "results")
+        for p in ROOT.glob(f"{x}/*.py")
     ]
     ours = {path.stem for path in scripts} | {cfg["lib_path"]}
     names = {name for path in paths for name in imported(code_in(path), in_functions)}

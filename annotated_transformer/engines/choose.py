@@ -16,6 +16,7 @@ from .chunked_r_drop import ChunkedRDrop
 from .fast_dropout import FastDropout
 from .fused_attention import FusedMultiHeadAttention
 from .kv_cache import KVCache
+from .packed import fast_decoder
 from .prefetch import train_fast
 from ..model.decode import PrefixDecoder
 from ..model.multi_head import MultiHeadAttention
@@ -43,6 +44,6 @@ FAST = Engines(
     FusedMultiHeadAttention,
     chunked_loss,
     ChunkedRDrop,
-    KVCache,
+    fast_decoder,
     train_fast,
 )

@@ -9,7 +9,7 @@ __all__ = ['read_table', 'fill_table', 'make_plan', 'format_table', 'row_trainer
 import math
 import time
 from collections.abc import Callable, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -17,14 +17,7 @@ from typing import NamedTuple
 from .. import UserError
 from ..data.corpus import Corpus
 from ..engines.batched_search import search_with
-from ..io.files import (
-    check_no_links,
-    lock_folder,
-    new_folder,
-    path_type,
-    read_json,
-    write_json,
-)
+from ..io.files import new_folder, read_json, remove, write_json
 from ..io.text import fingerprint
 from ..model.config import (
     ModelConfig,
@@ -34,12 +27,7 @@ from ..model.config import (
     override,
     recipe_to_dict,
 )
-from ..runs.folder import (
-    FORMAT,
-    read_config,
-    read_metrics,
-    remove_run_files,
-)
+from ..runs.folder import FORMAT, read_metrics
 from ..runs.hooks import STOP_SIGNALS, Interrupted
 from ..training.distributed import pick_device
 from ..translating.evaluate import bleu
@@ -158,16 +146,22 @@ def _flat(values: dict) -> dict:
     return flat
 
 # %% ../../nbs/62a_variation_runs.ipynb #62ab0003
-def _start_table(folder: Path, plan: _Plan) -> None:
-    "Write the shared settings; UserError for a folder that has others."
-    file = folder / "settings.json"
+def read_table(folder: Path) -> dict:
+    """The table so far: the shared settings, and a list "rows".
+
+    "found" of a row holds the measures of each seed, with the "curve" of its loss.
+    """
+    return read_json(folder / "table.json", FORMAT)
+
+
+def _open_table(folder: Path, plan: _Plan) -> dict:
+    "The table of a folder, new if there is none; UserError for other settings."
     shared = {"format": FORMAT, **plan.about, **recipe_to_dict(plan.base)}
-    if not file.exists():
+    if not (folder / "table.json").exists():
         with new_folder(folder) as new:
-            (new / "rows").mkdir()
-            write_json(new / "settings.json", shared)
-    check_no_links(folder, {"settings.json", "table.json", "rows"})
-    was = _flat(read_json(file, FORMAT))
+            write_json(new / "table.json", shared | {"rows": []})
+    table = read_table(folder)
+    was = _flat(table)
     differ = [
         f"{name}={was.get(name)!r}, not {value!r}"
         for name, value in _flat(shared).items()
@@ -177,20 +171,7 @@ def _start_table(folder: Path, plan: _Plan) -> None:
         raise UserError(
             f"{folder} was started with {'; '.join(differ)}: choose another --out"
         )
-
-# %% ../../nbs/62a_variation_runs.ipynb #dec57d8a
-def _row_folder(folder: Path, row: _Row, seed: int) -> Path:
-    "The run folder of a row; its measures are in the file of that name with .json."
-    return folder / "rows" / f"{row.name.replace(' ', '-')}-seed{seed}"
-
-# %% ../../nbs/62a_variation_runs.ipynb #0aa5e4d7
-def _remove_weights(run: Path, recipe: Recipe) -> None:
-    "Remove the files of a run that has been measured, but not its settings and curve."
-    if path_type(run) != "folder" or read_config(run)[0] != recipe:
-        return  # not a run of this row
-    keep = {"config.json", "metrics.jsonl", "curve.svg"}
-    with lock_folder(run):
-        remove_run_files(run, keep, keep_folder=True)
+    return table
 
 # %% ../../nbs/62a_variation_runs.ipynb #22065e16
 def _loss_curve(run: Path, n_parts: int = 20) -> list[float]:
@@ -201,49 +182,16 @@ def _loss_curve(run: Path, n_parts: int = 20) -> list[float]:
     cuts = [i * len(losses) // n_parts for i in range(n_parts + 1)]
     return [sum(losses[a:b]) / (b - a) for a, b in pairwise(cuts)]
 
-# %% ../../nbs/62a_variation_runs.ipynb #62ab0001
-def _read_row(file: Path) -> dict:
-    "The measures of a row with one seed; UserError for any other file."
-    values = read_json(file, FORMAT)
-    wanted = {"row", "paper", "changes", "steps", "seed", *_Measured._fields}
-    if missing := sorted(wanted - values.keys()):
-        raise UserError(f"{file} lacks {', '.join(missing)}: it is not of this table")
-    return values
-
-# %% ../../nbs/62a_variation_runs.ipynb #8c1ae2e2
-def read_table(folder: Path) -> dict:
-    """The table so far: the shared settings, and a list "rows".
-
-    "found" of a row holds the measures of each seed, with the "curve" of its loss.
-    """
-    order = {row.name: i for i, row in enumerate(_ROWS)}
-    files = [
-        _read_row(file) | {"curve": _loss_curve(file.with_suffix(""))}
-        for file in (folder / "rows").glob("*.json")
-    ]
-    files.sort(
-        key=lambda one: (order.get(one["row"], len(order)), one["row"], one["seed"])
-    )
-    rows = []
-    for _, group in groupby(files, key=lambda one: one["row"]):
-        seeds = list(group)
-        row = {key: seeds[0][key] for key in ("row", "paper", "changes", "steps")}
-        keys = ("seed", *_Measured._fields, "curve")
-        rows.append(row | {"found": [{key: one[key] for key in keys} for one in seeds]})
-    return read_json(folder / "settings.json", FORMAT) | {"rows": rows}
-
 # %% ../../nbs/62a_variation_runs.ipynb #ccf2f814
-def _row_values(row: _Row, recipe: Recipe, found: _Measured) -> dict:
-    "The file of a row."
-    return {
-        "format": FORMAT,
-        "row": row.name,
-        "paper": row.paper,
-        "changes": row.changes,
-        "steps": recipe.train.max_steps,
-        "seed": recipe.train.seed,
-        **found._asdict(),
-    }
+def _add_row(table: dict, row: _Row, recipe: Recipe, measures: dict) -> None:
+    "Add the measures of one seed to a table."
+    rows = {one["row"]: one for one in table["rows"]}
+    about = {"row": row.name, "paper": row.paper, "changes": row.changes}
+    new = about | {"steps": recipe.train.max_steps, "found": []}
+    found = rows.setdefault(row.name, new)["found"]
+    found.append({"seed": recipe.train.seed} | measures)
+    names = [row.name for row in _ROWS]
+    table["rows"] = sorted(rows.values(), key=lambda one: names.index(one["row"]))
 
 # %% ../../nbs/62a_variation_runs.ipynb #62ab0004
 _TrainRow = Callable[
@@ -268,24 +216,23 @@ def fill_table(
         for seed in range(plan.n_seeds)
         for row in plan.rows
     ]
-    _start_table(folder, plan)
+    table = _open_table(folder, plan)
+    done = {(row["row"], one["seed"]) for row in table["rows"] for one in row["found"]}
     for i, (row, seed, recipe) in enumerate(todo, start=1):
-        run = _row_folder(folder, row, seed)
-        file = run.with_name(run.name + ".json")
-        if not file.exists():
-            left = None
-            if minutes is not None:
-                left = minutes - (time.monotonic() - started) / 60
-            found = train_row(recipe, run, left) if left is None or left > 0 else None
-            if found is None:
-                return False
-            write_json(file, _row_values(row, recipe, found))
-            echo(
-                f"{i} of {len(todo)}: {row.name}, seed {seed}: "
-                f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}"
-            )
-        _remove_weights(run, recipe)
-        write_json(folder / "table.json", read_table(folder))
+        if (row.name, seed) in done:
+            continue
+        run = folder / "rows" / f"{row.name.replace(' ', '-')}-seed{seed}"
+        left = minutes and minutes - (time.monotonic() - started) / 60
+        found = train_row(recipe, run, left) if left is None or left > 0 else None
+        if found is None:
+            return False
+        _add_row(table, row, recipe, found._asdict() | {"curve": _loss_curve(run)})
+        write_json(folder / "table.json", table)
+        remove(run / "checkpoints", inside=run)
+        echo(
+            f"{i} of {len(todo)}: {row.name}, seed {seed}: "
+            f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}"
+        )
     return True
 
 # %% ../../nbs/62a_variation_runs.ipynb #979ffac8

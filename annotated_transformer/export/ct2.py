@@ -146,6 +146,11 @@ def check_modules(model: nn.Module, known: tuple[type, ...], program: str) -> No
         attend_is_known = (
             attend in (attention, fused_attention) or type(attend) is AttentionDropout
         )
+        if getattr(module, "rotate", None) is not None:
+            raise UserError(
+                f"{name} rotates queries and keys by their positions, for which there"
+                f" is no place in {program}"
+            )
         if type(module) not in known or not attend_is_known:
             raise UserError(
                 f"{name or 'the model'} is a {type(module).__name__}: only the paper's"

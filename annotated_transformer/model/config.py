@@ -57,9 +57,8 @@ def check_types(
     for field in fields(config):
         value = getattr(config, field.name)
         allowed: Any = int | float if field.type is float else field.type
-        fits = isinstance(value, allowed) and isinstance(value, bool) == (
-            field.type is bool
-        )
+        is_bool = isinstance(value, bool)
+        fits = isinstance(value, allowed) and is_bool == (field.type is bool)
         # a file may hold an integer that no float can be
         if fits and field.type in (float, float | None) and value is not None:
             fits = abs(value) <= sys.float_info.max
@@ -110,17 +109,8 @@ class ModelConfig:
 
     def __post_init__(self):
         check_types(self)
-        check_range(
-            self,
-            "d_model",
-            "d_ff",
-            "n_heads",
-            "d_k",
-            "d_v",
-            "n_positions",
-            low=1,
-            high=2**31,
-        )
+        widths = "d_model", "d_ff", "n_heads", "d_k", "d_v", "n_positions"
+        check_range(self, *widths, low=1, high=2**31)
         check_range(self, "n_layers", low=1, high=1001)
         if self.d_model % 2:
             raise UserError(
@@ -159,12 +149,10 @@ class ModelConfig:
         memory = machine_memory() if memory is None else memory
         needed = bytes_each * (n := self.n_parameters(n_vocab))
         if memory is not None and needed > memory:
-            what = (
-                "weights" if bytes_each == 4 else "weights, gradients and Adam's state"
-            )
+            trained = ", gradients and Adam's state" if bytes_each > 4 else ""
             raise UserError(
                 f"n_layers={self.n_layers} d_model={self.d_model} d_ff={self.d_ff} "
-                f"makes {n:,} parameters: their {what} need {needed / 1e9:,.0f} GB, "
+                f"makes {n:,} parameters: their weights{trained} need {needed / 1e9:,.0f} GB, "
                 f"and there are {memory / 1e9:,.0f} GB, so take smaller sizes"
             )
 
@@ -220,32 +208,14 @@ class TrainConfig:
     def __post_init__(self):
         check_types(self)
         check_range(self, "n_pieces", low=1, high=2**20 + 1)
-        check_range(
-            self,
-            "batch_tokens",
-            "max_len",
-            "max_steps",
-            "warmup_steps",
-            "valid_every",
-            "save_every",
-            "keep_last",
-            "patience",
-            low=1,
-            high=2**31,
-        )
+        steps = "max_steps", "warmup_steps", "valid_every", "save_every", "patience"
+        counts = "batch_tokens", "max_len", "keep_last", *steps
+        check_range(self, *counts, low=1, high=2**31)
         check_range(self, "accumulate", low=1, high=10_001)
         check_range(self, "average_last", low=0, high=self.keep_last + 1)
-        check_range(
-            self,
-            "bpe_dropout",
-            "dropout",
-            "attention_dropout",
-            "label_smoothing",
-            "adam_beta1",
-            "adam_beta2",
-            low=0,
-            high=1,
-        )
+        dropouts = "bpe_dropout", "dropout", "attention_dropout"
+        shares = *dropouts, "label_smoothing", "adam_beta1", "adam_beta2"
+        check_range(self, *shares, low=0, high=1)
         check_range(self, "r_drop", low=0, high=1000)
         check_range(self, "seed", low=0, high=2**63)
         for name in ("peak_lr", "adam_eps", "init_gain", "clip_norm"):

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ..data.batch import Batch
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
-from ..engines.packed import limit_kernels
 from ..model.config import ModelConfig, Recipe, TrainConfig
 from ..model.transformer import (
     Transformer,
@@ -58,7 +57,6 @@ def precision_context(
         precision = "bf16"
     if precision != "bf16":
         return nullcontext()
-    limit_kernels()
     return torch.autocast(device.type, torch.bfloat16)
 
 # %% ../../nbs/55_recipe.ipynb #423c6559
