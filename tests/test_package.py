@@ -400,7 +400,7 @@ def test_nbdevs_commands_find_our_processors():
 
 
 def test_command_line_starts_without_torch():
-    "`--help` must not wait for torch: heavy imports happen inside the verbs."
+    "`--help` must not wait for torch: heavy imports happen inside the commands."
     code = (
         "import sys, annotated_transformer.cli.main; sys.exit('torch' in sys.modules)"
     )

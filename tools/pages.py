@@ -170,8 +170,9 @@ class Names(NamedTuple):
 
 @cache
 def names_of_package() -> Names:
-    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's or a verb's."
-    library, places, taken = settings()["lib_path"], {}, set()
+    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's or a command's."
+    library, places = settings()["lib_path"], {}
+    taken = {*import_module(f"{library}.cli.main").program.commands}
     for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
         taken.add(module.rpartition(".")[2])
         for name, (address, _) in symbols.items():
@@ -182,10 +183,6 @@ def names_of_package() -> Names:
     for path in (ROOT / library).glob("*/[!_]*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.AnnAssign(
-                    target=ast.Name(id=table), value=ast.Dict(keys=keys)
-                ) if table.endswith("_VERBS"):
-                    taken |= {key.value for key in keys}
                 case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)):
                     taken.add(name)
     return Names(places, frozenset(taken))
