@@ -20,7 +20,7 @@ from ..data import corpus
 from ..model.config import RECIPES, get_recipe, override
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0015
-_ENTRY = re.compile(r"^(--\S+)? ?(\S*)  +(.+(?:\n +.+)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^(?=\S)(--\S+)? ?(\S*)  +(.+(?:\n +.+)*)", re.MULTILINE)
 _NOTE = re.compile(r" \[(required|default|envvar)(?:: (.+))?\]$")
 _PATHS = ("PATH", "RUN", "RUN...", "[FILE]", "DIR")
 _TYPES = {"INTEGER": int, "COUNT": click.IntRange(min=1), "FLOAT": float}
