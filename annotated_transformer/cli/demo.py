@@ -61,6 +61,8 @@ def _measure_demo(
 # besides a run's
 _DEMO_FILES = {"report.json", "attention.html", "live.html", FolderLock.NAME}
 
+_MAX_WEIGHTS = 2**26  # bytes; those of a demo are some millions
+
 
 def _check_demo(path: Path) -> None:
     "UserError unless a folder is an unchanged demo, which a new one may replace."
@@ -70,6 +72,7 @@ def _check_demo(path: Path) -> None:
         (values.get("format"), values.get("kind")) != (FORMAT, "demo")
         or {*foreign_entries(path)} - _DEMO_FILES
         or path_type(weights) != "file"
+        or weights.stat().st_size > _MAX_WEIGHTS
         or values.get("weights_sha256") != sha256(weights)
     ):
         raise UserError(

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+from click.exceptions import Exit
 
 from .. import UserError
 from ..data import corpus
@@ -63,9 +64,6 @@ def command(
 
     def add(function: Callable[[SimpleNamespace], None]) -> None:
         def call(**given) -> None:
-            from ..engines.packed import limit_kernels
-
-            limit_kernels()
             function(SimpleNamespace(**given))
 
         name = function.__name__.strip("_").replace("_", "-")
@@ -78,14 +76,6 @@ def command(
 def say(message: str) -> None:
     "A line on standard error, which is not a result."
     click.echo(message, err=True)
-
-# %% ../../nbs/94a_cli_train.ipynb #94aa0007
-class CommandError(Exception):
-    "What the command line prints as one line, before it exits with `exit_status`."
-
-    def __init__(self, message: str, exit_status: int):
-        super().__init__(message)
-        self.exit_status = exit_status
 
 # %% ../../nbs/94a_cli_train.ipynb #32a8e6ce
 _DATA_SETS = "; ".join(f"{name}, {it.about}" for name, it in corpus.DATA_SETS.items())
@@ -146,11 +136,11 @@ def _report_end(run: Path) -> None:
     stopped = about["stopped"]
     if stopped in STOP_SIGNALS:
         shared = f" --prepared {about['prepared']}" if "prepared" in about else ""
-        raise CommandError(
-            f"{stopped} at step {about['steps']}, saved; "
-            f"to continue: annotated-transformer train --resume {run}{shared}",
-            Interrupted(stopped).exit_status,
+        say(
+            f"annotated-transformer: {stopped} at step {about['steps']}, saved; "
+            f"to continue: annotated-transformer train --resume {run}{shared}"
         )
+        raise Exit(Interrupted(stopped).exit_status)
     say(f"{run} is ready: annotated-transformer translate {run}")
 
 # %% ../../nbs/94a_cli_train.ipynb #2e226f25
@@ -287,11 +277,11 @@ def _variations(args: SimpleNamespace) -> None:
         plan = plan.with_corpus(text)
         done = table.fill_table(out, plan, train_row, args.minutes, say)
     except KeyboardInterrupt as e:
-        raise CommandError(
-            f"interrupted; what was done is in {out}: to continue, give the same "
-            "command again",
-            e.exit_status if isinstance(e, Interrupted) else 130,
-        ) from None
+        say(
+            f"annotated-transformer: interrupted; what was done is in {out}: "
+            "to continue, give the same command again"
+        )
+        raise Exit(e.exit_status if isinstance(e, Interrupted) else 130) from None
     click.echo("\n".join(table.format_table(table.read_table(out))))
     if not done:
         say(
@@ -311,5 +301,6 @@ def _demo(args: SimpleNamespace) -> None:
     try:
         run_demo(args.out, echo=click.echo)
     except Interrupted as e:
-        message = f"interrupted by {e.signal_name}: {args.out} is as it was"
-        raise CommandError(message, e.exit_status) from None
+        by = f"interrupted by {e.signal_name}"
+        say(f"annotated-transformer: {by}: {args.out} is as it was")
+        raise Exit(e.exit_status) from None

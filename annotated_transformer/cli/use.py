@@ -130,19 +130,17 @@ def _translate(args: SimpleNamespace) -> None:
             _write_translations(translations, args.n_best, args.scores)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0013
-def _run_folders(
-    systems: tuple[Path, ...], src: Path | None, perplexity: bool
-) -> list[Path]:
+def _run_folders(args: SimpleNamespace) -> list[Path]:
     "The systems that are runs; UserError for a missing one or unfit options."
     from ..runs.folder import pretrained_run
 
-    folders = [path for path in systems if pretrained_run(path) or path.is_dir()]
-    for path in systems:
+    folders = [path for path in args.run if pretrained_run(path) or path.is_dir()]
+    for path in args.run:
         if path not in folders and not path.exists():
             raise UserError(f"{path}: no such file or run")
-    if folders and src is None:
+    if folders and args.src is None:
         raise UserError(f"--src is missing: it is what {folders[0]} translates")
-    if perplexity and not folders:
+    if args.perplexity and not folders:
         raise UserError("--perplexity needs a run, not a file of translations")
     return folders
 
@@ -173,8 +171,7 @@ def _score(args: SimpleNamespace) -> None:
 
     systems, src, ref = args.run, args.src, args.ref
     _say_which_demo(*systems)
-    folders = _run_folders(systems, src, args.perplexity)
-    runs = {path: _load(path, args) for path in folders}
+    runs = {path: _load(path, args) for path in _run_folders(args)}
     # each is read once: a pipe cannot be read again
     files = dict.fromkeys([src, ref, *(path for path in systems if path not in runs)])
     files.pop(None, None)  # no --src
@@ -203,11 +200,6 @@ def _page(out: str) -> Path:
         raise UserError(f"--out {out} does not end in .html, and a page is such a file")
     return Path(out)
 
-
-def _say_page(out: str) -> None:
-    "Say that a page is written."
-    say(f"{out} is ready: open it in a browser, no network needed")
-
 # %% ../../nbs/94b_cli_use.ipynb #37c0f241
 @command(f"""
 {_RUN}
@@ -225,7 +217,7 @@ def _attention(args: SimpleNamespace) -> None:
     translator = load(args.run, args.device)
     opening = opening_head(translator.model, translator.vocab, args.sentence)
     write_attention_page(translator, [args.sentence], page, opening)
-    _say_page(args.out)
+    say(f"{args.out} is ready: open it in a browser, no network needed")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0021
 @command(_RUN + _PAGE)
@@ -235,7 +227,7 @@ def _live(args: SimpleNamespace) -> None:
 
     _say_which_demo(args.run)
     write_live_page(args.run, _page(args.out))
-    _say_page(args.out)
+    say(f"{args.out} is ready: open it in a browser, no network needed")
 
 # %% ../../nbs/94b_cli_use.ipynb #78661e2b
 @command("""
