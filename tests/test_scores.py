@@ -11,11 +11,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sacrebleu.metrics import CHRF, TER
-from sacrebleu.metrics.base import Metric, Signature
-from sacrebleu.metrics.base import Score as MetricScore
 
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import builtin
@@ -55,12 +51,11 @@ WORDS = " ".join(GOLD).split()
 
 def slips(lines, share, seed):
     rng = random.Random(seed)
-    return [
-        " ".join(
-            rng.choice(WORDS) if rng.random() < share else word for word in line.split()
-        )
-        for line in lines
-    ]
+
+    def slip(word):
+        return rng.choice(WORDS) if rng.random() < share else word
+
+    return [" ".join(map(slip, line.split())) for line in lines]
 
 
 GOOD, BAD = slips(GOLD, 0.1, 0), slips(GOLD, 0.3, 1)
@@ -121,15 +116,6 @@ def test_p_values_are_the_commands(sacrebleu):
     assert found[0].p_value is None is p_values[0]
     assert [f.p_value for f in found[1:]] == pytest.approx(p_values[1:], abs=1e-7)
     assert found[1].p_value > 0.05 and found[2].p_value < 0.001
-
-
-def test_the_seed_is_the_environments(monkeypatch):
-    default = bleu(GOOD, GOLD, 100)
-    monkeypatch.setenv("SACREBLEU_SEED", "7")
-    other = bleu(GOOD, GOLD, 100)
-    assert "seed:12345" in default.signature and "seed:7" in other.signature
-    assert other.value == default.value
-    assert (other.low, other.high) != (default.low, default.high)
 
 
 @pytest.mark.parametrize("test, metric", [("ar", None), ("bs", CHRF())])
@@ -207,11 +193,6 @@ HYPHENATED = {  # @ stands for the mark
 def test_hyphens_by_hand():
     for line, split in HYPHENATED.items():
         assert _split_hyphens(line) == split.replace("@", " ##AT##-##AT## ")
-
-
-@given(st.text(st.sampled_from(list("--- abüß🐕\t\u00a0\u2028\x85$1\\")), max_size=30))
-def test_hyphens_lose_nothing(line):
-    assert _split_hyphens(line).replace(" ##AT##-##AT## ", "-") == line
 
 
 def test_hyphens_are_perls():
@@ -369,17 +350,12 @@ def test_read_aligned(tmp_path):
 
 
 def test_measures_refuse_what_does_not_match(translator):
-    for measure in (
-        bleu,
-        chrf,
-        bleu_variants,
-        pronoun_accuracy,
-        lambda h, r: compare({"a": r, "b": h}, r),
-        lambda h, r: compare({"a": h, "b": r}, r),
-    ):
-        with pytest.raises(
-            ValueError, match="2 hypotheses do not go with 1 references"
-        ):
+    def both(hypotheses, references):
+        compare({"a": references, "b": hypotheses}, references)
+
+    for measure in (bleu, chrf, bleu_variants, pronoun_accuracy, both):
+        message = "2 hypotheses do not go with 1 references"
+        with pytest.raises(ValueError, match=message):
             measure(["a", "b"], ["er"])
         with pytest.raises(ValueError):
             measure([], [])
@@ -406,45 +382,20 @@ def test_a_name_of_ones_own():
     assert named == chrf(GOOD, GOLD)._replace(name="letters")
 
 
-@pytest.mark.parametrize(
-    "hypothesis, reference, right",
-    [
-        ("weil es müde war.", "weil es müde war", 1),
-        ("weil sie müde war", "weil es müde war", 0),
-        ("weil müde war", "weil es müde war", 0),
-        ("Sie sieht es.", "sie sieht es", 1),
-        ("es sieht sie", "sie sieht es", 0),
-        ("weil es, es müde war", "weil es müde war", 0),
-        ("Essen, siebzehn, erst. Es!", "es", 1),
-    ],
-)
-def test_pronouns(hypothesis, reference, right):
-    assert pronoun_accuracy([hypothesis], [reference]) == right
+PRONOUNS = {  # hypothesis, reference: is the pronoun right?
+    ("weil es müde war.", "weil es müde war"): 1,
+    ("weil sie müde war", "weil es müde war"): 0,
+    ("weil müde war", "weil es müde war"): 0,
+    ("Sie sieht es.", "sie sieht es"): 1,
+    ("es sieht sie", "sie sieht es"): 0,
+    ("weil es, es müde war", "weil es müde war"): 0,
+    ("Essen, siebzehn, erst. Es!", "es"): 1,
+}
 
 
-class _ExactMatchSignature(Signature):
-    pass
-
-
-class _ExactMatch(Metric):
-    "The share of sentences that equal their reference, as a metric of sacreBLEU's."
-
-    _SIGNATURE_TYPE = _ExactMatchSignature
-
-    def _compute_score_from_stats(self, stats):
-        return MetricScore("Exact", 100 * stats[0] / stats[1])
-
-    def _aggregate_and_compute(self, stats):
-        return self._compute_score_from_stats([sum(s) for s in zip(*stats)])
-
-    def _compute_segment_statistics(self, hypothesis, ref_kwargs):
-        return [int(hypothesis == ref_kwargs["ref"]), 1]
-
-    def _extract_reference_info(self, refs):
-        return {"ref": refs[0]}
-
-    def _preprocess_segment(self, sent):
-        return sent
+def test_pronouns():
+    for (hypothesis, reference), right in PRONOUNS.items():
+        assert pronoun_accuracy([hypothesis], [reference]) == right, hypothesis
 
 
 def test_an_error_rate_may_exceed_100():
@@ -455,8 +406,8 @@ def test_an_error_rate_may_exceed_100():
 
 
 def test_any_metric_of_sacrebleu_is_scored_and_compared():
-    "A new metric is a class; nothing of this package changes for it."
+    "A metric is a class of sacreBLEU's; nothing of this package knows TER."
     references = [f"line {i}" for i in range(60)]
     systems = {"right": references, "half": references[:30] + ["wrong"] * 30}
-    right, half = score_systems(systems, references, _ExactMatch())
-    assert (right.score.value, half.score.value) == (100, 50) and half.p_value < 0.05
+    right, half = score_systems(systems, references, TER())
+    assert right.score.value == 0 < half.score.value and half.p_value < 0.05
