@@ -25,7 +25,6 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.cli.train import _DEFAULT_RECIPE, command, program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.io.atomic import write_json
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
 
@@ -699,9 +698,8 @@ def test_variations(run, monkeypatch):
 def as_demo(out: Path) -> None:
     "Make a run folder one that `demo` has left."
     weights = sha256(out / "model.safetensors")
-    write_json(
-        out / "report.json", {"format": 1, "kind": "demo", "weights_sha256": weights}
-    )
+    report = {"format": 1, "kind": "demo", "weights_sha256": weights}
+    (out / "report.json").write_text(json.dumps(report))
 
 
 CHANGES = {
