@@ -300,7 +300,7 @@ REFUSED = {
     "live run --out folder.html": "folder.html is a folder",
     "live run --out mine.html": "is there already, and this program did not make it",
     "attention run A --out mine.html": "is there already, and this program did not",
-    "attention run A --out new/x.html": "new cannot be written",
+    "attention run A --out new/x.html": "cannot be written: No such file or directory",
     # other programs
     "export-ct2 run new --quantization int7": "quantization='int7'",
     "export-ct2 run run": "run is not empty",
@@ -317,7 +317,7 @@ REFUSED = {
     "variations --data builtin d_modl=3": "did you mean d_model?",
     "demo --out run": "run is not a demo, or was changed since: choose another --out",
     "demo --out de": "choose another place",
-    "demo --out run/..": "is not a demo, or was changed since",
+    "demo --out other": "other is not a demo, or was changed since",
     "dream": "No such command 'dream'",
 }
 
@@ -329,8 +329,9 @@ def test_mistakes(line, run):
     Path("cut.gz").write_bytes(gzip.compress(b"eins\nzwei\ndrei\n")[:-9])
     Path("mine.html").write_text("<p>mine</p>")
     Path("loop").symlink_to("loop")
-    for name in ("folder.html", "empty_folder"):
+    for name in ("folder.html", "empty_folder", "other"):
         Path(name).mkdir()
+    Path("other/thesis.txt").write_text("the only copy")
     if "pipe" in line:
         os.mkfifo("pipe")
     assert REFUSED[line] in refused(run, line)
