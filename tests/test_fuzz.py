@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 import torch
-import typer.main
 from safetensors.torch import load_file, save, save_file
 
-from annotated_transformer.cli.main import _app, main
+from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.export.marian import MarianConfig, build_marian, marian_names
@@ -140,14 +139,10 @@ def marian_checkpoint(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "marian", **sizes}))
 
 
-PARSER = typer.main.get_command(_app)  # made once: a third of a case's time
-
-
 @pytest.fixture
 def work(good, monkeypatch) -> Path:
     "That folder, where one case may do what it likes: afterwards it is made again what it was."
     folder, was = good
-    monkeypatch.setattr("typer.main.get_command", lambda _: PARSER)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("ANNOTATED_TRANSFORMER_DATA", raising=False)
     yield folder

@@ -522,18 +522,18 @@ def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsy
     own = "demo: the folder in the current directory, not the pretrained model\n"
     assert load("demo").translate(sentence) == [HELD_OUT[0].de]
     assert run_kind("demo") is None and capsys.readouterr().err == ""
-    assert run_verb(*translate) == run_verb(*score) == 0
+    assert run_command(*translate) == run_command(*score) == 0
     assert capsys.readouterr().err == 2 * packaged
     (tmp_path / "demo").mkdir()
     with pytest.raises(UserError, match="demo is not a run folder"):
         load("demo")
     assert capsys.readouterr().err == ""
-    assert run_verb(*translate) == 2 and capsys.readouterr().err.startswith(own)
+    assert run_command(*translate) == 2 and capsys.readouterr().err.startswith(own)
     (tmp_path / "demo").rmdir()
     shutil.copytree(pretrained_run(Path("demo")), tmp_path / "demo")
     assert load("demo").translate(sentence) == [HELD_OUT[0].de]
     assert capsys.readouterr().err == ""
-    assert run_verb(*translate) == 0 and capsys.readouterr().err == own
+    assert run_command(*translate) == 0 and capsys.readouterr().err == own
     for name in ("other", "..", ".", "demo/x", "runs/demo"):
         assert pretrained_run(Path(name)) is None
         with pytest.raises(UserError, match="is not a run folder"):
@@ -548,7 +548,7 @@ def test_pretrained_run_is_not_trained_further(tmp_path, monkeypatch):
         read_config(Path("demo"))
 
 
-def run_verb(*args: str) -> int:
+def run_command(*args: str) -> int:
     with pytest.raises(SystemExit) as stopped:
         main(list(args))
     return stopped.value.code
@@ -560,17 +560,17 @@ def test_commands_take_the_pretrained_run(tmp_path, monkeypatch, capsys):
     source, reference = HELD_OUT[0].en, HELD_OUT[0].de
     Path("a.en").write_text(source + "\n", encoding="utf-8")
     Path("a.de").write_text(reference + "\n", encoding="utf-8")
-    assert run_verb("translate", "demo", "a.en") == 0
+    assert run_command("translate", "demo", "a.en") == 0
     assert capsys.readouterr().out == reference + "\n"
-    assert run_verb("score", "demo", "--src", "a.en", "--ref", "a.de") == 0
+    assert run_command("score", "demo", "--src", "a.en", "--ref", "a.de") == 0
     assert "BLEU 100.0" in capsys.readouterr().out.replace("= ", "")
-    assert run_verb("attention", "demo", source, "--out", "attention.html") == 0
-    assert run_verb("live", "demo", "--out", "live.html") == 0
+    assert run_command("attention", "demo", source, "--out", "attention.html") == 0
+    assert run_command("live", "demo", "--out", "live.html") == 0
     assert "live.html is ready" in capsys.readouterr().err
-    assert run_verb("live", "demo", "--out", "attention.html") == 2
-    assert run_verb("attention", "demo", source, "--out", "live.html") == 2
-    assert run_verb("average", "demo", "--last", "2") == 2
-    assert run_verb("train", "--resume", "demo") == 2
+    assert run_command("live", "demo", "--out", "attention.html") == 2
+    assert run_command("attention", "demo", source, "--out", "live.html") == 2
+    assert run_command("average", "demo", "--last", "2") == 2
+    assert run_command("train", "--resume", "demo") == 2
     assert "demo is not a run folder" in capsys.readouterr().err
 
 

@@ -151,7 +151,8 @@ class Names(NamedTuple):
 @cache
 def names_of_package() -> Names:
     "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's or a command's."
-    library, places, taken = settings()["lib_path"], {}, set()
+    library, places = settings()["lib_path"], {}
+    taken = {*import_module(f"{library}.cli.main").program.commands}
     for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
         taken.add(module.rpartition(".")[2])
         for name, (address, _) in symbols.items():
