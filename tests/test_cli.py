@@ -23,13 +23,17 @@ from annotated_transformer.cli.train import _DEFAULT_RECIPE
 from annotated_transformer.data import corpus
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.export.marian import MarianConfig, build_marian, marian_names
-from annotated_transformer.export.marian_import import _FILES
 from annotated_transformer.io.atomic import FolderLock, write_json
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.runs import train_run as runs
 from annotated_transformer.training.train import Stop
+from annotated_transformer.translating.marian import (
+    MarianConfig,
+    build_marian,
+    marian_names,
+)
+from annotated_transformer.translating.marian_import import _FILES
 
 TINY = [
     "n_layers=1",

@@ -36,7 +36,7 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import create_run, load_run, write_config
 from annotated_transformer.runs.train_run import RunOptions, train_run
 from annotated_transformer.runs.weights import save_weights
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

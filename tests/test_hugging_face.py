@@ -38,8 +38,6 @@ from annotated_transformer.export.hugging_face import (
     _marian_weights,
     export_hf,
 )
-from annotated_transformer.export.marian import build_marian, marian_names
-from annotated_transformer.export.marian_import import import_marian
 from annotated_transformer.export.model_card import _training_command, model_card
 from annotated_transformer.model.config import (
     RECIPES,
@@ -55,7 +53,9 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import create_run, load_run, write_config
 from annotated_transformer.runs.train_run import RunOptions, train_run
 from annotated_transformer.runs.weights import read_tensors, save_weights
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
+from annotated_transformer.translating.marian import build_marian, marian_names
+from annotated_transformer.translating.marian_import import import_marian
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.set_verbosity_error()

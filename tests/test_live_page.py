@@ -27,7 +27,7 @@ from annotated_transformer.show.heads import (
     pronoun_sentences,
 )
 from annotated_transformer.show.live import live_page
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
 
 PAGES = ROOT / "annotated_transformer/show/pages"
 TIRED = "The animal didn't cross the street because it was too tired."

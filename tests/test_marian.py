@@ -24,25 +24,6 @@ from annotated_transformer.engines.batched_search import (
     eos_among_best,
 )
 from annotated_transformer.engines.kv_cache import KVCache
-from annotated_transformer.export.marian import (
-    _COPIES,
-    _TABLES,
-    MarianConfig,
-    build_marian,
-    in_halves,
-    marian_names,
-)
-from annotated_transformer.export.marian_import import (
-    _FILES,
-    _ONLY,
-    MarianVocab,
-    _marian_search,
-    _MarianTranslator,
-    _read_marian,
-    _read_marian_weights,
-    _with_marian_rules,
-    import_marian,
-)
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.position import positional_encoding
 from annotated_transformer.model.transformer import build_transformer
@@ -55,9 +36,28 @@ from annotated_transformer.runs.folder import (
 )
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.translating.load import load
+from annotated_transformer.translating.marian import (
+    _COPIES,
+    _TABLES,
+    MarianConfig,
+    build_marian,
+    in_halves,
+    marian_names,
+)
+from annotated_transformer.translating.marian_import import (
+    _FILES,
+    _ONLY,
+    MarianVocab,
+    _marian_search,
+    _MarianTranslator,
+    _read_marian,
+    _read_marian_weights,
+    _with_marian_rules,
+    import_marian,
+)
 from annotated_transformer.translating.translate import (
     Translator,
-    load,
     translate_stream,
 )
 
@@ -949,7 +949,9 @@ def test_nothing_half_is_left(folder, tmp_path, monkeypatch, stop):
     def fail(*args):
         raise stop
 
-    monkeypatch.setattr("annotated_transformer.export.marian_import.save_tensors", fail)
+    monkeypatch.setattr(
+        "annotated_transformer.translating.marian_import.save_tensors", fail
+    )
     with pytest.raises(stop if isinstance(stop, type) else type(stop)):
         import_marian(folder, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -1025,7 +1027,7 @@ def test_both_kinds(run, tmp_path):
     assert load(mine).translate(["a dog"]) == by_hand.translate(["a dog"])
     assert isinstance(load(run), _MarianTranslator)
     assert not isinstance(load(mine), _MarianTranslator)
-    assert load_run(run).recipe is None and loaded.recipe == recipe
+    assert loaded.recipe == recipe
     with pytest.raises(ValueError, match="was imported from Marian: it translates"):
         read_config(run)
     with pytest.raises(ValueError, match="is not a run folder"):

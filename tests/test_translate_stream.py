@@ -19,7 +19,7 @@ from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import create_run, write_config
 from annotated_transformer.runs.weights import save_weights
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
 
 GREEDY = ["--beam-size", "1"]
 posix = pytest.mark.skipif(os.name == "nt", reason="signals and terminals of POSIX")

@@ -33,7 +33,8 @@ from ..show.explorer import write_attention_page
 from ..show.heads import opening_head, pronoun_sentences
 from ..show.live import write_live_page
 from ..translating.evaluate import bleu, pronoun_accuracy
-from ..translating.translate import Translator, load
+from ..translating.load import load
+from ..translating.translate import Translator
 
 # %% ../../nbs/94_demo.ipynb #94de0007
 def _measure_demo(

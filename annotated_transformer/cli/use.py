@@ -149,9 +149,9 @@ def _translate_verb(
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     from tqdm import tqdm
 
+    from ..translating.load import load
     from ..translating.translate import (
         line_groups,
-        load,
         translate_stream,
     )
 
@@ -261,8 +261,8 @@ def _score_verb(
     from sacrebleu.metrics import BLEU, CHRF
 
     from ..translating import evaluate
+    from ..translating.load import load
     from ..translating.significance import score_systems
-    from ..translating.translate import load
 
     search = _chosen_search(beam_size, alpha)
     runs = {
@@ -312,7 +312,7 @@ def _attention_verb(
         write_attention_page,
     )
     from ..show.heads import opening_head
-    from ..translating.translate import load
+    from ..translating.load import load
 
     page = _new_page(out, is_attention_page)
     translator = load(run, device)
@@ -344,7 +344,7 @@ def _import_marian_verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make.")],
 ) -> None:
     "Make a run of a published Marian translator: for translate, score and attention."
-    from ..export.marian_import import import_marian
+    from ..translating.marian_import import import_marian
 
     import_marian(folder, run)
     typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)

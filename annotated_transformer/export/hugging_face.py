@@ -23,16 +23,16 @@ from .ct2 import (
     check_modules,
     write_sentencepiece,
 )
-from .marian import (
+from .model_card import languages_of, model_card
+from ..io.atomic import check_new_folder, new_folder, write_json
+from ..model.config import ModelConfig, Recipe
+from ..runs.folder import Run, load_run, run_kind
+from ..translating.marian import (
     MarianConfig,
     in_halves,
     marian_names,
     marian_shapes,
 )
-from .model_card import languages_of, model_card
-from ..io.atomic import check_new_folder, new_folder, write_json
-from ..model.config import ModelConfig, Recipe
-from ..runs.folder import Run, load_run, run_kind
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b0000d
 _EXTRA_POSITIONS = 52  # 50 tokens (§6.1), EOS, a language code
