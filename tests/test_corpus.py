@@ -28,6 +28,7 @@ from annotated_transformer import UserError
 from annotated_transformer.data.corpus import (
     _MULTI30K,
     _WMT14,
+    DATA_SETS,
     Corpus,
     _Download,
     _download,
@@ -51,8 +52,17 @@ from annotated_transformer.io.text import (
 
 
 def test_unknown_name():
-    with pytest.raises(ValueError, match="take builtin, multi30k or wmt14"):
+    with pytest.raises(ValueError, match="take builtin, multi30k, wmt14,"):
         load_corpus("wmt")
+
+
+def test_a_data_set_is_one_entry_of_the_table(monkeypatch, tmp_path):
+    mine = load_corpus("builtin", n_train=3, n_valid=2, n_test=1)
+    entry = DATA_SETS["builtin"]._replace(load=lambda data_dir: (mine, data_dir))
+    monkeypatch.setitem(DATA_SETS, "mine", entry)
+    assert load_corpus("mine", tmp_path) == (mine, tmp_path)
+    with pytest.raises(UserError, match="take builtin, multi30k, wmt14, mine, or"):
+        load_corpus("yours")
 
 
 def test_load_builtin():
@@ -466,35 +476,35 @@ def test_next_address(server, tmp_path):
     ), "no leftover"
 
 
-@pytest.mark.parametrize("by", ["argument", "environment"])
 @pytest.mark.parametrize("name", ["multi30k", "wmt14"])
-def test_mirror_comes_first(server, monkeypatch, name, by):
+def test_mirror_comes_first(server, monkeypatch, name):
     load, files = (
         (_multi30k, tiny_multi30k(server, "none"))
         if name == "multi30k"
         else (_wmt14, tiny_wmt14(server, "none"))
     )
-    monkeypatch.setattr(inspect.unwrap(load), "__defaults__", (None, None, files))
-    if by == "environment":
-        monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", f"{server.url}/good")
-    load_corpus(name, mirror=f"{server.url}/good/" if by == "argument" else None)
+    monkeypatch.setattr(inspect.unwrap(load), "__defaults__", (None, files))
+    monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", f"{server.url}/good/")
+    load_corpus(name)
     assert server.asked == [f"/good/{f.name}" for f in files]
 
 
 @pytest.mark.parametrize("mirror", ["none", "other", "short"])
-def test_bad_mirror_is_passed_over(server, mirror):
+def test_bad_mirror_is_passed_over(server, monkeypatch, mirror):
     files = tiny_multi30k(server)
-    _multi30k(mirror=f"{server.url}/{mirror}", files=files)
+    monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", f"{server.url}/{mirror}")
+    _multi30k(files=files)
     assert server.asked == [
         f"/{how}/{f.name}" for f in files for how in (mirror, "good")
     ]
 
 
-def test_all_addresses_fail(server, tmp_path):
+def test_all_addresses_fail(server, tmp_path, monkeypatch):
     "One line: each address with what was wrong, and which files to put where."
     files = tiny_multi30k(server, "none", "short", "other")
+    monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", "http://127.0.0.1:1/x")
     with pytest.raises(ValueError) as e:
-        _multi30k(mirror="http://127.0.0.1:1/x", files=files)
+        _multi30k(files=files)
     message = str(e.value)
     assert message.startswith(
         "cannot download train.en.gz: http://127.0.0.1:1/x/train.en.gz (ConnectionError), "

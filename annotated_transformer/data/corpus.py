@@ -13,7 +13,7 @@ import shutil
 import tarfile
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -227,9 +227,6 @@ class _Store:
         # your own, with that folder in it; None: ANNOTATED_TRANSFORMER_DATA, and if
         # that is not set, the files are downloaded
         data_dir: str | Path | None,
-        # address of a folder that holds the files too; None:
-        # ANNOTATED_TRANSFORMER_MIRROR, if set
-        mirror: str | None,
     ):
         data_dir = data_dir or os.environ.get("ANNOTATED_TRANSFORMER_DATA")
         self.name = name
@@ -239,7 +236,6 @@ class _Store:
             "data_dir": str(Path(data_dir).absolute()) if data_dir else None,
         }
         self.own = Path(data_dir).absolute() / name if data_dir else None
-        self.mirror = mirror or os.environ.get("ANNOTATED_TRANSFORMER_MIRROR")
         self.advice = f"put {', '.join(file.name for file in files)} into " + (
             f"{self.own}, or name no folder to have them downloaded"
             if self.own
@@ -258,12 +254,11 @@ class _Store:
     def fetch(self, file: _Download) -> Path:
         "A file with the right checksum; UserError says which files to put where."
         if self.own is None:
-            into = self.cache
-            urls = (
-                [f"{self.mirror.rstrip('/')}/{file.name}"] if self.mirror else []
-            ) + list(file.urls)
+            urls = list(file.urls)
+            if mirror := os.environ.get("ANNOTATED_TRANSFORMER_MIRROR"):
+                urls.insert(0, f"{mirror.rstrip('/')}/{file.name}")
             try:
-                return _download(urls, file, into)
+                return _download(urls, file, self.cache)
             except ValueError as e:
                 raise UserError(f"{e}: {self.advice}") from None
         path = self.own / file.name
@@ -288,15 +283,14 @@ class _Store:
 
 # %% ../../nbs/51a_corpus.ipynb #30711a7e
 def _multi30k(
-    data_dir: str | Path | None = None,  # as for `_Store`, and the next
-    mirror: str | None = None,
+    data_dir: str | Path | None = None,  # as for `_Store`
     files: tuple[_Download, ...] = _MULTI30K,
 ) -> Corpus:
     """English–German image captions (Elliott et al. 2016).
 
     29,000 to train, 1,014 to validate, 1,000 to test.
     """
-    store = _Store("multi30k", files, data_dir, mirror)
+    store = _Store("multi30k", files, data_dir)
     paths = list(map(store.fetch, files))
     files_of_splits = zip(paths[::2], paths[1::2])
     train, valid, test = (list(TextPairs([two])) for two in files_of_splits)
@@ -329,59 +323,88 @@ class _Newstest2014:
 
 # %% ../../nbs/51a_corpus.ipynb #66a39cdb
 def _wmt14(
-    data_dir: str | Path | None = None,  # as for `_Store`, and the next
-    mirror: str | None = None,
+    data_dir: str | Path | None = None,  # as for `_Store`
     files: tuple[_Download, ...] = _WMT14,  # archives; the last to validate
 ) -> Corpus:
     """The paper's English–German (§5.1), with about 4.5 million pairs to train.
 
     newstest2013 to validate, newstest2014 to test.
     """
-    store = _Store("wmt14", files, data_dir, mirror)
+    store = _Store("wmt14", files, data_dir)
     *train, valid = map(store.texts, files)
     splits = TextPairs(train), TextPairs([valid]), _Newstest2014()
     return Corpus("wmt14", "en", "de", *splits, store.source)
 
 # %% ../../nbs/51a_corpus.ipynb #2aaf083f
-def load_corpus(
-    name: str,  # "builtin", "multi30k" or "wmt14"
-    data_dir: str | Path | None = None,  # as for `_Store`, and the next
+def _builtin(
+    data_dir: str | Path | None = None,  # not needed
     *,
-    mirror: str | None = None,
-    n_train: int = 40_000,  # of the synthetic corpus, as the next three
+    n_train: int = 40_000,
     n_valid: int = 1_000,
     n_test: int = 1_000,
     seed: int = 0,
 ) -> Corpus:
-    "A corpus by its name."
-    if name == "multi30k":
-        return _multi30k(data_dir, mirror)
-    if name == "wmt14":
-        return _wmt14(data_dir, mirror)
-    if name != "builtin":
-        raise UserError(
-            f"data={name!r} is unknown: take builtin, multi30k or wmt14, "
-            "or give two files of your own"
-        )
+    "Sentences of the grammar, the same ones for the same sizes and seed."
     sizes = {"train": n_train, "valid": n_valid, "test": n_test}
     train, valid, test = (
         [(s.en, s.de) for s in builtin(n, seed, split)] for split, n in sizes.items()
     )
-    return Corpus(
-        name,
-        "en",
-        "de",
-        train,
-        valid,
-        test,
-        {
-            "data": name,
-            "n_train": n_train,
-            "n_valid": n_valid,
-            "n_test": n_test,
-            "seed": seed,
-        },
-    )
+    source: dict[str, str | int | None] = {
+        "data": "builtin",
+        "n_train": n_train,
+        "n_valid": n_valid,
+        "n_test": n_test,
+        "seed": seed,
+    }
+    return Corpus("builtin", "en", "de", train, valid, test, source)
+
+# %% ../../nbs/51a_corpus.ipynb #7aa74ea1
+class DataSet(NamedTuple):
+    "A data set that has a name: how it is loaded, and what is known about it."
+
+    load: Callable[..., Corpus]  # from a data folder or None
+    about: str  # one phrase, for the help of `--data`
+    source: str  # an address, or how it is made
+    licence: str  # of the text
+    hub: tuple[str, ...] = ()  # its names on the Hugging Face Hub
+
+
+DATA_SETS = {
+    "builtin": DataSet(
+        _builtin,
+        "synthetic sentences, generated in seconds",
+        "generated by the grammar of annotated_transformer",
+        "MIT, as annotated_transformer",
+    ),
+    "multi30k": DataSet(
+        _multi30k,
+        "29,000 image captions",
+        "https://github.com/multi30k/dataset",
+        "terms of its own: non-commercial research",
+        ("bentrevett/multi30k",),
+    ),
+    "wmt14": DataSet(
+        _wmt14,
+        "4.5 million sentences, the paper's",
+        "https://www.statmt.org/wmt14/translation-task.html",
+        "terms of its parts: Europarl, Common Crawl and News Commentary",
+        ("wmt/wmt14",),
+    ),
+}
+
+# %% ../../nbs/51a_corpus.ipynb #b842d432
+def load_corpus(
+    name: str,  # of a data set in `DATA_SETS`
+    data_dir: str | Path | None = None,  # None: ANNOTATED_TRANSFORMER_DATA or download
+    **sizes: int,  # of the synthetic corpus: n_train, n_valid, n_test, seed
+) -> Corpus:
+    "A corpus by its name."
+    if name not in DATA_SETS:
+        raise UserError(
+            f"data={name!r} is unknown: take {', '.join(DATA_SETS)}, "
+            "or give two files of your own"
+        )
+    return DATA_SETS[name].load(data_dir, **sizes)
 
 # %% ../../nbs/51a_corpus.ipynb #51aa0003
 # BCP 47 without its extensions: language, script, region, variants. This is the form
