@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile import everything
 
-from annotated_transformer import UserError, atomic
+from annotated_transformer import UserError
+from annotated_transformer.io import atomic
 from annotated_transformer.io.atomic import (
     FolderLock,
     check_new_folder,

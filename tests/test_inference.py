@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from annotated_transformer import UserError, inference
+from annotated_transformer import UserError
 from annotated_transformer.data.grammar import builtin
+from annotated_transformer.engines import packed as inference
 from annotated_transformer.engines.fast_dropout import FastDropout
 from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.kv_cache import KVCache

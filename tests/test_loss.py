@@ -234,9 +234,9 @@ def test_without_gradients_the_loss_is_the_same(loss_of):
 @pytest.mark.parametrize(
     "loss_of, part",
     [
-        (chunked_loss, "chunked_loss._grad_of_chunk"),
-        (chunked_loss, "chunked_loss.add_product"),
-        (ChunkedRDrop(5.0), "chunked_r_drop.add_product"),
+        (chunked_loss, "engines.chunked_loss._grad_of_chunk"),
+        (chunked_loss, "engines.chunked_loss.add_product"),
+        (ChunkedRDrop(5.0), "engines.chunked_r_drop.add_product"),
     ],
 )
 def test_without_gradients_none_is_computed(loss_of, part):

@@ -78,5 +78,5 @@ def test_its_code_is_short():
 
 
 def test_it_imports_only_the_corpus_and_what_draws():
-    modules = re.findall(r"annotated_transformer\.(\w+)", "\n".join(CELLS))
+    modules = re.findall(r"annotated_transformer\.\w+\.(\w+)", "\n".join(CELLS))
     assert set(modules) == {"grammar", "visualize"}

@@ -375,15 +375,15 @@ def test_device_precision_schedule():
     ]
 
 
-@pytest.mark.parametrize("where", ["recipe", "run_folder"])
+@pytest.mark.parametrize("where", ["runs.recipe", "runs.folder"])
 def test_a_model_that_does_not_fit_into_memory(corpus, tmp_path, monkeypatch, where):
     "One line for the user, in training and in loading; the cause is kept, and any other error is left as it is."
     run, recipe = tmp_path / "run", override(get_recipe("tiny"), SMALL)
-    if where == "run_folder":
+    if where == "runs.folder":
         train_run(corpus, recipe, run, RunOptions("cpu", quiet=True))
 
     def train_or_load():
-        if where == "recipe":
+        if where == "runs.recipe":
             train_run(corpus, recipe, run, RunOptions("cpu", quiet=True))
         else:
             load(run)
@@ -412,7 +412,7 @@ def test_a_model_that_does_not_fit_into_memory(corpus, tmp_path, monkeypatch, wh
         with pytest.raises(expected, match=message) as found:
             train_or_load()
         assert error in (found.value, found.value.__cause__)
-        assert run.exists() == (where == "run_folder")
+        assert run.exists() == (where == "runs.folder")
 
 
 def test_validation_computes_each_batch_once():

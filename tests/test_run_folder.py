@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 
-from annotated_transformer import UserError, load, run_folder
+from annotated_transformer import UserError, load
 from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs import folder as run_folder
 from annotated_transformer.runs.folder import (
     Run,
     create_run,

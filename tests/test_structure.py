@@ -21,6 +21,7 @@ from annotated_transformer.data.grammar import (
     separated_verb,
 )
 from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.experiments import structure
 from annotated_transformer.experiments.structure import (
     _follow,
     _Pair,
@@ -34,7 +35,6 @@ from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.folder import create_run, write_config
 from annotated_transformer.runs.weights import save_weights
-from annotated_transformer.show import structure
 
 MODIFIERS = ("adjective → noun", "determiner → noun")
 OBJECTS = ("verb → object", "verb → earlier object")
