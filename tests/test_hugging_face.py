@@ -273,6 +273,7 @@ def test_the_folders_own_search(trained):
     model = loaded(folder / "out")
     assert model.generation_config.max_length == run.recipe.train.max_len + 52
     assert model.generation_config.bad_words_ids == [[run.vocab.pad_id]]
+    assert model.generation_config.early_stopping == "never"
     mine = ours(run, sentences, 60, search_with(4, 0.0))
     other = theirs(folder / "out", sentences, 60)
     assert_equal_but_for_ties(run, sentences, mine, other, lambda n: 1)
