@@ -289,7 +289,9 @@ def test_a_line_beyond_the_last_position(trained):
     line = "the dog sleeps " * run.recipe.train.max_len
     with pytest.raises(IndexError):
         theirs(folder / "out", [line], 5)
-    assert load(folder / "run").translate([line])[0]
+    translator = load(folder / "run")
+    assert translator.max_tokens == run.recipe.train.max_len
+    assert translator.translate([line])[0]
 
 
 def test_imported_again(trained, tmp_path):
