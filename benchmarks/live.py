@@ -35,7 +35,8 @@ from annotated_transformer.runs.folder import (  # noqa: E402
 )
 from annotated_transformer.runs.weights import pack_weights, unpack_weights  # noqa: E402
 from annotated_transformer.show.live import pack_model, write_live_page  # noqa: E402
-from annotated_transformer.translating.translate import Translator, load  # noqa: E402
+from annotated_transformer.translating.load import load  # noqa: E402
+from annotated_transformer.translating.translate import Translator  # noqa: E402
 
 N = 50  # sentences at once
 

@@ -101,3 +101,32 @@ def program(path: str, main: str = "imported") -> SimpleNamespace:
     if folder not in sys.path:
         sys.path.append(folder)  # where it finds what it shares with others
     return SimpleNamespace(**runpy.run_path(str(ROOT / path), run_name=main))
+
+
+@pytest.fixture(scope="session")
+def offline(chromium, tmp_path_factory):
+    "A browser whose network is cut, for the pages that need none."
+    from browser import Browser
+
+    with Browser(chromium, tmp_path_factory.mktemp("profile")) as browser:
+        nothing = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        browser.call("Network.emulateNetworkConditions", offline=True, **nothing)
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def pretrained():
+    "The run that comes with the package."
+    from annotated_transformer.runs.folder import load_run
+
+    return load_run(Path("demo"))
+
+
+@pytest.fixture(scope="session")
+def live_page(tmp_path_factory) -> Path:
+    "The live page of the pretrained run, which takes seconds to write."
+    from annotated_transformer.show.live import write_live_page
+
+    path = tmp_path_factory.mktemp("live") / "live.html"
+    write_live_page(Path("demo"), path)
+    return path

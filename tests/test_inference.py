@@ -24,12 +24,12 @@ from annotated_transformer.engines.packed import (
     fast_decoder,
     ready_to_translate,
 )
-from annotated_transformer.export.marian import _MarianEmbedding
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, precision_context
 from annotated_transformer.training.attention_dropout import AttentionDropout
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
+from annotated_transformer.translating.marian import _MarianEmbedding
 
 packs = pytest.mark.skipif(not _can_pack(), reason="this PyTorch has no oneDNN")
 packs_bf16 = pytest.mark.skipif(

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 import torch
-from browser import Browser
 from engine import (
     HELD_OUT,
     Engine,
@@ -35,13 +34,7 @@ from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.stack import PostNorm
 from annotated_transformer.model.transformer import Transformer, build_transformer
-from annotated_transformer.runs.folder import (
-    Run,
-    load_run,
-    pretrained_run,
-    read_config,
-    run_kind,
-)
+from annotated_transformer.runs.folder import Run, load_run, pretrained_run, read_config
 from annotated_transformer.runs.weights import (
     pack_weights,
     read_tensors,
@@ -60,25 +53,7 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def browser(chromium, tmp_path_factory):
-    with Browser(chromium, tmp_path_factory.mktemp("profile")) as browser:
-        browser.call(
-            "Network.emulateNetworkConditions",
-            offline=True,
-            latency=0,
-            downloadThroughput=0,
-            uploadThroughput=0,
-        )
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def demo() -> Run:
-    return load_run(pretrained_run(Path("demo")))
-
-
-@pytest.fixture(scope="module")
-def odd(demo) -> Run:
+def odd() -> Run:
     "A model whose sizes are all different, with random weights of every size."
     sizes = ModelConfig(n_layers=3, d_model=24, d_ff=40, n_heads=3, d_k=5, d_v=7)
     vocab = learn_bpe([s.en for s in HELD_OUT], n_pieces=400)
@@ -91,8 +66,13 @@ def odd(demo) -> Run:
 
 
 @pytest.fixture(scope="module")
-def engine(browser, demo, odd, tmp_path_factory) -> Engine:
-    engine = Engine(browser, tmp_path_factory.mktemp("engine"))
+def demo(pretrained) -> Run:
+    return pretrained
+
+
+@pytest.fixture(scope="module")
+def engine(offline, demo, odd, tmp_path_factory) -> Engine:
+    engine = Engine(offline, tmp_path_factory.mktemp("engine"))
     engine.add("demo", pack_model(demo))
     engine.add("full", pack_model(demo, "fp32"))
     engine.add("odd", pack_model(odd, "fp32"))
@@ -111,12 +91,11 @@ def assert_close(found: list[Tensor], model: Transformer, pairs: list[Pair]) -> 
 # --- the numbers
 
 
-@pytest.mark.parametrize("n", [30])
-def test_logits_are_pytorchs(engine, demo, n):
+def test_logits_are_pytorchs(engine, demo):
     "With weights in 8 bits, and with the same weights in fp32."
-    pairs, model = pairs_of(demo.vocab, n), plain_model(demo)
+    pairs, model = pairs_of(demo.vocab, 12), plain_model(demo)
     assert_close(engine.logits("demo", pairs), model, pairs)
-    assert_close(engine.logits("full", pairs[:10]), model, pairs[:10])
+    assert_close(engine.logits("full", pairs[:4]), model, pairs[:4])
 
 
 def test_logits_of_a_model_whose_sizes_differ(engine, odd):
@@ -230,15 +209,6 @@ def test_switches_are_the_same_change_in_pytorch(engine, demo):
         torch.testing.assert_close(logits, logits_of(model, pair))
 
 
-def test_without_positions_the_order_of_the_words_is_lost(engine, demo):
-    src, tgt = pairs_of(demo.vocab, 1)[0]
-    shuffled = random.Random(0).sample(src, len(src))
-    assert shuffled != src
-    off = {"positions": False}
-    one, other = engine.logits("demo", [(src, tgt), (shuffled, tgt)], off)
-    torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
-
-
 # --- every tensor on the way
 
 
@@ -319,30 +289,24 @@ def test_trace_is_what_pytorch_computes(engine, name, request):
 # --- translations
 
 
-def translations(engine: Engine, name: str, run: Run, n: int, **options) -> list[str]:
-    rows = [pair[0] for pair in pairs_of(run.vocab, n)]
-    found = engine.search(name, rows, options)
-    return [run.vocab.decode(one["hypotheses"][0]["ids"]) for one in found]
-
-
-@pytest.mark.parametrize("n", [30])
-def test_translations_are_the_packages(engine, demo, n):
-    sentences = [s.en for s in HELD_OUT[:n]]
+def test_translations_are_the_packages(engine, demo):
+    rows = [pair[0] for pair in pairs_of(demo.vocab, 10)]
     for options, search in (
         ({}, None),
         ({"beamSize": 1}, search_with(1)),
         ({"beamSize": 3, "alpha": 0}, search_with(3, 0.0)),
         ({"beamSize": 2, "alpha": 6}, search_with(2, 6.0)),  # prefers long ones
     ):
-        translator = load(pretrained_run(Path("demo")), search=search)
-        found = translations(engine, "demo", demo, n, **options)
-        assert found == translator.translate(sentences), options
+        found = [one["hypotheses"][0] for one in engine.search("demo", rows, options)]
+        said = [demo.vocab.decode(best["ids"]) for best in found]
+        wanted = load("demo", search=search).translate([s.en for s in HELD_OUT[:10]])
+        assert said == wanted, options
 
 
 def test_scores_are_the_packages(engine, demo):
     "Score, log-probability, and the log-probabilities of the tokens."
     rows = [pair[0] for pair in pairs_of(demo.vocab, 10)]
-    translator = load(pretrained_run(Path("demo")))
+    translator = load("demo")
     for row, found in zip(rows, engine.search("demo", rows, {}), strict=True):
         (wanted,), best = translator.search_ids([row])[0], found["hypotheses"][0]
         assert best["ids"] == wanted.ids
@@ -361,7 +325,7 @@ def test_random_model_reaches_the_length_limit(engine, odd):
         assert best["ids"] == translator.search_ids([row])[0][0].ids
 
 
-@pytest.mark.parametrize("beam_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("beam_size", [1, 4])
 def test_tree_leads_to_the_hypotheses(engine, demo, beam_size):
     "Each hypothesis is a path of candidates; what is kept is as many as fit."
     row = pairs_of(demo.vocab, 1)[0][0]
@@ -378,8 +342,6 @@ def test_tree_leads_to_the_hypotheses(engine, demo, beam_size):
             before = parent["logProb"] if parent else 0
             assert one["logProb"] == pytest.approx(before + one["tokenLogProb"])
             assert (one["why"] == "finished") <= (one["id"] == demo.vocab.eos_id)
-    scores = [one["score"] for one in found["hypotheses"]]
-    assert scores == sorted(scores, reverse=True) and scores
     for hypothesis in found["hypotheses"]:
         step, index = hypothesis["end"]["step"], hypothesis["end"]["index"]
         path = []
@@ -389,16 +351,6 @@ def test_tree_leads_to_the_hypotheses(engine, demo, beam_size):
         assert [one["id"] for one in path] == [*hypothesis["ids"], demo.vocab.eos_id]
         logs = [one["tokenLogProb"] for one in path]
         assert logs == hypothesis["tokenLogProbs"]
-
-
-def test_temperature_sharpens_the_probabilities(engine, demo):
-    row = pairs_of(demo.vocab, 1)[0][0]
-    cold, one, hot = (
-        engine.search("demo", [row], {"beamSize": 1, "temperature": t})[0]["hypotheses"]
-        for t in (0.5, 1, 2)
-    )
-    assert cold[0]["ids"] == one[0]["ids"] == hot[0]["ids"]
-    assert cold[0]["logProb"] > one[0]["logProb"] > hot[0]["logProb"]
 
 
 def test_padding_is_never_generated(engine, demo):
@@ -413,22 +365,21 @@ def test_padding_is_never_generated(engine, demo):
 # --- token ids
 
 
-@pytest.mark.parametrize("n", [4000])
-def test_ids_are_sentencepieces(engine, demo, odd, n):
-    lines = lines_of(n)
+def test_ids_are_sentencepieces(engine, demo, odd):
+    lines = lines_of(1500)
     for name, vocab in (("demo", demo.vocab), ("odd", odd.vocab)):
         assert engine.ids(name, lines) == [vocab.encode(line) for line in lines]
 
 
 def test_ids_of_a_larger_vocabulary(engine, demo, data_dir):
-    "Multi30k, by a vocabulary of 8,000 tokens."
+    "Multi30k, by a vocabulary of 4,000 tokens."
     lines = []
     for side in ("en", "de"):
         raw = gzip.open(data_dir / f"multi30k/train.{side}.gz").read()
-        lines += raw.decode().split("\n")[:5000]
-    vocab = learn_bpe(lines, n_pieces=8000)
+        lines += raw.decode().split("\n")[:2000]
+    vocab = learn_bpe(lines, n_pieces=4000)
     engine.add("large", pack_model(demo._replace(vocab=vocab)))
-    lines += rude_lines(1000, seed=1)
+    lines += rude_lines(300, seed=1)
     assert engine.ids("large", lines) == [vocab.encode(line) for line in lines]
 
 
@@ -436,10 +387,10 @@ def test_text_of_ids_is_sentencepieces(engine, demo):
     "Any ids: bytes that are part of no character, special tokens, none."
     rng, n = random.Random(0), len(demo.vocab)
     rows = [[], [2, 3], [0, 1]]
-    for _ in range(1500):
+    for _ in range(500):
         limit = rng.choice([n, 260, 300])  # the first 260: special tokens and bytes
         rows.append([rng.randrange(limit) for _ in range(rng.randint(1, 8))])
-    rows += [demo.vocab.encode(line) for line in rude_lines(500)]
+    rows += [demo.vocab.encode(line) for line in rude_lines(200)]
     rows += [[4 + byte for byte in "a\ufeffé🙂".encode()]]
     assert engine.texts("demo", rows) == [demo.vocab.decode(ids) for ids in rows]
 
@@ -451,39 +402,22 @@ def test_packing_keeps_what_it_cannot_pack():
     "Rows of zeros, tiny and huge rows, vectors, and integers that are no packed weights."
     rows = torch.tensor([[0.0, 0.0], [1e-38, -1e-38], [3e38, 1.0], [-0.5, 0.25]])
     packed = pack_weights({"matrix": rows, "bias": rows[:, 0]})
-    assert packed["matrix"].dtype == torch.int8 and packed["matrix"].shape == (4, 2)
-    assert packed["matrix.scale"].shape == (4,)
+    assert packed["matrix"].dtype == torch.int8 and packed["matrix.scale"].shape == (4,)
     unpacked = unpack_weights(packed)
     assert torch.equal(unpacked["bias"], rows[:, 0])
     step = rows.abs().amax(dim=1, keepdim=True) / 127
     assert ((unpacked["matrix"] - rows).abs() <= 0.51 * step.clamp(min=1e-30)).all()
-    twice = pack_weights(unpacked)
-    assert all(torch.equal(twice[name], packed[name]) for name in packed)
-    wrong = {
-        "no scales": packed["matrix"],
-        "columns": packed["matrix"],
-        "columns.scale": torch.ones(2),
-        "halves": packed["matrix"],
-        "halves.scale": torch.ones(4).half(),
-        "flat": packed["matrix"][0],
-        "flat.scale": torch.ones(2),
-    }
+    wrong = {"a": packed["matrix"], "b": packed["matrix"], "b.scale": torch.ones(2)}
     assert unpack_weights(wrong) == wrong
 
 
-@pytest.mark.parametrize("change", ["columns", "missing", "infinite", "another"])
-def test_damaged_packed_weights_are_refused(demo, tmp_path, change):
+@pytest.mark.parametrize(
+    "scales", [torch.ones(128), torch.tensor([float("inf")] * 512)]
+)
+def test_damaged_packed_weights_are_refused(demo, tmp_path, scales):
     run = shutil.copytree(pretrained_run(Path("demo")), tmp_path / "run")
     tensors = read_tensors(run / "model.safetensors")
-    name = "encoder.layers.0.feed_forward.w_1.weight"
-    if change == "columns":
-        tensors[f"{name}.scale"] = torch.ones(128)
-    elif change == "missing":
-        del tensors[f"{name}.scale"]
-    elif change == "infinite":
-        tensors[f"{name}.scale"][3] = float("inf")
-    else:
-        tensors["another.scale"] = torch.ones(3)
+    tensors["encoder.layers.0.feed_forward.w_1.weight.scale"] = scales
     about = weights_metadata(demo.recipe.model, "changed")
     save_tensors(tensors, run / "model.safetensors", about)
     with pytest.raises(UserError, match="model.safetensors"):
@@ -511,67 +445,53 @@ def test_pretrained_run_is_small_and_exact(demo):
         assert n_exact >= wanted, typed
 
 
-def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsys):
-    "A call from Python is silent; a command says which of the two it uses."
-    monkeypatch.chdir(tmp_path)
-    sentence = [HELD_OUT[0].en]
-    Path("a.en").write_text(sentence[0] + "\n", encoding="utf-8")
-    translate = ("translate", "demo", "a.en", "--quiet")
-    score = ("score", "a.en", "demo", "--src", "a.en", "--ref", "a.en")
-    packaged = "demo: the pretrained model of this package\n"
-    own = "demo: the folder in the current directory, not the pretrained model\n"
-    assert load("demo").translate(sentence) == [HELD_OUT[0].de]
-    assert run_kind("demo") is None and capsys.readouterr().err == ""
-    assert run_command(*translate) == run_command(*score) == 0
-    assert capsys.readouterr().err == 2 * packaged
-    (tmp_path / "demo").mkdir()
-    with pytest.raises(UserError, match="demo is not a run folder"):
-        load("demo")
-    assert capsys.readouterr().err == ""
-    assert run_command(*translate) == 2 and capsys.readouterr().err.startswith(own)
-    (tmp_path / "demo").rmdir()
-    shutil.copytree(pretrained_run(Path("demo")), tmp_path / "demo")
-    assert load("demo").translate(sentence) == [HELD_OUT[0].de]
-    assert capsys.readouterr().err == ""
-    assert run_command(*translate) == 0 and capsys.readouterr().err == own
-    for name in ("other", "..", ".", "demo/x", "runs/demo"):
-        assert pretrained_run(Path(name)) is None
-        with pytest.raises(UserError, match="is not a run folder"):
-            load(name)
-    assert capsys.readouterr().err == ""
-
-
-def test_pretrained_run_is_not_trained_further(tmp_path, monkeypatch):
-    "Commands that would write into the run do not find it."
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="demo is not a run folder"):
-        read_config(Path("demo"))
-
-
 def run_command(*args: str) -> int:
     with pytest.raises(SystemExit) as stopped:
         main(list(args))
     return stopped.value.code
 
 
+def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsys):
+    "A call from Python is silent; a command says which of the two it uses."
+    monkeypatch.chdir(tmp_path)
+    Path("a.en").write_text(HELD_OUT[0].en + "\n", encoding="utf-8")
+    translate = ("translate", "demo", "a.en", "--quiet")
+    own = "demo: the folder in the current directory, not the pretrained model\n"
+    assert load("demo").translate([HELD_OUT[0].en]) == [HELD_OUT[0].de]
+    assert capsys.readouterr().err == ""
+    assert run_command(*translate) == 0
+    said = capsys.readouterr()
+    assert said.err == "demo: the pretrained model of this package\n"
+    assert said.out == HELD_OUT[0].de + "\n"
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(UserError, match="demo is not a run folder"):
+        load("demo")
+    assert run_command(*translate) == 2 and capsys.readouterr().err.startswith(own)
+    for name in ("other", "..", ".", "demo/x", "runs/demo"):
+        assert pretrained_run(Path(name)) is None
+        with pytest.raises(UserError, match="is not a run folder"):
+            load(name)
+
+
 def test_commands_take_the_pretrained_run(tmp_path, monkeypatch, capsys):
+    "Those that would write into the run do not find it."
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(live, "_training_text", lambda run: None)  # takes seconds
-    source, reference = HELD_OUT[0].en, HELD_OUT[0].de
-    Path("a.en").write_text(source + "\n", encoding="utf-8")
-    Path("a.de").write_text(reference + "\n", encoding="utf-8")
-    assert run_command("translate", "demo", "a.en") == 0
-    assert capsys.readouterr().out == reference + "\n"
+    Path("a.en").write_text(HELD_OUT[0].en + "\n", encoding="utf-8")
+    Path("a.de").write_text(HELD_OUT[0].de + "\n", encoding="utf-8")
     assert run_command("score", "demo", "--src", "a.en", "--ref", "a.de") == 0
     assert "BLEU 100.0" in capsys.readouterr().out.replace("= ", "")
-    assert run_command("attention", "demo", source, "--out", "attention.html") == 0
+    sentence = HELD_OUT[0].en
+    assert run_command("attention", "demo", sentence, "--out", "attention.html") == 0
     assert run_command("live", "demo", "--out", "live.html") == 0
     assert "live.html is ready" in capsys.readouterr().err
     assert run_command("live", "demo", "--out", "attention.html") == 2
-    assert run_command("attention", "demo", source, "--out", "live.html") == 2
+    assert run_command("attention", "demo", sentence, "--out", "live.html") == 2
     assert run_command("average", "demo", "--last", "2") == 2
     assert run_command("train", "--resume", "demo") == 2
     assert "demo is not a run folder" in capsys.readouterr().err
+    with pytest.raises(UserError, match="demo is not a run folder"):
+        read_config(Path("demo"))
 
 
 # --- what the page refuses
@@ -586,7 +506,6 @@ def test_unfit_models_are_refused_in_one_line(demo, odd):
     large = nn.Module()
     large.weight = nn.Parameter(torch.empty(5_000_001))
     for run, message in (
-        (demo._replace(recipe=None), "models that were trained here"),
         (changed(odd, norm="pre"), "norm='pre': a live page has norm='post'"),
         (changed(odd, position="learned"), "position='learned': a live page has"),
         (
@@ -603,7 +522,7 @@ def test_unfit_models_are_refused_in_one_line(demo, odd):
 
 def test_imported_runs_are_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"format": 1, "kind": "marian"}')
-    with pytest.raises(UserError, match="was imported"):
+    with pytest.raises(UserError, match="was imported from Marian"):
         write_live_page(tmp_path, tmp_path / "live.html")
     assert not (tmp_path / "live.html").exists()
 
@@ -651,17 +570,9 @@ def test_other_corpora_suggest_what_they_were_validated_on(odd, tmp_path):
 # --- the page
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "live.html"
-    write_live_page(pretrained_run(Path("demo")), path)
-    return path
-
-
-def test_page_is_one_small_file(page, cfg):
-    text = page.read_text(encoding="utf-8")
-    assert len(text.encode()) <= 2_000_000
-    assert "default-src 'none'" in text and is_live_page(page)
+def test_page_knows_its_run(live_page, cfg):
+    text = live_page.read_text(encoding="utf-8")
+    assert is_live_page(live_page)
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     assert data["page"]["site"] == f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
     assert {data["page"][side] for side in ("src_lang", "tgt_lang")} == {"en", "de"}
@@ -669,17 +580,3 @@ def test_page_is_one_small_file(page, cfg):
     words = data["page"]["words"]
     assert {"animal", "street", "didn't"} < set(words) and words == sorted(words)
     assert len(json.dumps(data["page"]["pairs"])) < 10_000
-
-
-def test_page_translates_without_network(browser, page, engine):
-    "After the engine's tests: the same browser, another page."
-    browser.open(page.as_uri())
-    found = browser.ask("""(() => {
-        const text = document.getElementById("data").textContent;
-        const model = readModel(JSON.parse(text));
-        const ids = [...model.vocab.encode("The animal didn't cross the street because "
-          + "it was too wide."), model.vocab.eosId];
-        return model.vocab.decode(beamSearch(model, ids).hypotheses[0].ids); })()""")
-    assert found == "Das Tier überquerte die Straße nicht, weil sie zu breit war."
-    assert browser.said == []
-    assert browser.ask("performance.getEntriesByType('resource').length") == 0

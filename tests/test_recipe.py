@@ -32,7 +32,7 @@ from annotated_transformer.training.distributed import pick_device
 from annotated_transformer.training.r_drop import RDrop
 from annotated_transformer.training.train import Stop
 from annotated_transformer.translating.evaluate import validation_bleu
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
 
 SMALL = [
     "n_layers=1",

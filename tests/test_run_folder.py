@@ -10,7 +10,6 @@ import torch
 from annotated_transformer import UserError, load
 from annotated_transformer.data.batch import RunPosition
 from annotated_transformer.data.vocab import learn_bpe
-from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs import folder as run_folder
@@ -55,25 +54,6 @@ def run(tmp_path, vocab):
     return path
 
 
-@pytest.fixture
-def toy_loader(monkeypatch, vocab):
-    "A kind of run that a user registers; its loader counts its calls."
-    monkeypatch.setattr(run_folder, "_LOADERS", dict(run_folder._LOADERS))
-    calls = []
-
-    @register_loader("toy")
-    def load_toy(path, about):
-        calls.append((path, about))
-        model = build_transformer(SIZES, len(vocab), vocab.pad_id)
-        return Run(model, vocab, None, about, make_translator)
-
-    def make_translator(model, vocab, batch_tokens, search):
-        calls.append(search)
-        return Translator(model, vocab, batch_tokens, 7)
-
-    return calls
-
-
 def folder_of_kind(path, kind, **more):
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"format": 1, "kind": kind} | more))
@@ -83,52 +63,34 @@ def folder_of_kind(path, kind, **more):
 def test_a_run_that_was_trained_here_names_no_kind(run):
     assert "kind" not in json.loads((run / "config.json").read_text())
     assert run_kind(run) is run_kind(str(run)) is None
-    assert load_run(run).translator is None
 
 
 @pytest.mark.parametrize("kind", ["os", "cli", "..", "", None, 3, ["marian"], {}])
-def test_unknown_kinds_are_refused_and_nothing_is_imported(tmp_path, kind, monkeypatch):
+def test_unknown_kinds_are_refused(tmp_path, kind):
     "A kind is text from a stranger's file: it must never become the name of a module."
-    monkeypatch.setattr(run_folder, "import_module", lambda name: pytest.fail(name))
     path = folder_of_kind(tmp_path / "run", kind)
     for read in (run_kind, read_config, load_run, load):
         with pytest.raises(UserError, match="is no kind of run that can be loaded"):
             read(path)
 
 
-def test_a_registered_loader_is_called_once_with_folder_and_settings(
-    tmp_path, toy_loader
-):
-    path = folder_of_kind(tmp_path / "run", "toy", size=3)
-    assert load_run(path).recipe is None
-    assert toy_loader == [(path, {"format": 1, "kind": "toy", "size": 3})]
-    with pytest.raises(UserError, match="cannot be trained further"):
-        read_config(path)
+def test_an_imported_run_only_translates(tmp_path):
+    path = folder_of_kind(tmp_path / "run", "marian")
+    assert run_kind(path) == "marian"
+    for read in (read_config, load_run):
+        with pytest.raises(UserError, match="imported from Marian: it translates, but"):
+            read(path)
 
 
-def test_an_imported_run_makes_its_own_translator(tmp_path, toy_loader):
-    path = folder_of_kind(tmp_path / "run", "toy")
-    translator = load(path, search=batched_greedy_search)
-    assert (translator.max_tokens, toy_loader[-1]) == (7, batched_greedy_search)
-    load(path)
-    assert toy_loader[-1] is None
-
-
-def test_links_are_refused_whatever_the_kind(tmp_path, toy_loader):
-    real = folder_of_kind(tmp_path / "real", "toy")
+def test_links_and_other_formats_are_refused_whatever_the_kind(tmp_path):
+    real = folder_of_kind(tmp_path / "real", "marian")
     linked = tmp_path / "linked"
     linked.mkdir()
     (linked / "config.json").symlink_to(real / "config.json")
     with pytest.raises(UserError, match="config.json is a link"):
-        load_run(linked)
-    assert toy_loader == []
-
-
-def test_the_format_is_checked_whatever_the_kind(tmp_path, toy_loader):
-    path = folder_of_kind(tmp_path / "run", "toy", format=2)
+        load(linked)
     with pytest.raises(UserError, match="is not of format 1"):
-        load_run(path)
-    assert toy_loader == []
+        load(folder_of_kind(tmp_path / "run", "marian", format=2))
 
 
 def test_the_vocabulary_is_compared_with_the_bytes_that_were_loaded(run):

@@ -25,12 +25,12 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import create_run, write_config
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.evaluate import perplexity
+from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translation,
     Translator,
     _join,
     line_groups,
-    load,
     translate_stream,
 )
 

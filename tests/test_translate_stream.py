@@ -16,7 +16,7 @@ from conftest import ROOT
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.engines.batched_search import batched_greedy_search
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
 
 RUN = ROOT / "annotated_transformer/pretrained/demo"
 GREEDY = ["--beam-size", "1"]

@@ -10,17 +10,12 @@ import re
 from html import escape
 from pathlib import Path
 
+from annotated_transformer.show.heads import following_head
+
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "nbs" / "images"
 OUT = IMAGES / "it.svg"
 LETTER, GAP, HEIGHT = 8.6, 16, 122  # widths and heights in pixels
-
-
-def best_head(follow: dict) -> tuple[int, int]:
-    "Layer and head of the cross-attention with the largest gap between the two nouns."
-    noun, other = follow["cross"]["noun"], follow["cross"]["other"]
-    heads = [(i, j) for i, layer in enumerate(noun) for j in range(len(layer))]
-    return max(heads, key=lambda at: noun[at[0]][at[1]] - other[at[0]][at[1]])
 
 
 def weights_of(animal: dict, layer: int, head: int) -> list[float]:
@@ -59,7 +54,7 @@ def drawn(animal: dict, weights: list[float], top: float) -> str:
 
 def picture(heads: dict) -> str:
     "The drawing, as SVG."
-    layer, head = best_head(heads["follow"])
+    _, layer, head = following_head({"cross": heads["follow"]["cross"].values()})
     style = re.search(
         r"<style>.*?</style>", (IMAGES / "transformer.svg").read_text("utf-8"), re.S
     )[0]

@@ -27,7 +27,7 @@ from annotated_transformer.runs.weights import (
 )
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.translating.evaluate import pronoun_accuracy
-from annotated_transformer.translating.translate import load
+from annotated_transformer.translating.load import load
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "annotated_transformer/pretrained/demo"

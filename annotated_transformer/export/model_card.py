@@ -15,16 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import UserError, __version__
-from ..data.corpus import known_languages
-from ..io.files import path_type, read_json, sha256
+from .. import __version__
+from ..data.corpus import DATA_SETS, known_languages
+from ..io.files import read_json, sha256
 from ..model.config import RECIPES, Recipe, recipe_to_dict
 from ..runs.folder import read_metrics
 from ..translating.evaluate import bleu
-
-# %% ../../nbs/93_model_card.ipynb #93a00009
-# our name of a corpus: its names on the Hub
-_DATASETS = {"builtin": [], "multi30k": ["bentrevett/multi30k"], "wmt14": ["wmt/wmt14"]}
 
 # %% ../../nbs/93_model_card.ipynb #93a0000a
 def languages_of(about: dict) -> list[str]:
@@ -33,63 +29,46 @@ def languages_of(about: dict) -> list[str]:
     return codes if len(codes) == 2 else []
 
 # %% ../../nbs/93_model_card.ipynb #93a0000d
-class _ReportedScore(NamedTuple):
+class _Score(NamedTuple):
     "A score that the run folder knows."
 
     kind: str  # as the Hub calls it
     name: str
     value: float
     of: str  # the text and the search
-    signature: str = ""
 
-# %% ../../nbs/93_model_card.ipynb #93a0000e
-def _reported(
-    kind: str, name: str, value: object, of: str, signature: str = ""
-) -> list[_ReportedScore]:
-    "The score; none without a value, or if it is not finite."
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return []
-    return [_ReportedScore(kind, name, value, of, signature)]
+    def signature(self) -> str:
+        "How sacreBLEU computed it; empty for other scores."
+        return bleu(["a"], ["a"]).signature if self.kind == "bleu" else ""
 
 # %% ../../nbs/93_model_card.ipynb #93a0000f
-def _read_report(path: Path) -> dict:
-    "The report of a demo; UserError for numbers that no demo writes."
-    report = read_json(path)
-    for name, highest in (("n_sentences", 2**31), ("bleu", 101), ("exact_match", 1)):
-        kinds = (int,) if name == "n_sentences" else (int, float)
-        value = report.get(name)
-        if value is not None and not (type(value) in kinds and 0 <= value <= highest):
-            raise UserError(
-                f"{path}: {name}={value!r} must be a number from 0 to {highest}"
-            )
-    return report
-
-
-def _report_scores(run: Path, signature: str) -> list[_ReportedScore]:
-    "The scores in the report of a demo; none if its weights are not the run's."
+def _report_of(run: Path) -> dict:
+    "The report of a demo; empty without one, or if its weights are not the run's."
     path, weights = run / "report.json", run / "model.safetensors"
-    if path_type(path) != "file" or path_type(weights) != "file":
-        return []
-    report = _read_report(path)
-    if report.get("weights_sha256") != sha256(weights):
-        return []
-    of = f"{report.get('n_sentences')} held-out sentences, beam 4, α 0.6"
-    score, share = report.get("bleu"), report.get("exact_match")
-    found = _reported("bleu", "BLEU", score, of, signature)
-    return found + _reported("exact_match", "exact match", share, of)
+    if not path.is_file() or not weights.is_file():
+        return {}
+    report = read_json(path)
+    return report if report.get("weights_sha256") == sha256(weights) else {}
 
 # %% ../../nbs/93_model_card.ipynb #93a00010
-def _scores(run: Path) -> list[_ReportedScore]:
+def _scores(run: Path) -> list[_Score]:
     "The scores of a demo's report, and those of the last validation pass."
-    signature = bleu(["a"], ["a"]).signature
-    found = _report_scores(run, signature)
+    report = _report_of(run)
+    of = f"{report.get('n_sentences')} held-out sentences, beam 4, α 0.6"
+    found = [
+        ("bleu", "BLEU", report.get("bleu"), of),
+        ("exact_match", "exact match", report.get("exact_match"), of),
+    ]
     passes = [record for record in read_metrics(run) if "valid_loss" in record]
     for last in passes[-1:]:
-        of = f"validation text, step {last['step']}"
-        ppl, score = last.get("valid_ppl"), last.get("valid_bleu")
-        found += _reported("perplexity", "perplexity per token", ppl, of)
-        found += _reported("bleu", "BLEU", score, f"{of}, greedy", signature)
-    return found
+        of, ppl = f"validation text, step {last['step']}", last.get("valid_ppl")
+        found.append(("perplexity", "perplexity per token", ppl, of))
+        found.append(("bleu", "BLEU", last.get("valid_bleu"), f"{of}, greedy"))
+    return [
+        _Score(kind, name, value, of)
+        for kind, name, value, of in found
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]
 
 # %% ../../nbs/93_model_card.ipynb #93a00013
 def _as_settings(recipe: Recipe) -> dict[str, str]:
@@ -136,25 +115,25 @@ def _version() -> str:
 
 # %% ../../nbs/93_model_card.ipynb #93a0001a
 def _model_index(
-    name: str, data: str | None, languages: list[str], scores: list[_ReportedScore]
+    name: str, data: str | None, languages: list[str], scores: list[_Score]
 ) -> list[dict[str, Any]]:
     "The scores as the Hub reads them."
     metrics = []
     for score in scores:
         metric: dict[str, Any] = {"type": score.kind, "value": round(score.value, 4)}
         metric["name"] = f"{score.name}, {score.of}"
-        if score.signature:
-            metric["args"] = {"signature": score.signature}
+        if score.signature():
+            metric["args"] = {"signature": score.signature()}
         metrics.append(metric)
     task = {"type": "translation", "name": " ".join(["Translation", *languages])}
-    (known, *_) = [*_DATASETS.get(data or "", []), data or "own"]
+    (known, *_) = [*(DATA_SETS[data].hub if data else ()), data or "own"]
     text = {"name": data or "own text", "type": known}
     result = {"task": task, "dataset": text, "metrics": metrics}
     return [{"name": name, "results": [result]}]
 
 # %% ../../nbs/93_model_card.ipynb #93a0001b
 def _front_matter(
-    name: str, data: str | None, languages: list[str], scores: list[_ReportedScore]
+    name: str, data: str | None, languages: list[str], scores: list[_Score]
 ) -> str:
     "The lines at the top, for the Hub."
     fields = {
@@ -163,7 +142,7 @@ def _front_matter(
         "library_name": "transformers",
         "pipeline_tag": "translation",
         "tags": ["translation", "marian"],
-        "datasets": _DATASETS.get(data or "", []),
+        "datasets": list(DATA_SETS[data].hub) if data else [],
         "metrics": sorted({score.kind for score in scores}),
         "model-index": scores and _model_index(name, data, languages, scores),
     }
@@ -201,7 +180,8 @@ first.
 
 ## Training
 
-Text: {data}. Steps: {steps}. Weights: {weights}.
+Text: {text}.
+Steps: {steps}. Weights: {weights}.
 
     {command}
 
@@ -216,12 +196,15 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     `about` is what else `config.json` of the run says, which is not trusted.
     """
     name = re.sub(r"[^\w.+-]", "_", name)  # what is in a name on the Hub
-    data = about.get("data") if about.get("data") in _DATASETS else None
+    data = about.get("data") if about.get("data") in DATA_SETS else None
+    text = "the author's own"
+    if data:
+        text = f"{data} ({DATA_SETS[data].source}; licence: {DATA_SETS[data].licence})"
     copies = ", with copies in other cases" if about.get("case_variants") else ""
     languages, scores = languages_of(about), _scores(run)
     rows = []
     for score in scores:
-        signature = f"; signature `{score.signature}`" if score.signature else ""
+        signature = f"; signature `{score.signature()}`" if score.signature() else ""
         rows.append(f"- {score.name}: {score.value:.4g} ({score.of}{signature})")
     return _CARD.format(
         front=_front_matter(name, data, languages, scores),
@@ -229,7 +212,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         languages=" to translate from {} to {}".format(*languages) if languages else "",
         max_len=recipe.train.max_len,
         scores="\n".join(rows) if scores else "The run has none.",
-        data=(data or "the author's own") + copies,
+        text=text + copies,
         steps=about.get("steps", "unknown"),
         weights=re.sub(r"[^\w ,.-]", "_", about.get("weights", "unknown")),
         command=_training_command(recipe, data, languages),

@@ -8,7 +8,7 @@ __all__ = ['pronoun_sentences', 'PronounExample', 'AntecedentAttention', 'antece
 
 # %% ../../nbs/80b_heads.ipynb #fb72f688
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -140,19 +140,18 @@ def antecedent_attention(
     }
 
 # %% ../../nbs/80b_heads.ipynb #80b00001
-def following_head(found: dict[str, AntecedentAttention]) -> tuple[str, int, int]:
+def following_head(found: Mapping[str, Iterable]) -> tuple[str, int, int]:
     """The head with the largest difference between the antecedent and the other noun.
 
-    Its kind, its layer and its number, from 0.
+    Its kind, its layer and its number, from 0. `found` is of `antecedent_attention`, or
+    from a record of it.
     """
-    gaps = {kind: (one.antecedent - one.other).tolist() for kind, one in found.items()}
-    heads = [
-        (gap, kind, i, j)
-        for kind, layers in gaps.items()
-        for i, layer in enumerate(layers)
-        for j, gap in enumerate(layer)
-    ]
-    return max(heads)[1:]
+    gaps = {
+        kind: torch.as_tensor(antecedent) - torch.as_tensor(other)
+        for kind, (antecedent, other, _) in found.items()
+    }
+    kind = max(gaps, key=lambda kind: gaps[kind].max())
+    return kind, *divmod(int(gaps[kind].argmax()), gaps[kind].size(1))
 
 
 def opening_head(model: nn.Module, vocab: Vocab, sentence: str) -> dict[str, str | int]:

@@ -6,7 +6,6 @@
 __all__ = ['MarianTransformer', 'MarianConfig', 'build_marian']
 
 # %% ../../nbs/91_marian.ipynb #4fa0da9b
-import math
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from itertools import product
@@ -37,13 +36,7 @@ from ..model.stack import (
     PostNorm,
 )
 from ..model.transformer import Transformer
-from ..runs.weights import (
-    check_file_size,
-    check_finite,
-    check_shapes,
-    read_tensors,
-    tensor_shapes,
-)
+from ..runs.weights import check_finite, check_shapes, tensor_shapes
 
 # %% ../../nbs/91_marian.ipynb #4ffb7dac
 def in_halves(
@@ -157,23 +150,18 @@ class MarianConfig:
         )
 
     @classmethod
-    def from_dict(cls, path: Path, values: object) -> "MarianConfig":
-        """Settings that were read from a file, `path`.
+    def from_dict(cls, path: Path, values: dict) -> "MarianConfig":
+        """Those of the values of a file, `path`, that are settings here.
 
-        UserError names what is missing, unknown or out of range.
+        UserError names what is missing or out of range.
         """
-        if not isinstance(values, dict):
-            raise UserError(f"{path} holds no settings of a Marian model")
         defaults = {field.name: field.default for field in fields(cls)}
         required = [name for name, value in defaults.items() if value is MISSING]
         missing = [name for name in required if name not in values]
         if missing:
             raise UserError(f"{path} lacks {', '.join(missing)}")
-        unknown = [name for name in values if name not in defaults]
-        if unknown:
-            raise UserError(f"{path} has unknown settings: {', '.join(unknown)}")
         try:
-            return cls(**values)
+            return cls(**{k: value for k, value in values.items() if k in defaults})
         except ValueError as e:
             raise UserError(f"{path}: {e}") from None
 
@@ -261,34 +249,26 @@ _TABLES = (
     "model.decoder.embed_positions.weight",
 )
 
-# %% ../../nbs/91_marian.ipynb #001ac2af
-def _check_positions(path: Path, table: Tensor, d_model: int) -> None:
-    "UserError unless the table holds sines and cosines in halves."
-    fits = table.dim() == 2 and len(table) and table.shape[1] == d_model
-    if fits:
-        wanted = in_halves(positional_encoding(len(table), d_model))
-        # half precision has three digits
-        fits = torch.allclose(table.float(), wanted, atol=1e-3)
-    if not fits:
-        raise UserError(
-            f"{path}: {' or '.join(_TABLES)} holds no sines and cosines in halves"
-        )
-
 # %% ../../nbs/91_marian.ipynb #91000006
 def _drop_copies(
-    path: Path, weights: dict[str, Tensor], d_model: int
+    path: Path, weights: dict[str, Tensor], config: MarianConfig
 ) -> dict[str, Tensor]:
     "Without position tables and copies of the shared matrix, which are checked."
-    copies = [weights[name] for name in _COPIES if name in weights]
-    if not all(torch.equal(copies[0].float(), other.float()) for other in copies):
+    rest = dict(weights)
+    copies = [rest.pop(name) for name in _COPIES if name in rest]
+    if not all(torch.equal(copies[0], other) for other in copies):
         raise UserError(
             f"{path}: {', '.join(_COPIES)} differ; here they are one matrix"
         )
+    size = config.max_position_embeddings, config.d_model
     for name in _TABLES:
-        if name in weights:
-            _check_positions(path, weights[name], d_model)
-    left_out = _COPIES + _TABLES
-    rest = {name: weight for name, weight in weights.items() if name not in left_out}
+        # half precision has three digits
+        if name in rest and not (
+            rest[name].shape == size
+            and rest[name].allclose(in_halves(positional_encoding(*size)), atol=1e-3)
+        ):
+            raise UserError(f"{path}: {name} holds no sines and cosines in halves")
+        rest.pop(name, None)
     return rest | dict(zip(_COPIES, copies[:1]))
 
 # %% ../../nbs/91_marian.ipynb #18b575a5
@@ -296,12 +276,6 @@ def marian_shapes(config: MarianConfig) -> dict[str, tuple[int, ...]]:
     "The shapes of a model's weights under our names, without memory for them."
     with ModelConfig.must_fit(), torch.device("meta"):
         return tensor_shapes(build_marian(config).state_dict())
-
-
-def read_marian_tensors(path: Path, config: MarianConfig) -> dict[str, Tensor]:
-    "The tensors of a weights file that is not too large for these sizes."
-    check_file_size(path, sum(math.prod(s) for s in marian_shapes(config).values()))
-    return read_tensors(path)
 
 # %% ../../nbs/91_marian.ipynb #91000007
 def convert_marian_weights(
@@ -313,13 +287,9 @@ def convert_marian_weights(
     and `path`, where they were found.
     """
     check_finite(path, weights)
-    weights = _drop_copies(path, weights, config.d_model)
-    table, wanted = marian_names(config), marian_shapes(config)
-    check_shapes(
-        path,
-        tensor_shapes(weights),
-        {theirs: wanted[ours] for theirs, ours in table.items()},
-    )
-    return {
-        ours: weights[theirs].float().contiguous() for theirs, ours in table.items()
-    }
+    weights = {name: weight.float() for name, weight in weights.items()}
+    weights = _drop_copies(path, weights, config)
+    names, shapes = marian_names(config), marian_shapes(config)
+    wanted = {theirs: shapes[ours] for theirs, ours in names.items()}
+    check_shapes(path, tensor_shapes(weights), wanted)
+    return {ours: weights[theirs].contiguous() for theirs, ours in names.items()}

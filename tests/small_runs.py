@@ -1,0 +1,60 @@
+"Runs to be exported: random weights in every shape, and one trained for some seconds."
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from annotated_transformer.data.corpus import load_corpus
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.model.config import (
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    get_recipe,
+    override,
+)
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.train_run import RunOptions, train_run
+from annotated_transformer.runs.weights import save_weights
+
+TIE = 1e-4  # nats: two sentences so close are ordered by rounding
+TEXT = [
+    "the old dog sleeps under the bridge.",
+    "der alte Hund schläft unter der Brücke.",
+    "where is my cat?",
+    "Ünï — 漢字",
+]
+
+
+@cache
+def small_vocab() -> Vocab:
+    return learn_bpe(TEXT * 3, 320)
+
+
+def random_run(path: Path, about: dict | None = None, **sizes) -> Path:
+    "A run whose every weight is random, norms and biases too: none of them may be lost or swapped unseen."
+    train = TrainConfig(max_len=sizes.pop("max_len", 40))
+    small = {"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 2}
+    recipe, vocab = Recipe(ModelConfig(**small | sizes), train), small_vocab()
+    torch.manual_seed(1)
+    model = build_transformer(recipe.model, len(vocab), vocab.pad_id)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            torch.nn.init.normal_(weight, mean=float("norm.weight" in name), std=0.3)
+    create_run(path, recipe, about or {})
+    vocab.save(path / "vocab.model")
+    write_config(path, recipe, about or {})
+    save_weights(model, path / "model.safetensors")
+    return path
+
+
+def trained_run(path: Path, *settings: str) -> list[str]:
+    "A run of some seconds, which makes many mistakes; 200 sentences that it has not seen."
+    small = "d_model=64 d_ff=128 n_pieces=600 batch_tokens=800 max_steps=120"
+    small = f"{small} warmup_steps=40 peak_lr=5e-3".split()
+    corpus = load_corpus("builtin", n_train=3000, n_valid=50, n_test=200)
+    recipe = override(get_recipe("tiny"), [*small, *settings])
+    train_run(corpus, recipe, path, RunOptions("cpu", quiet=True))
+    return [source for source, _ in corpus.test]
