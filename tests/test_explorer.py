@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from browser import Browser, declarations, page_files
+from browser import Browser
 from conftest import ROOT
 from test_visualize import contrast
 

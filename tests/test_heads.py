@@ -7,7 +7,6 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import program
 
 from annotated_transformer.data.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
@@ -271,7 +270,7 @@ def test_benchmark_measures_a_run(tmp_path, vocab, monkeypatch):
     out = tmp_path / "heads.json"
     words = ["heads.py", str(tmp_path / "run"), "--n", "4", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
-    runpy.run_path(str(ROOT / "benchmarks/heads.py"), run_name="__main__")
+    program("results/heads.py", "__main__")
     found = json.loads(out.read_text(encoding="utf-8"))
     follow, without = found["follow"], found["pronouns"]["without"]
     assert {kind: len(f["noun"][0]) for kind, f in follow.items()} == {

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 import torch
-from browser import Browser, declarations, page_files
+from browser import Browser
 from conftest import ROOT
 from engine import HELD_OUT
 from pages import page_name

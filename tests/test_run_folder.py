@@ -16,13 +16,11 @@ from annotated_transformer.runs import folder as run_folder
 from annotated_transformer.runs import weights
 from annotated_transformer.runs.checkpoint import Progress
 from annotated_transformer.runs.folder import (
-    Run,
     RunFolder,
     create_run,
     load_run,
     read_config,
     read_metrics,
-    register_loader,
     run_kind,
     write_config,
 )
@@ -30,7 +28,6 @@ from annotated_transformer.runs.hooks import append_json, count_steps
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.training.optimizer import adam
 from annotated_transformer.training.train import StepRecord
-from annotated_transformer.translating.translate import Translator
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 LINES = ["the dog sleeps", "der Hund schläft", "the old cat drinks milk"]

@@ -36,7 +36,8 @@ from ..show.heads import opening_head, pronoun_sentences
 from ..show.live import write_live_page
 from ..show.visualize import save_learning_curve
 from ..translating.evaluate import bleu, pronoun_accuracy
-from ..translating.translate import Translator, load
+from ..translating.load import load
+from ..translating.translate import Translator
 
 # %% ../../nbs/94_demo.ipynb #94de0007
 def _measure_demo(
@@ -64,6 +65,8 @@ def _measure_demo(
 # besides a run's
 _DEMO_FILES = {"report.json", "attention.html", "live.html", LOCK}
 
+_MAX_WEIGHTS = 2**26  # bytes; those of a demo are some millions
+
 
 def _check_demo(path: Path) -> None:
     "UserError unless a folder is an unchanged demo, which a new one may replace."
@@ -73,6 +76,7 @@ def _check_demo(path: Path) -> None:
         (values.get("format"), values.get("kind")) != (FORMAT, "demo")
         or {*foreign_entries(path)} - _DEMO_FILES
         or path_type(weights) != "file"
+        or weights.stat().st_size > _MAX_WEIGHTS
         or values.get("weights_sha256") != sha256(weights)
     ):
         raise UserError(

@@ -8,123 +8,24 @@ __all__ = ['limit_kernels', 'main']
 # %% ../../nbs/95_cli.ipynb #fff9517c
 import io
 import os
-import re
 import sys
-from contextlib import redirect_stderr, suppress
-from typing import Any, TextIO
+from contextlib import suppress
 
-import typer
+import click
 
 from .. import UserError
-from .train import TRAINING_VERBS, CommandError
-from .use import USING_VERBS
-
-# %% ../../nbs/95_cli.ipynb #222d9495
-_app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-# click's, or the copy of it that typer carries
-_UsageError: Any = typer.BadParameter.__base__
-
-# %% ../../nbs/95_cli.ipynb #faa360da
-def _check_progress_bars() -> None:
-    "UserError for a TQDM_… in the environment with which no progress bar can be made."
-    given = [f"{x}={value!r}" for x, value in os.environ.items() if x[:5] == "TQDM_"]
-    if not given:
-        return
-    try:
-        with redirect_stderr(io.StringIO()):
-            from tqdm import tqdm  # it reads the environment when it is imported
-
-            tqdm(total=1).close()
-    except Exception as e:
-        raise UserError(
-            f"progress bars fail ({type(e).__name__}: {e}) with {', '.join(given)} "
-            "in the environment: unset it"
-        ) from None
-
-
-@_app.callback()
-def _verbs() -> None:
-    "Train a Transformer, translate with it, score it, and draw its heads' attention."
-    _check_progress_bars()
-
-# %% ../../nbs/95_cli.ipynb #95cc0001
-# in the order in which --help lists them
-_NAMES = (
-    "train prepare average translate score attention live import-marian export-ct2 "
-    "export-hf variations demo"
-)
-for _name in _NAMES.split():
-    _app.command(_name)((TRAINING_VERBS | USING_VERBS)[_name])
+from . import use  # noqa: F401 (its commands)
+from .train import program
 
 # %% ../../nbs/95_cli.ipynb #528ccecb
-def _fail(
-    message: str,
-    status: int = 2,
-) -> None:
+def _fail(message: str, status: int = 2) -> None:
     "Print what is wrong as one line on standard error, and exit."
-    # bytes of a file's name that the locale cannot read: UTF-8 as it is, else as \xff
-    message = re.sub(
-        "[\udc80-\udcff]+",
-        lambda found: (
-            found[0]
-            .encode("utf-8", "surrogateescape")
-            .decode("utf-8", "backslashreplace")
-        ),
-        message,
-    )
-    line = " ".join(message.splitlines())  # a file's name may hold a line break
-    with suppress(OSError):  # the exit status still reports it
-        print("annotated-transformer:", line, file=sys.stderr)
+    print("annotated-transformer:", " ".join(message.splitlines()), file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:  # a full disk: Python would try again, and exit with status 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
-
-# %% ../../nbs/95_cli.ipynb #2d7a80c3
-_PRINTING = {"translate", "score", "variations", "demo"}
-
-# %% ../../nbs/95_cli.ipynb #95ab0004
-class _Messages:
-    "Standard error, where writing after its reader has closed it is no error."
-
-    def __init__(self, stream: TextIO):
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):  # ValueError: it is closed
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            self.stream.flush()
-
-    def __getattr__(self, name: str):
-        return getattr(self.stream, name)
-
-# %% ../../nbs/95_cli.ipynb #63c8ae97
-def _ready_streams() -> None:
-    "Open closed standard streams on the null device; make the outputs UTF-8."
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # it is closed, so the next file to be opened gets its number
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # bytes of a file's name come out as they came in, or readable in a message
-    for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors=errors))
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors=errors)
-    if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
-        sys.stderr = _Messages(sys.stderr)
 
 # %% ../../nbs/95_cli.ipynb #95cc0005
 def limit_kernels() -> None:
@@ -133,35 +34,72 @@ def limit_kernels() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
 
+# %% ../../nbs/95_cli.ipynb #2d7a80c3
+_PRINTING = {"translate", "score", "variations", "demo"}
+
+# %% ../../nbs/95_cli.ipynb #95ab0004
+class _Messages:
+    "Standard error, where writing after its reader has closed it is no error."
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+# %% ../../nbs/95_cli.ipynb #63c8ae97
+def _ready_streams() -> None:
+    "Open closed standard streams on the null device; make the outputs UTF-8."
+    # the next file that is opened would get the number of a closed stream
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if name != "stdin":
+                setattr(sys, name, open(null, "w", encoding="utf-8"))
+    # bytes of a file's name come out as they came in, or readable in a message
+    for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
+        if isinstance(getattr(sys, name), io.TextIOWrapper):
+            getattr(sys, name).reconfigure(encoding="utf-8", errors=errors)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _Messages(sys.stderr)
+
 # %% ../../nbs/95_cli.ipynb #e5e21b7b
 def main(
     args: list[str] | None = None,  # None = the process's own
 ) -> None:
-    "Run a verb; a user's mistake is one line on standard error and exit status 2."
-    words = sys.argv[1:] if args is None else args
-    no_output = sys.stdout is None
-    limit_kernels()
+    "Run a command; a user's mistake is one line on standard error and exit status 2."
+    words = sys.argv[1:] if args is None else list(args)
+    prints = "--help" in words or not _PRINTING.isdisjoint(words[:1])
+    closed = sys.stdout is None
     _ready_streams()
-    if no_output and ("--help" in words or _PRINTING.intersection(words[:1])):
-        _fail(
-            "standard output is closed, and the results go there: "
-            "send them to a file or a pipe"
-        )
+    limit_kernels()
     try:
-        # no shell completion: a variable of the name "=" cannot be set
-        status = _app(args, standalone_mode=False, complete_var="=")
-    except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", 130)  # Ctrl-C before a command started
-    except SystemExit as e:
-        if isinstance(e.__context__, BrokenPipeError):
-            os._exit(141)  # no reader is left, so no message and no flush
-        raise
-    except _UsageError as e:
+        if closed and prints:
+            raise UserError(
+                "standard output is closed, and the results go there: "
+                "send them to a file or a pipe"
+            )
+        with program.make_context("annotated-transformer", words) as context:
+            program.invoke(context)
+    except click.exceptions.Exit as e:  # --help, or an interrupted run
+        sys.exit(e.exit_code)
+    except click.exceptions.NoArgsIsHelpError as e:
+        e.show()
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except click.UsageError as e:
         _fail(e.format_message())
-    except CommandError as e:
-        _fail(str(e), e.exit_status)
+    except BrokenPipeError:
+        os._exit(141)  # no reader is left, so no message and no flush
     except (UserError, OSError) as e:
         _fail(str(e))  # any other exception is a bug and shows its traceback
-    if status == 130:
-        _fail("interrupted", status)  # Typer's status after Ctrl-C
-    sys.exit(status or 0)
+    sys.exit(0)

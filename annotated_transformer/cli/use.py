@@ -7,55 +7,54 @@ __all__ = []
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0004
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from types import SimpleNamespace
 
-import typer
+import click
 
 from .. import UserError
+from .train import command, say
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0023
-def _which_demo(named: Any) -> Any:
-    "What was named, a path or several; a line on standard error says which demo it is."
-    if "demo" in map(str, named if isinstance(named, list) else [named]):
-        from ..runs.folder import pretrained_run
+def _say_which_demo(*runs: Path) -> None:
+    "A line on standard error if `demo` is named."
+    from ..runs.folder import pretrained_run
 
-        packaged = "the pretrained model of this package"
-        own = "the folder in the current directory, not the pretrained model"
-        which = packaged if pretrained_run(Path("demo")) else own
-        typer.echo(f"demo: {which}", err=True)
-    return named
+    if Path("demo") in runs and pretrained_run(Path("demo")):
+        say("demo: the pretrained model of this package")
+    elif Path("demo") in runs:
+        say("demo: the folder in the current directory, not the pretrained model")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
-_RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-_AnyRun = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run folder, or demo: the package's pretrained model.",
-        callback=_which_demo,
-    ),
-]
-_Page = Annotated[
-    str, typer.Option(metavar="PATH", help="The page to write, ending in .html.")
-]
-_TranslatingDevice = Annotated[
-    str | None, typer.Option(help="cpu, cuda or mps; cpu without it.")
-]
+_RUN = """
+RUN                   A run folder, or demo: the package's pretrained model.
+"""
+_PAGE = """
+--out PAGE            The page to write, ending in .html. [required]
+"""
+_SEARCH = """
+--beam-size INTEGER   Hypotheses at each step; 1 is greedy search. Without it 4; an
+                      imported model uses its own search if none of --beam-size, --alpha
+                      and --n-best is given.
+--alpha FLOAT         Exponent of the length penalty; 0 is none, a larger one prefers
+                      longer sentences. Without it 0.6.
+"""
+_DEVICE = """
+--device NAME         cpu, cuda or mps; cpu without it.
+"""
 
 # %% ../../nbs/94b_cli_use.ipynb #fe0830fb
-def _average_verb(
-    run: _RunFolder,
-    last: Annotated[
-        int, typer.Option(help="How many checkpoints, from the newest back.")
-    ],
-) -> None:
+@command("""
+RUN             A run folder.
+--last INTEGER  How many checkpoints, from the newest back. [required]
+""")
+def _average(args: SimpleNamespace) -> None:
     "Average the last checkpoints: the result is the weights that translate."
     from ..runs.folder import use_average
 
-    typer.echo(f"{run}: {use_average(run, last)}", err=True)
+    say(f"{args.run}: {use_average(args.run, args.last)}")
 
 # %% ../../nbs/94b_cli_use.ipynb #9179b653
 def _typed_lines() -> Iterator[list[bytes]]:
@@ -70,55 +69,18 @@ def _typed_lines() -> Iterator[list[bytes]]:
             return print(file=sys.stderr)
         yield [line]
 
-# %% ../../nbs/94b_cli_use.ipynb #86037597
-_BEAM_HELP = (
-    "Hypotheses at each step; 1 is greedy search. Without it 4; an imported model "
-    "uses its own search if none of --beam-size, --alpha and --n-best is given."
-)
-_ALPHA_HELP = (
-    "Exponent of the length penalty; 0 is none, a larger one prefers longer "
-    "sentences. Without it 0.6."
-)
-_BeamSize = Annotated[int | None, typer.Option(help=_BEAM_HELP)]
-_Alpha = Annotated[float | None, typer.Option(help=_ALPHA_HELP)]
-
 # %% ../../nbs/94b_cli_use.ipynb #5871d459
-def _chosen_search(beam_size: int | None, alpha: float | None, n_best: int = 1):
-    "The search that the options ask for; None is the model's own."
+def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
+    "A `Translator`; its search is the model's own if no option asks for another."
     from ..engines.batched_search import search_with
+    from ..translating.load import load
 
-    if beam_size is None and alpha is None and n_best == 1:
-        return None
-    return search_with(
-        4 if beam_size is None else beam_size, 0.6 if alpha is None else alpha, n_best
-    )
-
-# %% ../../nbs/94b_cli_use.ipynb #e67afa65
-_InputFile = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="FILE", help="Text, a sentence a line; without it standard input."
-    ),
-]
-_NBest = Annotated[
-    int,
-    typer.Option(
-        help="Translations of each line: as many lines out for each line in, best "
-        "first."
-    ),
-]
-_Scores = Annotated[
-    bool,
-    typer.Option("--scores", help="Each translation's score and a tab before it."),
-]
-_BatchTokens = Annotated[int, typer.Option(help="Source tokens translated at once.")]
-_Precision = Annotated[
-    str,
-    typer.Option(
-        help="Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU and "
-        "rounds the most."
-    ),
-]
+    search = None
+    if (args.beam_size, args.alpha, n_best) != (None, None, 1):
+        beam_size = 4 if args.beam_size is None else args.beam_size
+        alpha = 0.6 if args.alpha is None else args.alpha
+        search = search_with(beam_size, alpha, n_best)
+    return load(run, args.device, search, precision=args.precision, **more)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0011
 def _write_translations(translations: list, n_best: int, scores: bool) -> None:
@@ -130,127 +92,71 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
     sys.stdout.flush()
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012
-def _translate_verb(
-    run: _AnyRun,
-    file: _InputFile = None,
-    beam_size: _BeamSize = None,
-    alpha: _Alpha = None,
-    n_best: _NBest = 1,
-    scores: _Scores = False,
-    batch_tokens: _BatchTokens = 4096,
-    precision: _Precision = "fp32",
-    device: _TranslatingDevice = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
-) -> None:
+@command(f"""
+{_RUN}
+[FILE]                Text, a sentence a line; without it standard input.
+{_SEARCH}
+--n-best INTEGER      Translations of each line: as many lines out for each line in,
+                      best first. [default: 1]
+--scores              Each translation's score and a tab before it.
+--batch-tokens INTEGER  Source tokens translated at once. [default: 4096]
+--precision NAME      Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU
+                      and rounds the most. [default: fp32]
+{_DEVICE}
+--quiet               No progress bar.
+""")
+def _translate(args: SimpleNamespace) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     from tqdm import tqdm
 
-    from ..translating.translate import (
-        line_groups,
-        load,
-        translate_stream,
-    )
+    from ..translating import translate
 
+    _say_which_demo(args.run)
+    file = args.file
     if file is None and sys.stdin is None:
         raise UserError("standard input is closed: name a FILE")
-    search = _chosen_search(beam_size, alpha, n_best)
-    translator = load(run, device, search, batch_tokens, precision)
+    translator = _load(args.run, args, args.n_best, batch_tokens=args.batch_tokens)
     typing = file is None and sys.stdin.isatty()
-    silent = quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
+    silent = args.quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
     with open(file, "rb") if file else nullcontext(sys.stdin.buffer) as stream:
-        lines = _typed_lines() if typing else line_groups(stream)
+        lines = _typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
-        found = translate_stream(translator, lines, name)
+        found = translate.translate_stream(translator, lines, name)
         for translations in tqdm(found, unit=" lines", disable=silent):
-            _write_translations(translations, n_best, scores)
-
-# %% ../../nbs/94b_cli_use.ipynb #4367053d
-_Systems = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN…",
-        help="A run folder, demo (the pretrained model), or a file of translations "
-        "made already; further ones are compared with the first.",
-        callback=_which_demo,
-    ),
-]
-_Reference = Annotated[
-    Path, typer.Option(help="The reference translation, plain or .gz.")
-]
-_ScoredSource = Annotated[
-    Path | None,
-    typer.Option(
-        help="Source text, line by line what --ref translates: what a run translates."
-    ),
-]
-_ChrF = Annotated[bool, typer.Option("--chrf", help="chrF too.")]
-_Confidence = Annotated[
-    bool,
-    typer.Option(
-        "--confidence", help="95 % intervals, from 1,000 resampled test sets."
-    ),
-]
-_Flavours = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LANGUAGE",
-        help="BLEU in the flavours that papers print too, for a --ref in LANGUAGE: "
-        "de, en, …",
-    ),
-]
-_Perplexity = Annotated[
-    bool,
-    typer.Option(
-        "--perplexity", help="Perplexity of --ref under a run, per token and per word."
-    ),
-]
-_ScoredPrecision = Annotated[
-    str, typer.Option(help="Of the products: fp32, bf16 or int8.")
-]
+            _write_translations(translations, args.n_best, args.scores)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0013
-def _run_folders(systems: list[Path], src: Path | None, perplexity: bool) -> list[Path]:
+def _run_folders(args: SimpleNamespace) -> list[Path]:
     "The systems that are runs; UserError for a missing one or unfit options."
     from ..runs.folder import pretrained_run
 
-    folders = [path for path in systems if pretrained_run(path) or path.is_dir()]
-    for path in systems:
+    folders = [path for path in args.run if pretrained_run(path) or path.is_dir()]
+    for path in args.run:
         if path not in folders and not path.exists():
             raise UserError(f"{path}: no such file or run")
-    if folders and src is None:
+    if folders and args.src is None:
         raise UserError(f"--src is missing: it is what {folders[0]} translates")
-    if perplexity and not folders:
+    if args.perplexity and not folders:
         raise UserError("--perplexity needs a run, not a file of translations")
     return folders
 
-# %% ../../nbs/94b_cli_use.ipynb #95ab0016
-def _read_texts(src: Path | None, ref: Path, others: list[Path]) -> dict:
-    "Aligned texts by their paths, each read once: a pipe cannot be read again."
-    from ..translating.evaluate import read_aligned
-
-    paths = dict.fromkeys([*([src] if src else []), ref, *others])
-    return dict(zip(paths, read_aligned(*paths)))
-
-
-def _echo_scores(name: str, scores, several: bool) -> None:
-    "Print scores, with the system's name if there are several systems."
-    for score in scores:
-        typer.echo(f"{name}: {score}" if several else score)
-
 # %% ../../nbs/94b_cli_use.ipynb #95ab0015
-def _score_verb(
-    systems: _Systems,
-    ref: _Reference,
-    src: _ScoredSource = None,
-    chrf: _ChrF = False,
-    confidence: _Confidence = False,
-    flavours: _Flavours = None,
-    perplexity: _Perplexity = False,
-    beam_size: _BeamSize = None,
-    alpha: _Alpha = None,
-    precision: _ScoredPrecision = "fp32",
-    device: _TranslatingDevice = None,
-) -> None:
+@command(f"""
+RUN...                A run folder, demo (the pretrained model), or a file of translations
+                      made already; further ones are compared with the first.
+--ref PATH            The reference translation, plain or .gz. [required]
+--src PATH            Source text, line by line what --ref translates: what a run
+                      translates.
+--chrf                chrF too.
+--confidence          95 % intervals, from 1,000 resampled test sets.
+--flavours LANGUAGE   BLEU in the flavours that papers print too, for a --ref in LANGUAGE:
+                      de, en, …
+--perplexity          Perplexity of --ref under a run, per token and per word.
+{_SEARCH}
+--precision NAME      Of the products: fp32, bf16 or int8. [default: fp32]
+{_DEVICE}
+""")
+def _score(args: SimpleNamespace) -> None:
     """Translate a test set and print its BLEU; of several systems also whether they
     differ by more than chance.
     """
@@ -258,131 +164,103 @@ def _score_verb(
 
     from ..translating import evaluate
     from ..translating.significance import score_systems
-    from ..translating.translate import load
 
-    search = _chosen_search(beam_size, alpha)
-    runs = {
-        path: load(path, device, search, precision=precision)
-        for path in _run_folders(systems, src, perplexity)
-    }
-    texts = _read_texts(src, ref, [path for path in systems if path not in runs])
+    systems, src, ref = args.run, args.src, args.ref
+    _say_which_demo(*systems)
+    runs = {path: _load(path, args) for path in _run_folders(args)}
+    # each is read once: a pipe cannot be read again
+    files = dict.fromkeys([src, ref, *(path for path in systems if path not in runs)])
+    files.pop(None, None)  # no --src
+    texts = dict(zip(files, evaluate.read_aligned(*files)))
     hypotheses = {
         str(path): runs[path].translate(texts[src]) if path in runs else texts[path]
         for path in systems
     }
-    several, n_bootstrap = len(hypotheses) > 1, 1000 if confidence else 0
-    for metric in [BLEU, CHRF] if chrf else [BLEU]:
-        found = score_systems(hypotheses, texts[ref], metric(), n_bootstrap)
-        for score in found:
-            typer.echo(score)
-    if flavours:
-        for name, lines in hypotheses.items():
-            variants = evaluate.bleu_variants(lines, texts[ref], flavours)
-            _echo_scores(name, variants, several)
-    for path, translator in runs.items() if perplexity else ():
-        uncertainty = evaluate.perplexity(translator, texts[src], texts[ref])
-        _echo_scores(str(path), [uncertainty], several)
+    for metric in [BLEU, CHRF] if args.chrf else [BLEU]:
+        n_bootstrap = 1000 if args.confidence else 0
+        for score in score_systems(hypotheses, texts[ref], metric(), n_bootstrap):
+            click.echo(score)
+    more: list[tuple] = []
+    for name, lines in hypotheses.items() if args.flavours else ():
+        variants = evaluate.bleu_variants(lines, texts[ref], args.flavours)
+        more += [(name, variant) for variant in variants]
+    for path, translator in runs.items() if args.perplexity else ():
+        more += [(path, evaluate.perplexity(translator, texts[src], texts[ref]))]
+    for name, found in more:
+        click.echo(f"{name}: {found}" if len(hypotheses) > 1 else found)
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0022
-def _new_page(out: str, is_ours: Callable[[Path], bool]) -> Path:
-    "Where a page is written; UserError unless it can be, and ends in .html."
-    from ..io.files import check_replaceable
-
-    check_replaceable(Path(out), is_ours)
+def _page(out: str) -> Path:
+    "Where a page is written; UserError unless it ends in .html."
     if not out.lower().endswith(".html"):  # `Path` would drop a slash at the end
         raise UserError(f"--out {out} does not end in .html, and a page is such a file")
     return Path(out)
 
 # %% ../../nbs/94b_cli_use.ipynb #37c0f241
-def _attention_verb(
-    run: _AnyRun,
-    sentence: Annotated[
-        str, typer.Argument(metavar="SENTENCE", help="What to translate.")
-    ],
-    out: _Page,
-    device: _TranslatingDevice = None,
-) -> None:
+@command(f"""
+{_RUN}
+SENTENCE              What to translate.
+{_PAGE}{_DEVICE}
+""")
+def _attention(args: SimpleNamespace) -> None:
     "Translate a sentence and draw the attention of every head."
-    from ..show.explorer import (
-        is_attention_page,
-        write_attention_page,
-    )
+    from ..show.explorer import write_attention_page
     from ..show.heads import opening_head
-    from ..translating.translate import load
+    from ..translating.load import load
 
-    page = _new_page(out, is_attention_page)
-    translator = load(run, device)
-    opening = opening_head(translator.model, translator.vocab, sentence)
-    write_attention_page(translator, [sentence], page, opening)
-    typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
+    _say_which_demo(args.run)
+    page = _page(args.out)
+    translator = load(args.run, args.device)
+    opening = opening_head(translator.model, translator.vocab, args.sentence)
+    write_attention_page(translator, [args.sentence], page, opening)
+    say(f"{args.out} is ready: open it in a browser, no network needed")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0021
-def _live_verb(
-    run: _AnyRun,
-    out: _Page,
-) -> None:
+@command(_RUN + _PAGE)
+def _live(args: SimpleNamespace) -> None:
     "Write a page in which a small model translates and shows every number."
-    from ..show.live import is_live_page, write_live_page
+    from ..show.live import write_live_page
 
-    write_live_page(run, _new_page(out, is_live_page))
-    typer.echo(f"{out} is ready: open it in a browser, no network needed", err=True)
+    _say_which_demo(args.run)
+    write_live_page(args.run, _page(args.out))
+    say(f"{args.out} is ready: open it in a browser, no network needed")
 
 # %% ../../nbs/94b_cli_use.ipynb #78661e2b
-def _import_marian_verb(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="A Marian checkpoint as Hugging Face publishes it, with "
-            "model.safetensors.",
-        ),
-    ],
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make.")],
-) -> None:
+@command("""
+DIR  A Marian checkpoint as Hugging Face publishes it, with model.safetensors.
+RUN  The run folder to make.
+""")
+def _import_marian(args: SimpleNamespace) -> None:
     "Make a run of a published Marian translator: for translate, score and attention."
-    from ..export.marian_import import import_marian
+    from ..translating.marian_import import import_marian
 
-    import_marian(folder, run)
-    typer.echo(f"{run} is ready: annotated-transformer translate {run}", err=True)
+    import_marian(args.dir, args.run)
+    say(f"{args.run} is ready: annotated-transformer translate {args.run}")
 
 # %% ../../nbs/94b_cli_use.ipynb #6ecd5f48
-def _export_ct2_verb(
-    run: _AnyRun,
-    out: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The CTranslate2 folder to make.")
-    ],
-    quantization: Annotated[
-        str, typer.Option(help="float32, float16 or int8.")
-    ] = "float32",
-) -> None:
+@command(f"""
+{_RUN}
+DIR                   The CTranslate2 folder to make.
+--quantization NAME   float32, float16 or int8. [default: float32]
+""")
+def _export_ct2(args: SimpleNamespace) -> None:
     "Export a run for CTranslate2."
     from ..export.ct2 import export_ct2
 
-    export_ct2(run, out, quantization)
-    typer.echo(f"{out} is ready: ctranslate2.Translator({str(out)!r})", err=True)
+    _say_which_demo(args.run)
+    export_ct2(args.run, args.dir, args.quantization)
+    say(f"{args.dir} is ready: ctranslate2.Translator({str(args.dir)!r})")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0030
-def _export_hf_verb(
-    run: _AnyRun,
-    out: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder to make for transformers.")
-    ],
-) -> None:
+@command(f"""
+{_RUN}
+DIR                   The folder to make for transformers.
+""")
+def _export_hf(args: SimpleNamespace) -> None:
     "Export a run for Hugging Face's transformers, with a model card."
     from ..export.hugging_face import export_hf
 
-    export_hf(run, out)
-    loading = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({str(out)!r})"
-    typer.echo(f"{out} is ready: {loading}", err=True)
-
-# %% ../../nbs/94b_cli_use.ipynb #94ab0011
-USING_VERBS: dict[str, Callable[..., None]] = {
-    "average": _average_verb,
-    "translate": _translate_verb,
-    "score": _score_verb,
-    "attention": _attention_verb,
-    "live": _live_verb,
-    "import-marian": _import_marian_verb,
-    "export-ct2": _export_ct2_verb,
-    "export-hf": _export_hf_verb,
-}
+    _say_which_demo(args.run)
+    export_hf(args.run, args.dir)
+    loading = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({str(args.dir)!r})"
+    say(f"{args.dir} is ready: {loading}")

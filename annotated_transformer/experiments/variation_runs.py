@@ -31,7 +31,7 @@ from ..runs.folder import FORMAT, read_metrics
 from ..runs.hooks import STOP_SIGNALS, Interrupted
 from ..training.distributed import pick_device
 from ..translating.evaluate import bleu
-from ..translating.translate import load
+from ..translating.load import load
 
 # %% ../../nbs/62a_variation_runs.ipynb #d3e7f379
 class _Row(NamedTuple):

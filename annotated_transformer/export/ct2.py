@@ -6,6 +6,7 @@
 __all__ = ['write_sentencepiece', 'export_ct2']
 
 # %% ../../nbs/92_ct2.ipynb #432c5773
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ from ..model.stack import (
     PreNorm,
 )
 from ..model.transformer import Transformer
-from ..runs.folder import Run, load_run, run_kind
+from ..runs.folder import Run, load_run
 from ..training.attention_dropout import AttentionDropout
 
 # %% ../../nbs/92_ct2.ipynb #f12f7751
@@ -137,44 +138,24 @@ PAPER_MODULES = (
     *(Embedding, SinusoidalPosition, FastDropout),
     *(nn.Linear, nn.LayerNorm, nn.ReLU, nn.Dropout, nn.Identity, nn.ModuleList),
 )
+_FUNCTIONS = {attention, fused_attention}
 
 # %% ../../nbs/92_ct2.ipynb #92c0a003
-def check_modules(model: nn.Module, known: tuple[type, ...], program: str) -> None:
-    "UserError for a model with a module that is not one of those that `program` has."
+def check_parts(
+    model: nn.Module, kinds: tuple[type, ...], weights: Iterable[str], program: str
+) -> None:
+    "UserError for a module, a function or a weight that `program` has no place for."
     for name, module in model.named_modules():
-        attend = getattr(module, "attend", attention)
-        attend_is_known = (
-            attend in (attention, fused_attention) or type(attend) is AttentionDropout
-        )
-        if getattr(module, "rotate", None) is not None:
-            raise UserError(
-                f"{name} rotates queries and keys by their positions, for which there"
-                f" is no place in {program}"
-            )
-        if type(module) not in known or not attend_is_known:
+        functions = set(filter(callable, vars(module).values()))
+        if type(module) not in kinds or not functions <= _FUNCTIONS:
             raise UserError(
                 f"{name or 'the model'} is a {type(module).__name__}: only the paper's"
                 f" modules have a place in {program}"
             )
-
-# %% ../../nbs/92_ct2.ipynb #d352097f
-def _check_weights(
-    model: nn.Module, config: ModelConfig, table: dict[str, list[str]]
-) -> None:
-    "UserError for head widths and weights that the engine's model does not have."
-    width = config.d_model // config.n_heads
-    d_k, d_v = config.d_k or width, config.d_v or width
-    if d_k != d_v:
+    if unknown := model.state_dict().keys() - set(weights):
         raise UserError(
-            "CTranslate2 needs keys as wide as values: "
-            f"d_k={d_k} and d_v={d_v} cannot be exported"
-        )
-    known = {one for ours in table.values() for one in ours} | {"position.table"}
-    unknown = model.state_dict().keys() - known
-    if unknown:
-        raise UserError(
-            f"{', '.join(sorted(unknown))}: no place in CTranslate2 is known "
-            "for weights that the paper's model has not"
+            f"{', '.join(sorted(unknown))}: no place in {program} is known for weights "
+            "that the paper's model has not"
         )
 
 # %% ../../nbs/92_ct2.ipynb #92000001
@@ -190,11 +171,18 @@ def _empty_spec(config: ModelConfig):
         raise UserError(
             "ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'"
         ) from None
+    width = config.d_model // config.n_heads
+    d_k, d_v = config.d_k or width, config.d_v or width
+    if d_k != d_v:
+        raise UserError(
+            "CTranslate2 needs keys as wide as values: "
+            f"d_k={d_k} and d_v={d_v} cannot be exported"
+        )
     sizes = {
         "num_layers": config.n_layers,
         "num_heads": config.n_heads,
         "pre_norm": config.norm == "pre",
-        "head_dim": config.d_k or config.d_model // config.n_heads,
+        "head_dim": d_k,
     }
     return TransformerSpec(
         TransformerEncoderSpec(**sizes), TransformerDecoderSpec(**sizes)
@@ -203,13 +191,11 @@ def _empty_spec(config: ModelConfig):
 # %% ../../nbs/92_ct2.ipynb #92000002
 def _engine_spec(run: Run):
     "A run as a `TransformerSpec`; UserError for a model that the engine cannot hold."
-    if run.recipe is None:
-        raise UserError("an imported model cannot be exported to CTranslate2")
     config, weights = run.recipe.model, run.model.state_dict()
-    table = _weight_table(config)
-    spec = _empty_spec(config)
-    check_modules(run.model, (*PAPER_MODULES, PreNorm, LearnedPosition), "CTranslate2")
-    _check_weights(run.model, config, table)
+    table, spec = _weight_table(config), _empty_spec(config)
+    names = [one for ours in table.values() for one in ours] + ["position.table"]
+    kinds = (*PAPER_MODULES, PreNorm, LearnedPosition)
+    check_parts(run.model, kinds, names, "CTranslate2")
     for path, ours in table.items():
         _set_weight(spec, path, torch.cat([weights[one] for one in ours]))
     positions = position_table(run.model, config)
@@ -267,11 +253,6 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
             f"quantization={quantization!r} is none of {', '.join(_QUANTIZATIONS)}"
         )
     check_new_folder(out)
-    if run_kind(run) is not None:
-        raise UserError(
-            f"{run} was imported from Marian: CTranslate2 takes the folder that it "
-            "came from, by ct2-transformers-converter"
-        )
     found = load_run(run)
     spec = _engine_spec(found)
     spec.validate()

@@ -12,27 +12,26 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import UserError
 from ..data.vocab import Vocab
 from .ct2 import (
     PAPER_MODULES,
-    check_modules,
+    check_parts,
     write_sentencepiece,
 )
-from .marian import (
+from .model_card import languages_of, model_card
+from ..io.files import check_new_folder, new_folder, write_json
+from ..model.config import ModelConfig, Recipe
+from ..runs.folder import load_run
+from ..translating.marian import (
     MarianConfig,
     in_halves,
     marian_names,
     marian_shapes,
 )
-from .model_card import languages_of, model_card
-from ..io.files import check_new_folder, new_folder, write_json
-from ..model.config import ModelConfig, Recipe
-from ..runs.folder import Run, load_run, run_kind
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b0000d
 _EXTRA_POSITIONS = 52  # 50 tokens (§6.1), EOS, a language code
@@ -75,63 +74,34 @@ def _reordered(name: str, weight: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return weight
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b00014
-def _marian_weights(
-    weights: dict[str, Tensor], config: MarianConfig
-) -> dict[str, Tensor]:
-    "The weights of a run under Marian's names, in Marian's order of features."
-    names, shapes = marian_names(config), marian_shapes(config)
-    unknown = weights.keys() - set(names.values())
-    if unknown:
-        raise UserError(
-            f"{', '.join(sorted(unknown))}: no place in transformers is known "
-            "for weights that the paper's model has not"
-        )
-    found = {}
-    for theirs, ours in names.items():
-        if ours.endswith("bias") and ours not in weights:
-            weight = torch.zeros(shapes[ours])
-        else:
-            weight = _reordered(ours, weights[ours])
-        found[theirs] = weight.detach().float().cpu().contiguous()
-    return found
+def _marian_weights(model: nn.Module, config: MarianConfig) -> dict[str, Tensor]:
+    """The weights of a run under Marian's names, in Marian's order of features.
 
-# %% ../../nbs/93a_hugging_face.ipynb #93b0001d
-_MAX_POSITIONS = 4096  # at d_model=512, a table of so many is computed in seconds
+    UserError for a model with parts that are not the paper's.
+    """
+    names = marian_names(config)
+    check_parts(model, PAPER_MODULES, names.values(), "transformers")
+    shapes = marian_shapes(config)
+    zeros = {k: torch.zeros(s) for k, s in shapes.items() if k.endswith("bias")}
+    weights = zeros | model.state_dict()
+    found = {theirs: _reordered(ours, weights[ours]) for theirs, ours in names.items()}
+    return {k: w.detach().float().cpu().contiguous() for k, w in found.items()}
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b0001e
-def _check_sizes(config: ModelConfig, max_len: int) -> None:
-    "UserError for sizes that a Marian model of `transformers` cannot have."
+def _check_sizes(config: ModelConfig) -> None:
+    "UserError for what a Marian model of `transformers` cannot have."
+    width = config.d_model // config.n_heads
     for name, value, needed in (
         ("position", config.position, "sinusoidal"),
         ("norm", config.norm, "post"),
+        ("d_k", config.d_k or width, width),
+        ("d_v", config.d_v or width, width),
     ):
         if value != needed:
             raise UserError(
                 f"{name}={value} cannot be exported to transformers: "
                 f"its Marian model has {name}={needed}"
             )
-    width = config.d_model / config.n_heads
-    d_k, d_v = config.d_k or width, config.d_v or width
-    if d_k != width or d_v != width:
-        raise UserError(
-            f"d_k={d_k:g} and d_v={d_v:g} cannot be exported to transformers: in its "
-            f"Marian model both are d_model / n_heads = {width:g}"
-        )
-    if max_len + _EXTRA_POSITIONS > _MAX_POSITIONS:
-        raise UserError(
-            f"max_len={max_len} is too long for transformers, which computes each "
-            f"position when it loads a model: {_MAX_POSITIONS - _EXTRA_POSITIONS} "
-            "is the limit"
-        )
-
-# %% ../../nbs/93a_hugging_face.ipynb #93b00020
-def _check_run(run: Run) -> Recipe:
-    "The settings of a run; UserError if it does not fit into a Marian model."
-    if run.recipe is None:
-        raise UserError("an imported model cannot be exported to transformers")
-    _check_sizes(run.recipe.model, run.recipe.train.max_len)
-    check_modules(run.model, PAPER_MODULES, "transformers")
-    return run.recipe
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b00025
 def _model_settings(config: MarianConfig, recipe: Recipe) -> dict[str, Any]:
@@ -202,10 +172,7 @@ def _write_tokenizer(
 def _write_weights(weights: dict[str, Tensor], folder: Path) -> None:
     "model.safetensors of the folder, readable by whoever can read its other files."
     path = folder / "model.safetensors"
-    try:
-        save_file(weights, path, {"format": "pt"})
-    except SafetensorError as e:
-        raise OSError(str(e)) from None
+    save_file(weights, path, {"format": "pt"})
     path.chmod((folder / "vocab.json").stat().st_mode & 0o777)
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b0002e
@@ -217,18 +184,13 @@ def export_hf(run: Path, out: Path) -> Path:
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
-    if run_kind(run) is not None:
-        raise UserError(
-            f"{run} was imported from Marian: transformers loads the folder that it "
-            "came from"
-        )
-    found = load_run(run)
-    recipe = _check_run(found)
-    config, max_len = _marian_config(recipe, found.vocab), recipe.train.max_len
-    weights = _marian_weights(found.model.state_dict(), config)
-    card = model_card(out.resolve().name, run, recipe, found.about)
+    model, vocab, recipe, about = load_run(run)
+    _check_sizes(recipe.model)
+    config = _marian_config(recipe, vocab)
+    weights = _marian_weights(model, config)
+    card = model_card(out.resolve().name, run, recipe, about)
     with new_folder(out) as new:
-        _write_tokenizer(new, found.vocab, languages_of(found.about), max_len)
+        _write_tokenizer(new, vocab, languages_of(about), recipe.train.max_len)
         _write_weights(weights, new)
         (new / "README.md").write_text(card, encoding="utf-8")
         write_json(new / "generation_config.json", _search_settings(config))

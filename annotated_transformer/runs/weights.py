@@ -300,25 +300,20 @@ class Uninitialised(TorchFunctionMode):
         return func(*args, **kwargs)
 
 # %% ../../nbs/97b_weights.ipynb #0ab07e14
-def load_model(
+def build_with_weights(
     build: Callable[[], Transformer],
-    path: Path,  # a safetensors file
-    config: ModelConfig,
-    n_vocab: int,
-) -> tuple[Transformer, dict]:
-    """The model that `build` makes, with a file's weights in fp32, and its `about`.
+    path: Path,  # where the weights were found, for messages
+    weights: dict[str, Tensor],
+    embedding: tuple[int, int],  # the shape of the model's embedding
+) -> Transformer:
+    """The model that `build` makes, with these weights, in fp32.
 
-    Sizes, embedding and numbers are checked before the model is built, because its
+    The embedding and the numbers are checked before the model is built, because its
     table of positions takes memory; the other shapes are checked after that.
     """
-    check_file_size(path, config.n_parameters(n_vocab))
-    with _opened(path) as file:
-        about = _about_of(path, file)
-        _compare_sizes(path, about, config)
-        weights = unpack_weights(_tensors_of(file))
     shapes, name = tensor_shapes(weights), "embedding.weight"
     found = {name: shapes[name]} if name in shapes else {}
-    check_shapes(path, found, {name: (n_vocab, config.d_model)})
+    check_shapes(path, found, {name: embedding})
     check_finite(path, weights)
     with Uninitialised():
         model = build()
@@ -326,4 +321,19 @@ def load_model(
     # copies, since the file may be overwritten while it is mapped into memory
     copies = {name: w.to(torch.float32, copy=True) for name, w in weights.items()}
     model.load_state_dict(copies, assign=True)
-    return model, about
+    return model
+
+
+def load_model(
+    build: Callable[[], Transformer],
+    path: Path,  # a safetensors file
+    config: ModelConfig,
+    n_vocab: int,
+) -> tuple[Transformer, dict]:
+    "The model that `build` makes, with a file's weights, and what its header says."
+    check_file_size(path, config.n_parameters(n_vocab))
+    with _opened(path) as file:
+        about = _about_of(path, file)
+        _compare_sizes(path, about, config)
+        weights = unpack_weights(_tensors_of(file))
+    return build_with_weights(build, path, weights, (n_vocab, config.d_model)), about

@@ -25,7 +25,7 @@ from ..data.prepared import open_prepared
 from ..data.vocab import Vocab
 from ..io.files import replace_file
 from ..model.config import Recipe
-from ..runs.folder import Run, load_run, run_kind
+from ..runs.folder import Run, load_run
 from ..runs.weights import pack_weights
 from .explorer import fill_page
 from .heads import opening_head
@@ -36,8 +36,6 @@ MAX_PARAMETERS = 5_000_000
 
 def check_live(run: Run) -> Recipe:
     "The settings of a model that the page can run; UserError for any other."
-    if run.recipe is None:
-        raise UserError("a live page is for models that were trained here")
     sizes = run.recipe.model
     if sizes.norm != "post":
         raise UserError(f"norm={sizes.norm!r}: a live page has norm='post' (§3.1) only")
@@ -241,10 +239,7 @@ def write_live_page(
     path: Path, out: Path, weights: str = "int8", site: str | None = None
 ) -> None:
     "The live page of the run folder `path`, as `live_page`; replaces only such a page."
-    path = Path(path)
-    if run_kind(path) is not None:
-        raise UserError(f"{path} was imported: a live page is for models trained here")
-    run = load_run(path)
+    path, run = Path(path), load_run(path)
     is_synthetic = run.about.get("source", {}).get("data") == "builtin"
     examples = None if is_synthetic else _validation_sentences(path, run)
     page = live_page(run, weights, site, examples)

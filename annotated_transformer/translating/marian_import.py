@@ -7,7 +7,7 @@ __all__ = ['MarianVocab', 'import_marian']
 
 # %% ../../nbs/91a_marian_import.ipynb #91a00004
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,27 @@ from ..engines.batched_search import (
     batched_greedy_search,
     eos_among_best,
 )
-from .marian import (
-    MarianConfig,
-    MarianTransformer,
-    build_marian,
-    convert_marian_weights,
-    marian_shapes,
-    read_marian_tensors,
-)
 from ..io.files import (
+    check_new_folder,
     check_no_links,
     new_folder,
-    path_type,
     read_file,
     read_json,
-    resolve,
-    sha256,
     write_json,
 )
-from ..runs.folder import FORMAT, Run, register_loader
+from ..model.config import ModelConfig
+from ..runs.folder import FORMAT
 from ..runs.weights import (
-    check_finite,
-    check_shapes,
+    build_with_weights,
+    read_tensors,
     save_tensors,
-    set_weights,
-    tensor_shapes,
 )
-from ..translating.translate import Translator
+from .marian import (
+    MarianConfig,
+    build_marian,
+    convert_marian_weights,
+)
+from .translate import Translator
 
 # %% ../../nbs/91a_marian_import.ipynb #c1d96b97
 # the only value that our modules support; None: must not be set
@@ -88,27 +82,23 @@ def _check_only(folder: Path, values: dict, only: dict) -> None:
 # %% ../../nbs/91a_marian_import.ipynb #91a0000c
 def _read_settings(folder: Path) -> dict:
     "The settings of both files; UserError for a run folder of ours."
-    values = read_json(folder / "config.json")
-    if "format" in values and ("train" in values or values.get("kind") == "marian"):
+    found = [read_json(folder / "config.json")]
+    if "format" in found[0]:
         raise UserError(
             f"{folder} is a run of annotated_transformer already, "
             "not a Marian checkpoint of Hugging Face"
         )
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        found = read_json(generation)
-        values |= {key: value for key, value in found.items() if value is not None}
-    return {key: value for key, value in values.items() if value is not None}
+    if (folder / "generation_config.json").exists():
+        found.append(read_json(folder / "generation_config.json"))
+    return {k: v for values in found for k, v in values.items() if v is not None}
 
 # %% ../../nbs/91a_marian_import.ipynb #2cb918fb
 def _read_marian(folder: Path) -> MarianConfig:
     "The settings of a checkpoint; UserError for those that our modules lack."
     values = _read_settings(folder)
     _check_only(folder, values, _ONLY)
-    names = {field.name for field in fields(MarianConfig)}
-    known = {name: value for name, value in values.items() if name in names}
-    known["ban_pad"] = "bad_words_ids" in values
-    config = MarianConfig.from_dict(folder / "config.json", known)
+    ban_pad = {"ban_pad": "bad_words_ids" in values}
+    config = MarianConfig.from_dict(folder / "config.json", values | ban_pad)
     only = {
         "bad_words_ids": [[config.pad_token_id]],
         "forced_eos_token_id": config.eos_token_id,
@@ -127,7 +117,7 @@ def _read_marian_weights(folder: Path, config: MarianConfig) -> dict[str, Tensor
             "If you trust it, convert it: transformers.MarianMTModel"
             f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
-    return convert_marian_weights(path, read_marian_tensors(path, config), config)
+    return convert_marian_weights(path, read_tensors(path), config)
 
 # %% ../../nbs/91a_marian_import.ipynb #dc63cdf4
 def _load_pieces(path: Path) -> spm.SentencePieceProcessor:
@@ -154,12 +144,6 @@ def _read_ids(path: Path, config: MarianConfig) -> dict[str, int]:
             f"{path} has {len(ids)} tokens; "
             f"this model needs the ids from 0 to {n - 1}, each once"
         )
-    for token, i in ids.items():
-        if not token or any("\ud800" <= sign <= "\udfff" for sign in token):
-            raise UserError(
-                f"{path}: token {i}, {token!r}, is no text: it is empty, or holds half "
-                "of a surrogate pair"
-            )
     special = {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
     if not special.items() <= ids.items() or "<unk>" not in ids:
         raise UserError(f"{path} must name <unk>, and as config.json says {special}")
@@ -190,13 +174,7 @@ class MarianVocab:
     def encode(self, text: str) -> list[int]:
         "Ids of a source sentence, without EOS; a language code may precede it."
         end = text.find("<<") + 2 if text.startswith(">>") and "<<" in text else 0
-        try:
-            pieces = self.source.encode(text[end:], out_type=str)
-        except RuntimeError:
-            raise UserError(
-                f"text={text!r} holds half of a surrogate pair, no character: "
-                "read it as UTF-8"
-            ) from None
+        pieces = self.source.encode(text[end:], out_type=str)
         code = [text[:end]] if end else []
         return [self.ids.get(piece, self.unk_id) for piece in code + pieces]
 
@@ -275,52 +253,37 @@ def _with_marian_rules(search: Callable, config: MarianConfig) -> Callable:
 def import_marian(folder: Path, run: Path) -> None:
     """Make a run folder of a Marian checkpoint of Hugging Face.
 
-    UserError if the run is there already or the checkpoint cannot be used.
+    UserError if `run` is not an empty folder or the checkpoint cannot be used.
     """
     folder, run = Path(folder), Path(run)
-    if path_type(resolve(run)) != "nothing":
-        raise UserError(f"{run} is there already: choose a new place for the run")
+    check_new_folder(run)
     config = _read_marian(folder)
     _, weights = MarianVocab(folder, config), _read_marian_weights(folder, config)
     with new_folder(run) as new:
         for name in _FILES:
             (new / name).write_bytes(read_file(folder / name))
         save_tensors(weights, new / "model.safetensors")
-        values = {
-            "format": FORMAT,
-            "kind": "marian",
-            "marian": asdict(config),
-            "sha256": {name: sha256(new / name) for name in _FILES},
-        }
+        values = {"format": FORMAT, "kind": "marian", "marian": asdict(config)}
         write_json(new / "config.json", values)
 
-# %% ../../nbs/91a_marian_import.ipynb #e50fc480
-def _translator(
-    config: MarianConfig,
-    model: MarianTransformer,
-    vocab: Any,  # a `MarianVocab`
-    batch_tokens: int,
-    search: Callable | None,
-) -> _MarianTranslator:
-    "The translator of an imported model; its own search if `search` is None."
+# %% ../../nbs/91a_marian_import.ipynb #e50fc481
+def load_marian(
+    run: Path, search: Callable | None = None, batch_tokens: int = 4096
+) -> Translator:
+    """The translator of a run that `import_marian` made.
+
+    Its own search if `search` is None. UserError if the folder cannot be used.
+    """
+    run = Path(run)
+    check_no_links(run, {"config.json", "model.safetensors", *_FILES})
+    settings = read_json(run / "config.json", FORMAT).get("marian") or {}
+    config = MarianConfig.from_dict(run / "config.json", settings)
+    vocab: Any = MarianVocab(run, config)
+    embedding = config.vocab_size, config.d_model
+    with ModelConfig.must_fit():
+        build = partial(build_marian, config)
+        file = run / "model.safetensors"
+        model = build_with_weights(build, file, read_tensors(file), embedding)
     rules = _with_marian_rules(search or _marian_search(config), config)
     max_tokens = max(4, config.max_position_embeddings - 52)
     return _MarianTranslator(model, vocab, batch_tokens, max_tokens, rules)
-
-# %% ../../nbs/91a_marian_import.ipynb #e50fc481
-@register_loader("marian")
-def _load_marian(run: Path, about: dict) -> Run:
-    "A run that `import_marian` made; UserError if the folder cannot be used."
-    path = run / "model.safetensors"
-    check_no_links(run, {"model.safetensors", *_FILES})
-    config = MarianConfig.from_dict(run / "config.json", about.get("marian"))
-    vocab, weights = MarianVocab(run, config), read_marian_tensors(path, config)
-    if about.get("sha256") != {name: sha256(run / name) for name in _FILES}:
-        raise UserError(
-            f"{run}: one of {', '.join(_FILES)} is not the file that was imported"
-        )
-    check_shapes(path, tensor_shapes(weights), marian_shapes(config))
-    check_finite(path, weights)
-    model = build_marian(config)
-    set_weights(model, weights)
-    return Run(model.eval(), vocab, None, about, partial(_translator, config))
