@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+from conftest import program
 
 from annotated_transformer.data.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
