@@ -1,7 +1,7 @@
 __version__ = "1.0.0"
 
 _OFFERED = {
-    "load": "translating.translate",
+    "load": "translating.load",
     "Translator": "translating.translate",
     "Transformer": "model.transformer",
     "build_transformer": "model.transformer",

@@ -42,7 +42,7 @@ from annotated_transformer.engines.packed import (
     fast_decoder,
     ready_to_translate,
 )
-from annotated_transformer.export.ct2 import PAPER_MODULES, check_modules
+from annotated_transformer.export.ct2 import PAPER_MODULES, check_parts
 from annotated_transformer.model.attention import attention, attention_weights
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import (
@@ -667,8 +667,9 @@ def test_rotary_positions_are_one_argument():
     assert all(layer.cross_attn.rotate is None for layer in plain.decoder.layers)
     without = make(MultiHeadAttention, rotate=None)(src, tgt_in)
     assert (hidden - without).abs().max() > 0.1
-    with pytest.raises(UserError, match="layers.0.self_attn rotates queries and keys"):
-        check_modules(make(MultiHeadAttention), (*PAPER_MODULES, NoPosition), "theirs")
+    rotated, kinds = make(MultiHeadAttention), (*PAPER_MODULES, NoPosition)
+    with pytest.raises(UserError, match="layers.0.self_attn is a MultiHeadAttention"):
+        check_parts(rotated, kinds, rotated.state_dict(), "theirs")
     right = next_log_probs(plain, hidden)
     fused = make(FusedMultiHeadAttention)
     torch.testing.assert_close(next_log_probs(fused, fused(src, tgt_in)), right)
