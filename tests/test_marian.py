@@ -557,7 +557,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("name, change, message", REFUSED, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize("name, change, message", REFUSED)
 def test_what_is_wrong_is_named_and_nothing_is_written(
     folder, tmp_path, name, change, message
 ):
