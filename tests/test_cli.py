@@ -688,7 +688,7 @@ def test_variations(run, monkeypatch):
     assert [row.split("  ")[0] for row in out.split("\n")[1:-1]] == ["base", "A h=1"]
     assert "2 of 2: A h=1, seed 0: perplexity" in err and err.count("\n") == 2
     names = {path.name for path in Path("table").iterdir()}
-    assert names == {"settings.json", "table.json", "rows", "data"}
+    assert names == {"table.json", "rows", "data"}
     said = refused(run, f"{line} label_smoothing=0.0")
     assert "was started with label_smoothing=0.1, not 0.0: choose another --out" in said
 

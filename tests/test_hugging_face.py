@@ -449,7 +449,6 @@ def test_card(tmp_path):
     "languages, known",
     [
         (("en", "pt-BR"), ["en", "pt"]),
-        (("src", "tgt"), None),  # of an earlier version
         (("en", None), None),
     ],
 )

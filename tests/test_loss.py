@@ -151,7 +151,7 @@ def test_without_gradients_none_is_computed(loss_of, part):
     hidden, weight, tgt_out = example(5, 2, 6, 8, 40, pad_id=0)
     tgt_out[1] = tgt_out[0]  # as R-Drop needs it
     failing = mock.Mock(side_effect=AssertionError("a gradient was computed"))
-    with mock.patch(f"annotated_transformer.engines.{part}", failing):
+    with mock.patch(f"annotated_transformer.{part}", failing):
         with torch.no_grad():
             found = loss_of(hidden, weight, tgt_out, 0, 0.1)
         loss_of(hidden.detach(), weight.detach(), tgt_out, 0, 0.1)

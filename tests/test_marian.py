@@ -641,7 +641,7 @@ def test_damaged_runs(run, tmp_path):
     sizes = values["marian"] | {"encoder_ffn_dim": 10**12}
     for marian, message in (
         ({}, "lacks vocab_size"),
-        (None, "lacks vocab_size"),
+        (None, "marian=None is not"),
         (sizes, "this model needs|cannot be built"),
     ):
         copied = shutil.copytree(run, tmp_path / "settings", dirs_exist_ok=True)

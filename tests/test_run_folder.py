@@ -150,8 +150,8 @@ def test_a_new_run_that_fails_is_removed(tmp_path, existed):
         assert (path / "config.json").exists() == (n_steps > 0)
 
 
-def test_nothing_is_written_into_a_folder_that_is_no_run(tmp_path, toy_loader):
-    toy = folder_of_kind(tmp_path / "toy", "toy")
+def test_nothing_is_written_into_a_folder_that_is_no_run(tmp_path):
+    toy = folder_of_kind(tmp_path / "toy", "marian")
     for path, why in ((tmp_path, "is not a run folder"), (toy, "cannot be trained")):
         with pytest.raises(UserError, match=why), RunFolder.open(path):
             pass

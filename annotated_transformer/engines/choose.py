@@ -14,12 +14,16 @@ from torch import nn
 from .chunked_loss import chunked_loss
 from .chunked_r_drop import ChunkedRDrop
 from .fast_dropout import FastDropout
-from .fused_attention import FusedMultiHeadAttention
+from .fused_attention import (
+    FusedAttentionDropout,
+    FusedMultiHeadAttention,
+)
 from .kv_cache import KVCache
 from .packed import fast_decoder
 from .prefetch import train_fast
 from ..model.decode import PrefixDecoder
 from ..model.multi_head import MultiHeadAttention
+from ..training.attention_dropout import AttentionDropout
 from ..training.label_smoothing import smoothed_loss
 from ..training.r_drop import RDrop
 from ..training.train import Stop, train
@@ -30,6 +34,7 @@ class Engines(NamedTuple):
 
     make_dropout: Callable[[float], nn.Module]
     attention: Callable[..., MultiHeadAttention]
+    attention_dropout: Callable[[float], AttentionDropout]
     loss: Callable
     r_drop: Callable[[float], RDrop]
     decoder: Callable[..., PrefixDecoder | KVCache]
@@ -37,11 +42,18 @@ class Engines(NamedTuple):
 
 # %% ../../nbs/90i_engines.ipynb #9e000008
 PLAIN = Engines(
-    nn.Dropout, MultiHeadAttention, smoothed_loss, RDrop, PrefixDecoder, train
+    nn.Dropout,
+    MultiHeadAttention,
+    AttentionDropout,
+    smoothed_loss,
+    RDrop,
+    PrefixDecoder,
+    train,
 )
 FAST = Engines(
     FastDropout,
     FusedMultiHeadAttention,
+    FusedAttentionDropout,
     chunked_loss,
     ChunkedRDrop,
     fast_decoder,

@@ -17,6 +17,7 @@ from .. import UserError
 from ..data.vocab import Vocab
 from ..engines.fast_dropout import FastDropout
 from ..engines.fused_attention import (
+    FusedAttentionDropout,
     FusedMultiHeadAttention,
     fused_attention,
 )
@@ -134,7 +135,13 @@ def _add_vocabulary(spec, vocab: Vocab) -> None:
 # %% ../../nbs/92_ct2.ipynb #92c0a002
 PAPER_MODULES = (
     *(Transformer, Encoder, Decoder, EncoderLayer, DecoderLayer, PostNorm),
-    *(MultiHeadAttention, FusedMultiHeadAttention, AttentionDropout, FeedForward),
+    *(
+        MultiHeadAttention,
+        FusedMultiHeadAttention,
+        AttentionDropout,
+        FusedAttentionDropout,
+        FeedForward,
+    ),
     *(Embedding, SinusoidalPosition, FastDropout),
     *(nn.Linear, nn.LayerNorm, nn.ReLU, nn.Dropout, nn.Identity, nn.ModuleList),
 )

@@ -26,7 +26,6 @@ from ..model.transformer import (
 )
 from .folder import RunFolder
 from .hooks import Observer
-from ..training.attention_dropout import AttentionDropout
 from ..training.distributed import (
     data_parallel,
     is_main,
@@ -175,7 +174,7 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     "The model of a recipe, with the weights that its seed gives."
     attention, p = engines.attention, recipe.train.attention_dropout
     if p:
-        attention = partial(attention, attend=AttentionDropout(p))
+        attention = partial(attention, attend=engines.attention_dropout(p))
     torch.manual_seed(recipe.train.seed)
     with recipe.model.must_fit():
         return build_transformer(

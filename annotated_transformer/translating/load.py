@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..engines.batched_search import batched_beam_search
 from ..engines.packed import ready_to_translate
-from ..runs.folder import load_run, run_kind
+from ..runs.folder import load_run, pretrained_run, read_settings
 from ..training.distributed import pick_device
 from .translate import Translator
 
@@ -28,12 +28,14 @@ def load(
     UserError if the folder or the device cannot be used. Its weights are fixed.
     """
     where = pick_device("cpu" if device is None else device)
-    if run_kind(run) == "marian":
+    path = pretrained_run(Path(run)) or Path(run)
+    settings = read_settings(path)
+    if settings.get("kind") == "marian":
         from .marian_import import load_marian
 
-        translator = load_marian(run, search, batch_tokens)
+        translator = load_marian(path, search, batch_tokens)
     else:
-        model, vocab, recipe, _ = load_run(run)
+        model, vocab, recipe, _ = load_run(path, settings)
         translator = Translator(
             model,
             vocab,

@@ -25,8 +25,10 @@ from ..engines.batched_search import (
     eos_among_best,
 )
 from ..io.files import (
+    check_entries,
     check_new_folder,
     check_no_links,
+    is_object,
     new_folder,
     read_file,
     read_json,
@@ -276,8 +278,9 @@ def load_marian(
     """
     run = Path(run)
     check_no_links(run, {"config.json", "model.safetensors", *_FILES})
-    settings = read_json(run / "config.json", FORMAT).get("marian") or {}
-    config = MarianConfig.from_dict(run / "config.json", settings)
+    values = {"marian": {}} | read_json(run / "config.json", FORMAT)
+    check_entries(run / "config.json", values, {"marian": is_object})
+    config = MarianConfig.from_dict(run / "config.json", values["marian"])
     vocab: Any = MarianVocab(run, config)
     embedding = config.vocab_size, config.d_model
     with ModelConfig.must_fit():
