@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from annotated_transformer.engines.fused_attention import (
+    FusedAttentionDropout,
     FusedMultiHeadAttention,
     fused_attention,
 )
@@ -138,8 +139,14 @@ def test_the_faster_kernel_is_chosen_on_a_cpu(n_k, dtype, training, is_fused):
 
 @pytest.mark.parametrize(
     "attend",
-    [attention, fused_attention, AttentionDropout(0.5), AdditiveAttention(8, 5)],
-    ids=["readable", "fused", "dropout", "additive"],
+    [
+        attention,
+        fused_attention,
+        AttentionDropout(0.5),
+        FusedAttentionDropout(0.5),
+        AdditiveAttention(8, 5),
+    ],
+    ids=["readable", "fused", "dropout", "fast dropout", "additive"],
 )
 def test_a_row_that_may_look_nowhere_is_zero_and_harmless(attend):
     torch.manual_seed(0)
@@ -203,18 +210,35 @@ def test_parameters_do_not_depend_on_the_heads_and_keep_their_names(n_heads):
     assert {tuple(w.shape) for w in weights.values()} == {(32, 32)}
 
 
-def test_dropout_on_weights_is_a_part_and_only_while_training():
+class OnGPU(FusedAttentionDropout):
+    "What it does there, tried here: PyTorch's kernel has a form for every device."
+
+    def forward(self, query, key, value, mask=None):
+        with mock.patch.object(torch.Tensor, "device", torch.device("cuda")):
+            return super().forward(query, key, value, mask)
+
+
+@pytest.mark.parametrize("dropped", [AttentionDropout, FusedAttentionDropout, OnGPU])
+def test_dropout_on_weights_is_a_part_and_only_while_training(dropped):
     torch.manual_seed(0)
-    module = MultiHeadAttention(16, 4, attend=AttentionDropout(0.3))
+    module = MultiHeadAttention(16, 4, attend=dropped(0.3))
     plain, x = MultiHeadAttention(16, 4), torch.randn(2, 7, 16)
     plain.load_state_dict(module.state_dict())
     assert not torch.equal(module(x, x, x, None), module(x, x, x, None))
     close(module.eval()(x, x, x, None), plain(x, x, x, None))
     q, k, v = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 5, 8), torch.randn(1, 1, 5, 3)
     many = [t.expand(20000, -1, -1, -1) for t in (q, k, v)]
-    mean = AttentionDropout(0.3)(*many, None).mean(0, keepdim=True)
+    found = dropped(0.3)(*many, None)
+    mean = found.mean(0, keepdim=True)
     # 20,000 draws of a standard deviation near 1: 0.007, four times over
     close(mean, attention(q, k, v), 0.03)
+    # with the identity as values, the output is the weights: kept or not, each by itself
+    eye = torch.eye(5).expand(20000, 1, 5, 5)
+    weights, whole = dropped(0.3)(*many[:2], eye), attention(q, k, eye[:1])
+    kept = weights > 0
+    assert abs(kept.float().mean() - 0.7) < 0.01
+    assert abs((kept[..., 0] & kept[..., 1]).float().mean() - 0.49) < 0.02
+    close(weights, torch.where(kept, whole / 0.7, 0.0), 1e-3)
 
 
 # Masks
