@@ -3,12 +3,13 @@
 
     make bench-train                                 or, with its options:
     python benchmarks/train.py --precision bf16 fp32 --rounds 7 --out speed.json
+    python benchmarks/train.py --attention-dropout 0.1   on the attention weights too, as peers have it and the paper has not
     python benchmarks/train.py --profile             where the time of our step goes
     python benchmarks/train.py --memory 2000         peak and growth of memory over so many steps of varied shapes
 
 Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`), with either of its attentions.
-Each has the same sizes (256/1024, 4 heads, 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, label smoothing 0.1, fused Adam, and is
-given the same tensors. A round times every contender once, one after the other, beside the rate of `torch.mm`; ratios are taken within a
+Each has the same sizes (256/1024, 4 heads, 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, the same dropout on attention weights
+(none), label smoothing 0.1, fused Adam, and is given the same tensors. A round times every contender once, one after the other, beside the rate of `torch.mm`; ratios are taken within a
 round, and the median over rounds is printed.
 """
 
@@ -94,14 +95,18 @@ def useful_flops(
 
 
 class Ours(nn.Module):
-    def __init__(self, m: ModelConfig, n_vocab: int):
+    def __init__(self, m: ModelConfig, n_vocab: int, attention_dropout: float):
         super().__init__()
+        attention = FAST.attention
+        if attention_dropout:
+            dropped = FAST.attention_dropout(attention_dropout)
+            attention = partial(attention, attend=dropped)
         self.model = build_transformer(
             m,
             n_vocab,
             PAD,
             DROPOUT,
-            attention=FAST.attention,
+            attention=attention,
             make_dropout=FAST.make_dropout,
         )
 
@@ -128,7 +133,7 @@ def peer_loss(logits: Tensor, tgt_out: Tensor) -> Tensor:
 class TorchTransformer(nn.Module):
     "torch.nn.Transformer as its documentation uses it, with the embedding, positions and tied logits that it leaves to the caller."
 
-    def __init__(self, m: ModelConfig, n_vocab: int):
+    def __init__(self, m: ModelConfig, n_vocab: int, attention_dropout: float):
         super().__init__()
         self.embedding = nn.Embedding(n_vocab, m.d_model)
         nn.init.normal_(self.embedding.weight, std=m.d_model**-0.5)
@@ -143,6 +148,9 @@ class TorchTransformer(nn.Module):
             DROPOUT,
             batch_first=True,
         )
+        for module in self.model.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = attention_dropout
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.dropout(
@@ -188,13 +196,13 @@ def marian(m: ModelConfig, n_vocab: int, **more) -> nn.Module:
 class HuggingFaceMarian(nn.Module):
     attention = "sdpa"  # its default
 
-    def __init__(self, m: ModelConfig, n_vocab: int):
+    def __init__(self, m: ModelConfig, n_vocab: int, attention_dropout: float):
         super().__init__()
         self.model = marian(
             m,
             n_vocab,
             dropout=DROPOUT,
-            attention_dropout=0.0,
+            attention_dropout=attention_dropout,
             activation_dropout=0.0,
             pad_token_id=PAD,
             decoder_start_token_id=BOS,
@@ -227,11 +235,15 @@ PEERS = {
 
 
 def contender(
-    kind: type[nn.Module], m: ModelConfig, n_vocab: int, device: str
+    kind: type[nn.Module],
+    m: ModelConfig,
+    n_vocab: int,
+    device: str,
+    attention_dropout: float = 0.0,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     "A module of that kind, in train mode, and its Adam."
     torch.manual_seed(0)
-    module = kind(m, n_vocab).to(device).train()
+    module = kind(m, n_vocab, attention_dropout).to(device).train()
     optimizer = adam(module.parameters())
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
@@ -239,13 +251,13 @@ def contender(
 
 
 def contenders(
-    m: ModelConfig, n_vocab: int, device: str
+    m: ModelConfig, n_vocab: int, device: str, attention_dropout: float = 0.0
 ) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
     "Ours first, then each peer that is installed."
     made = {}
     for name, kind in {"ours": Ours, **PEERS}.items():
         try:
-            made[name] = contender(kind, m, n_vocab, device)
+            made[name] = contender(kind, m, n_vocab, device, attention_dropout)
         except ImportError as e:
             print(f"{name} is left out: {e}")
     return made
@@ -279,7 +291,7 @@ def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
     "Rounds of all contenders in turn; medians of what each round gave."
     device = torch.device(args.device)
     made, autocast = (
-        contenders(m, args.vocab, args.device),
+        contenders(m, args.vocab, args.device, args.attention_dropout),
         precision_context(kind, device),
     )
     some = [
@@ -370,6 +382,7 @@ def main() -> None:
     add("--tokens", type=int, default=4096, help="of a batch")
     add("--device", default="cpu")
     add("--threads", type=int, default=torch.get_num_threads())
+    add("--attention-dropout", type=float, default=0.0)
     add("--profile", action="store_true")
     add("--memory", type=int, metavar="STEPS")
     args = parser.parse_args()
