@@ -9,8 +9,8 @@
 
 Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`), with either of its attentions.
 Each has the same sizes (256/1024, 4 heads, 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, the same dropout on attention weights
-(none), label smoothing 0.1, fused Adam, and is given the same tensors. A round times every contender once, one after the other, beside the rate of `torch.mm`; ratios are taken within a
-round, and the median over rounds is printed.
+(none), label smoothing 0.1, fused Adam, and is given the same tensors. A round times every contender once, one after the
+other, beside the rate of `torch.mm`; ratios are taken within a round, and the median over rounds is printed.
 """
 
 import argparse
