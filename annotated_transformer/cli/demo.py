@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import UserError
-from ..data.corpus import Corpus, load_corpus
+from ..data.corpus import load_corpus
 from ..data.grammar import (
     ANIMAL_TIRED,
     ANIMAL_WIDE,
@@ -65,8 +65,6 @@ def _measure_demo(
 # besides a run's
 _DEMO_FILES = {"report.json", "attention.html", "live.html", LOCK}
 
-_MAX_WEIGHTS = 2**26  # bytes; those of a demo are some millions
-
 
 def _check_demo(path: Path) -> None:
     "UserError unless a folder is an unchanged demo, which a new one may replace."
@@ -76,7 +74,6 @@ def _check_demo(path: Path) -> None:
         (values.get("format"), values.get("kind")) != (FORMAT, "demo")
         or {*foreign_entries(path)} - _DEMO_FILES
         or path_type(weights) != "file"
-        or weights.stat().st_size > _MAX_WEIGHTS
         or values.get("weights_sha256") != sha256(weights)
     ):
         raise UserError(
@@ -85,17 +82,6 @@ def _check_demo(path: Path) -> None:
         )
     with lock_folder(path):  # a UserError if it is being trained further
         pass
-
-# %% ../../nbs/94_demo.ipynb #94de0011
-def _train_demo(corpus: Corpus, recipe: Recipe, run: Path) -> float:
-    "Train the run of a demo; returns the seconds that it took."
-    started = time.perf_counter()
-    train_run(corpus, recipe, run)
-    stopped = read_config(run)[1]["stopped"]
-    if stopped in STOP_SIGNALS:
-        raise Interrupted(stopped)
-    save_learning_curve(run)
-    return time.perf_counter() - started
 
 # %% ../../nbs/94_demo.ipynb #94de0012
 def run_demo(
@@ -107,7 +93,13 @@ def run_demo(
 ) -> dict:  # what report.json says
     "Train on the synthetic corpus, measure, write report.json and the two pages."
     with new_folder(out, _check_demo) as new:
-        seconds = _train_demo(load_corpus("builtin"), recipe or get_recipe("tiny"), new)
+        started = time.perf_counter()
+        train_run(load_corpus("builtin"), recipe or get_recipe("tiny"), new)
+        seconds = time.perf_counter() - started
+        stopped = read_config(new)[1]["stopped"]
+        if stopped in STOP_SIGNALS:
+            raise Interrupted(stopped)
+        save_learning_curve(new)
         translator = load(new)
         numbers, examples = _measure_demo(translator, n_sentences, n_drawn)
         animals = [s.en for s in (ANIMAL_TIRED, ANIMAL_WIDE)]

@@ -113,19 +113,6 @@ def _load_text(args: SimpleNamespace) -> corpus.Corpus:
     files = (args.src, args.tgt, args.valid_src, args.valid_tgt)
     return corpus.corpus_from_files(*files, **languages)
 
-# %% ../../nbs/94a_cli_train.ipynb #3c276043
-def _is_restart(out: Path) -> bool:
-    "Has torchrun restarted this command after a process had made its run folder?"
-    n_restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return n_restarts != "0" and (out / "config.json").exists()
-
-# %% ../../nbs/94a_cli_train.ipynb #95ab0002
-def _is_first_process() -> bool:
-    "Is this the only process, or the first of those that torchrun started?"
-    from ..training.distributed import launched
-
-    return not launched() or os.environ["RANK"] == "0"
-
 # %% ../../nbs/94a_cli_train.ipynb #7cf76f08
 def _report_end(run: Path) -> None:
     "One line on standard error; an interrupted run exits with its signal's status."
@@ -187,6 +174,7 @@ def _train(args: SimpleNamespace) -> None:
     """
     from ..runs import train_run as runs
     from ..runs.folder import check_new_run
+    from ..training.distributed import launched
     from ..translating.evaluate import validation_bleu
 
     run = args.out if args.resume is None else args.resume
@@ -208,18 +196,19 @@ def _train(args: SimpleNamespace) -> None:
         quiet=args.quiet,
     )
     options.check()  # before any text is read
-    reads_text = _is_first_process()
-    if args.resume is not None or _is_restart(run):
+    is_first = not launched() or os.environ["RANK"] == "0"
+    is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if args.resume is not None or (is_restart and (run / "config.json").exists()):
         named = (args.data, args.src, args.tgt, args.valid_src, args.valid_tgt)
-        reads_text &= any((*named, args.src_lang, args.tgt_lang))
+        reads_text = is_first and any((*named, args.src_lang, args.tgt_lang))
         runs.resume_run(run, options, _load_text(args) if reads_text else None)
     else:
         recipe = _recipe(args)
         options.check_sizes(recipe.model)
-        if reads_text:
+        if is_first:
             check_new_run(run)
-        runs.train_run(_load_text(args) if reads_text else None, recipe, run, options)
-    if _is_first_process():
+        runs.train_run(_load_text(args) if is_first else None, recipe, run, options)
+    if is_first:
         _report_end(run)
 
 # %% ../../nbs/94a_cli_train.ipynb #33e7cfaf

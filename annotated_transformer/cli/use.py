@@ -18,13 +18,13 @@ from .. import UserError
 from .train import command, say
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0023
-def _say_which_demo(*runs: Path) -> None:
+def _say_which_demo(run: Path) -> None:
     "A line on standard error if `demo` is named."
     from ..runs.folder import pretrained_run
 
-    if Path("demo") in runs and pretrained_run(Path("demo")):
-        say("demo: the pretrained model of this package")
-    elif Path("demo") in runs:
+    if pretrained_run(run):
+        say(f"{run}: the pretrained model of this package")
+    elif run == Path("demo"):
         say("demo: the folder in the current directory, not the pretrained model")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
@@ -75,6 +75,7 @@ def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
     from ..engines.batched_search import search_with
     from ..translating.load import load
 
+    _say_which_demo(run)
     search = None
     if (args.beam_size, args.alpha, n_best) != (None, None, 1):
         beam_size = 4 if args.beam_size is None else args.beam_size
@@ -111,7 +112,6 @@ def _translate(args: SimpleNamespace) -> None:
 
     from ..translating import translate
 
-    _say_which_demo(args.run)
     file = args.file
     if file is None and sys.stdin is None:
         raise UserError("standard input is closed: name a FILE")
@@ -166,7 +166,6 @@ def _score(args: SimpleNamespace) -> None:
     from ..translating.significance import score_systems
 
     systems, src, ref = args.run, args.src, args.ref
-    _say_which_demo(*systems)
     runs = {path: _load(path, args) for path in _run_folders(args)}
     # each is read once: a pipe cannot be read again
     files = dict.fromkeys([src, ref, *(path for path in systems if path not in runs)])

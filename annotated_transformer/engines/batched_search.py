@@ -36,31 +36,24 @@ def _active_rows(done: Bool[Tensor, " b"]) -> Int[Tensor, " n"] | None:
     return None if 8 * int(done.sum()) < len(done) else (~done).nonzero()[:, 0]
 
 # %% ../../nbs/90f_batched_search.ipynb #90e0000b
-def _as_hypotheses(
+def _put_hypotheses(
+    found: list[list[Hypothesis]],
+    rows: Int[Tensor, " b"],
     tokens: Int[Tensor, "b n longest"],
     scores: Float[Tensor, "b n"],
     log_probs: Float[Tensor, "b n"],
     eos_id: int,
-) -> list[list[Hypothesis]]:
-    "Plain lists; after the first, hypotheses of score −∞ do not exist."
-    found = []
-    for sentence in zip(tokens.tolist(), scores.tolist(), log_probs.tolist()):
-        hypotheses = []
-        for i, (ids, score, log_prob) in enumerate(zip(*sentence)):
-            if i == 0 or score > -torch.inf:
-                hypotheses.append(Hypothesis.up_to_eos(ids, score, log_prob, eos_id))
-        found.append(hypotheses)
-    return found
-
-
-def _put_rows(
-    found: list[list[Hypothesis]],
-    rows: Int[Tensor, " n"],
-    ended: list[list[Hypothesis]],
 ) -> None:
-    "Write the hypotheses of the sentences that ended into their rows of the result."
-    for row, of_sentence in zip(rows.tolist(), ended, strict=True):
-        found[row] = of_sentence
+    """Write the hypotheses of sentences that ended into their rows of the result.
+
+    After a sentence's first, hypotheses of score −∞ do not exist.
+    """
+    ended = (tensor.tolist() for tensor in (rows, tokens, scores, log_probs))
+    for row, *of_sentence in zip(*ended):
+        for i, (ids, score, log_prob) in enumerate(zip(*of_sentence)):
+            if i == 0 or score > -torch.inf:
+                one = Hypothesis.up_to_eos(ids, score, log_prob, eos_id)
+                found[row].append(one)
 
 # %% ../../nbs/90f_batched_search.ipynb #90e0000d
 @torch.no_grad()
@@ -83,8 +76,8 @@ def batched_greedy_search(
     while len(rows):
         if (active := _active_rows(done)) is not None:
             scores = log_probs[done, None]
-            ended = _as_hypotheses(tokens[done, None], scores, scores, eos_id)
-            _put_rows(found, rows[done], ended)
+            ended = rows[done], tokens[done, None], scores, scores
+            _put_hypotheses(found, *ended, eos_id)
             each = rows, limits, last, log_probs, tokens, done
             rows, limits, last, log_probs, tokens, done = (t[active] for t in each)
             state = _select_rows(state, active)
@@ -253,7 +246,7 @@ def batched_beam_search(
         if (active := _active_rows(beam.done)) is not None:
             ended = _Beam(*(t[beam.done] for t in beam))
             best = ended.best_tokens, ended.best_scores, ended.best_log_probs
-            _put_rows(found, ended.rows, _as_hypotheses(*best, eos_id))
+            _put_hypotheses(found, ended.rows, *best, eos_id)
             beam, last = _Beam(*(t[active] for t in beam)), last[active]
             state = _select_rows(state, active)
             continue

@@ -240,14 +240,6 @@ def fast_decoder(model: Transformer) -> KVCache:
 # %% ../../nbs/90g_packed.ipynb #671eb89f
 PRECISIONS = ("fp32", "bf16", "int8")
 
-# %% ../../nbs/90g_packed.ipynb #d4fe7581
-def _join_projections(model: nn.Module, exchanged: type) -> None:
-    "One layer for queries, keys and values of self-attention, where they are plain."
-    for name, attn in list(model.named_modules()):
-        if name.endswith("self_attn") and isinstance(attn, FusedMultiHeadAttention):
-            if attn.has_plain_projections():
-                attn.w_qkv = exchanged(*attn.joined_projections())
-
 # %% ../../nbs/90g_packed.ipynb #d4fe7582
 def _check_precision(precision: str, device: str) -> None:
     if precision not in PRECISIONS:
@@ -279,8 +271,11 @@ def ready_to_translate(
     if device != "cpu":
         return model
     exchanged = Int8Linear if precision == "int8" else PreparedLinear
-    _join_projections(model, exchanged)
-    for module in list(model.modules()):
+    for name, module in list(model.named_modules()):
+        # one layer for queries, keys and values of self-attention, where they are plain
+        if name.endswith("self_attn") and isinstance(module, FusedMultiHeadAttention):
+            if module.has_plain_projections():
+                module.w_qkv = exchanged(*module.joined_projections())
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, exchanged(child.weight, child.bias))

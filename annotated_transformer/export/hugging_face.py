@@ -139,25 +139,6 @@ def _search_settings(config: MarianConfig) -> dict[str, Any]:
     }
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b0002a
-def _tokenizer_settings(vocab: Vocab, languages: list[str], max_len: int) -> dict:
-    "tokenizer_config.json of the folder."
-    names = dict(zip(("source_lang", "target_lang"), languages))
-    special = {
-        "pad_token": vocab.pad_id,
-        "unk_token": vocab.pieces.unk_id(),
-        "bos_token": vocab.bos_id,
-        "eos_token": vocab.eos_id,
-    }
-    return {
-        "tokenizer_class": "MarianTokenizer",
-        **names,
-        **{name: vocab.words([i])[0] for name, i in special.items()},
-        "split_special_tokens": True,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": max_len + 1,  # with EOS
-    }
-
-# %% ../../nbs/93a_hugging_face.ipynb #93b0002b
 def _write_tokenizer(
     folder: Path, vocab: Vocab, languages: list[str], max_len: int
 ) -> None:
@@ -165,7 +146,17 @@ def _write_tokenizer(
     write_sentencepiece(folder, vocab)
     tokens = vocab.words(range(len(vocab)))
     write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
-    settings = _tokenizer_settings(vocab, languages, max_len)
+    settings = {
+        "tokenizer_class": "MarianTokenizer",
+        **dict(zip(("source_lang", "target_lang"), languages)),
+        "pad_token": tokens[vocab.pad_id],
+        "unk_token": tokens[vocab.pieces.unk_id()],
+        "bos_token": tokens[vocab.bos_id],
+        "eos_token": tokens[vocab.eos_id],
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_len + 1,  # with EOS
+    }
     write_json(folder / "tokenizer_config.json", settings)
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b0002d

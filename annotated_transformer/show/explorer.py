@@ -106,10 +106,15 @@ def fill_page(name: str, **values: str) -> str:
 _GENERATOR = "annotated_transformer attention page 1"
 
 
-def is_attention_page(path: Path) -> bool:
-    "Whether `attention_page` made this file, so that another such page may replace it."
-    with open(path, "rb") as file:
-        return _GENERATOR.encode() in file.read(1000)
+def write_page(page: str, out: Path, generator: str) -> None:
+    "Write a page; it replaces nothing but a page of the same generator."
+
+    def is_ours(path: Path) -> bool:
+        with open(path, "rb") as file:
+            return generator.encode() in file.read(1000)
+
+    with replace_file(Path(out), is_ours) as new:
+        new.write_bytes(page.encode())
 
 # %% ../../nbs/80a_explorer.ipynb #e217b8a5
 def attention_page(
@@ -166,6 +171,4 @@ def write_attention_page(
 ) -> None:
     "The page of some sentences and their translations; replaces only such a page."
     examples = [_attention_example(translator, s) for s in sentences]
-    page = attention_page(examples, opening=opening)
-    with replace_file(Path(out), is_attention_page) as new:
-        new.write_bytes(page.encode())
+    write_page(attention_page(examples, opening=opening), out, _GENERATOR)

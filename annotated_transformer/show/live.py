@@ -23,19 +23,17 @@ from ..data.corpus import corpus_from_source, known_languages
 from ..data.grammar import ANIMAL_TIRED, word_classes
 from ..data.prepared import open_prepared
 from ..data.vocab import Vocab
-from ..io.files import replace_file
-from ..model.config import Recipe
 from ..runs.folder import Run, load_run
 from ..runs.weights import pack_weights
-from .explorer import fill_page
+from .explorer import fill_page, write_page
 from .heads import opening_head
 
 # %% ../../nbs/81_live.ipynb #81000010
 MAX_PARAMETERS = 5_000_000
 
 
-def check_live(run: Run) -> Recipe:
-    "The settings of a model that the page can run; UserError for any other."
+def _check_live(run: Run) -> None:
+    "UserError for a model that the page cannot run."
     sizes = run.recipe.model
     if sizes.norm != "post":
         raise UserError(f"norm={sizes.norm!r}: a live page has norm='post' (§3.1) only")
@@ -50,7 +48,6 @@ def check_live(run: Run) -> Recipe:
             f"the model has {n:,} parameters, a live page at most {MAX_PARAMETERS:,}: "
             "the attention page shows models of any size"
         )
-    return run.recipe
 
 # %% ../../nbs/81_live.ipynb #81000012
 def _base64(tensor: Tensor) -> str:
@@ -93,9 +90,9 @@ def _pack_vocab(vocab: Vocab) -> dict:
     }
 
 # %% ../../nbs/81_live.ipynb #81000015
-def _pack_config(run: Run, recipe: Recipe) -> dict:
+def _pack_config(run: Run) -> dict:
     "The sizes under the names of Table 3, and ε of the layer normalisation."
-    sizes = recipe.model
+    sizes = run.recipe.model
     d_head = sizes.d_model // sizes.n_heads
     return {
         "d_model": sizes.d_model,
@@ -106,7 +103,7 @@ def _pack_config(run: Run, recipe: Recipe) -> dict:
         "n_encoder_layers": sizes.n_layers,
         "n_decoder_layers": sizes.n_layers,
         "n_vocab": len(run.vocab),
-        "max_len": recipe.train.max_len,
+        "max_len": run.recipe.train.max_len,
         "eps": run.model.encoder.layers[0].residuals[0].norm.eps,
     }
 
@@ -117,12 +114,12 @@ def pack_model(run: Run, weights: str = "int8") -> dict:
     `weights` is "int8" (8 bits, a scale per row) or "fp32". UserError if the page
     cannot run this model.
     """
-    recipe = check_live(run)
+    _check_live(run)
     if weights not in ("int8", "fp32"):
         raise UserError(f"weights={weights!r} is none of int8, fp32")
     tensors = {name: weight.float() for name, weight in run.model.state_dict().items()}
     return {
-        "config": _pack_config(run, recipe),
+        "config": _pack_config(run),
         "vocab": _pack_vocab(run.vocab),
         "tensors": _pack_tensors(
             pack_weights(tensors) if weights == "int8" else tensors
@@ -183,7 +180,7 @@ def _validation_sentences(path: Path, run: Run, n: int = 4) -> list[str] | None:
         return None
     try:
         data = open_prepared(path / "data")
-        valid = drop_long_pairs(data.valid, check_live(run).train.max_len, quiet=True)
+        valid = drop_long_pairs(data.valid, run.recipe.train.max_len, quiet=True)
     except UserError:
         return None
     return [data.vocab.decode(valid.src[i]) for i in range(min(n, len(valid)))]
@@ -191,12 +188,6 @@ def _validation_sentences(path: Path, run: Run, n: int = 4) -> list[str] | None:
 # %% ../../nbs/81_live.ipynb #81000041
 # What marks a file as such a page, with the version of its format.
 _GENERATOR = "annotated_transformer live page 1"
-
-
-def is_live_page(path: Path) -> bool:
-    "Did `write_live_page` make this file, so that another such page may replace it?"
-    with open(path, "rb") as file:
-        return _GENERATOR.encode() in file.read(1000)
 
 # %% ../../nbs/81_live.ipynb #81000042
 def live_page(
@@ -210,6 +201,7 @@ def live_page(
     The page links to the notebooks at `site`: "" for a page next to them, None for the
     published ones. `examples` are sentences to start with; None for those of the demo.
     """
+    model = pack_model(run, weights)
     src_lang, tgt_lang = known_languages(run.about)
     training = _training_text(run)
     first = examples[0] if examples else ANIMAL_TIRED.en
@@ -223,10 +215,9 @@ def live_page(
         "src_lang": src_lang,
         "tgt_lang": tgt_lang,
         "n_parameters": sum(weight.numel() for weight in run.model.parameters()),
-        "label_smoothing": check_live(run).train.label_smoothing,
+        "label_smoothing": run.recipe.train.label_smoothing,
     }
-    data = pack_model(run, weights) | {"page": page}
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(model | {"page": page}, separators=(",", ":"), ensure_ascii=False)
     return fill_page(
         "live",
         generator=_GENERATOR,
@@ -243,5 +234,4 @@ def write_live_page(
     is_synthetic = run.about.get("source", {}).get("data") == "builtin"
     examples = None if is_synthetic else _validation_sentences(path, run)
     page = live_page(run, weights, site, examples)
-    with replace_file(Path(out), is_live_page) as new:
-        new.write_bytes(page.encode())
+    write_page(page, out, _GENERATOR)

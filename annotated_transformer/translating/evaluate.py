@@ -126,21 +126,23 @@ def validation_bleu(
     return {"valid_bleu": bleu(hypotheses, references).value}
 
 # %% ../../nbs/61c_evaluate.ipynb #6358ea97
-def moses_tokenize(
-    lines: list[str],
-    language: str,  # "de", "en", …: which abbreviations keep their full stop
-) -> list[str]:
-    """Lines split into words as by the Moses scripts, with a space between words.
-
-    UserError if sacremoses is not installed.
-    """
+def _sacremoses():
+    "The module; UserError if it is not installed."
     try:
-        from sacremoses import MosesTokenizer
+        import sacremoses
     except ImportError:
         raise UserError(
             "splitting words as Moses does needs sacremoses: pip install sacremoses"
         ) from None
-    tokenize = MosesTokenizer(lang=language).tokenize
+    return sacremoses
+
+
+def moses_tokenize(
+    lines: list[str],
+    language: str,  # "de", "en", …: which abbreviations keep their full stop
+) -> list[str]:
+    "Lines split into words as by the Moses scripts, with a space between words."
+    tokenize = _sacremoses().MosesTokenizer(lang=language).tokenize
     return [tokenize(line, return_str=True, escape=False) for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #98e8501d
@@ -156,18 +158,8 @@ def moses_lowercase(
     lines: list[str],
     language: str,  # whose quotation marks and numbers are normalised
 ) -> list[str]:
-    """Lowercased lines with Moses' normalised punctuation, as Multi30k was published.
-
-    UserError if sacremoses is not installed.
-    """
-    try:
-        from sacremoses import MosesPunctNormalizer
-    except ImportError:
-        raise UserError(
-            "punctuation as Moses normalises it needs sacremoses: "
-            "pip install sacremoses"
-        ) from None
-    normalize = MosesPunctNormalizer(lang=language).normalize
+    "Lowercased lines with Moses' normalised punctuation, as Multi30k was published."
+    normalize = _sacremoses().MosesPunctNormalizer(lang=language).normalize
     return [normalize(line).lower() for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #93be9a11

@@ -34,14 +34,9 @@ def load(
         from .marian_import import load_marian
 
         translator = load_marian(path, search, batch_tokens)
-    else:
-        model, vocab, recipe, _ = load_run(path, settings)
-        translator = Translator(
-            model,
-            vocab,
-            batch_tokens,
-            recipe.train.max_len,
-            search or batched_beam_search,
-        )
-    ready_to_translate(translator.model.to(where), precision)
-    return translator
+        ready_to_translate(translator.model.to(where), precision)
+        return translator
+    model, vocab, recipe, _ = load_run(path, settings)
+    search = search or batched_beam_search
+    ready_to_translate(model.to(where), precision)
+    return Translator(model, vocab, batch_tokens, recipe.train.max_len, search)

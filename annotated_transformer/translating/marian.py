@@ -97,21 +97,6 @@ class MarianTransformer(Transformer):
 # %% ../../nbs/91_marian.ipynb #5a88f0b6
 _ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "silu": nn.SiLU}
 
-# %% ../../nbs/91_marian.ipynb #91000003
-def _check_ranges(config: "MarianConfig") -> None:
-    "UserError for a size, an id or a search setting that is out of range."
-    sides = ("encoder", "decoder")
-    sizes = [
-        f"{side}_{part}" for side in sides for part in ("attention_heads", "ffn_dim")
-    ]
-    sizes += ["vocab_size", "d_model", "max_position_embeddings"]
-    ids = ["pad_token_id", "decoder_start_token_id", "eos_token_id"]
-    check_range(config, *sizes, low=1)
-    check_range(config, *(f"{side}_layers" for side in sides), low=1, high=1001)
-    check_range(config, "num_beams", low=1, high=257)
-    check_range(config, *ids, low=0, high=config.vocab_size)
-    check_range(config, "length_penalty", low=0, high=11)
-
 # %% ../../nbs/91_marian.ipynb #39ed2650
 @dataclass(frozen=True)
 class MarianConfig:
@@ -138,8 +123,15 @@ class MarianConfig:
 
     def __post_init__(self):
         check_types(self)
-        _check_ranges(self)
-        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+        heads = "encoder_attention_heads", "decoder_attention_heads"
+        sizes = *heads, "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size", "d_model"
+        ids = "pad_token_id", "decoder_start_token_id", "eos_token_id"
+        check_range(self, *sizes, "max_position_embeddings", low=1)
+        check_range(self, "encoder_layers", "decoder_layers", low=1, high=1001)
+        check_range(self, "num_beams", low=1, high=257)
+        check_range(self, *ids, low=0, high=self.vocab_size)
+        check_range(self, "length_penalty", low=0, high=11)
+        for name in heads:
             if self.d_model % 2 or self.d_model % getattr(self, name):
                 raise UserError(
                     f"d_model={self.d_model} must be even and a multiple of "
