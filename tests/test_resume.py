@@ -296,7 +296,7 @@ def test_how_often_the_settings_are_written_and_read(
     "Written at the start, with the text's fingerprint and at the end; read once, by whoever resumes."
     written, read = [], []
     module = sys.modules[RunFolder.__module__]
-    for calls, name in ((written, "write_config"), (read, "_read_any_config")):
+    for calls, name in ((written, "write_config"), (read, "read_settings")):
         plain = getattr(module, name)
         spy = lambda *args, calls=calls, plain=plain: calls.append(1) or plain(*args)
         monkeypatch.setattr(module, name, spy)
