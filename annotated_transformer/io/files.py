@@ -191,16 +191,16 @@ def _naming(path: Path) -> Iterator[None]:
         raise type(e)(f"{path} cannot be written: {why}") from None
 
 # %% ../../nbs/96_files.ipynb #c4ecfab1
-def check_replaceable(path: Path, is_ours: Callable[[Path], bool]) -> None:
+def check_replaceable(path: Path, is_ours: Callable[[Path], bool] | None) -> None:
     """UserError unless a file can be written here.
 
-    That is so if nothing is there, or a file that `is_ours` recognises.
+    That is so if nothing is there, or a file that `is_ours` recognises (None: any).
     """
     target = resolve(path)
     kind = path_type(target)
     if kind not in ("nothing", "file"):
         raise UserError(f"{path} is a {kind}: choose another name for the file")
-    if kind == "file" and not is_ours(target):
+    if kind == "file" and is_ours and not is_ours(target):
         raise UserError(
             f"{path} is there already, and this program did not make it: "
             "choose another name, or remove it first"
@@ -209,7 +209,7 @@ def check_replaceable(path: Path, is_ours: Callable[[Path], bool]) -> None:
 # %% ../../nbs/96_files.ipynb #ca03ee16
 @contextmanager
 def replace_file(
-    path: Path, is_ours: Callable[[Path], bool] = lambda path: True
+    path: Path, is_ours: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
     """A path for a file's new version, which replaces the old one when the block ends.
 
@@ -242,12 +242,6 @@ def write_json(path: Path, values: dict) -> None:
     # a file's name that is not UTF-8 holds half surrogates, which JSON escapes in
     # this way too
     write_file(path, text.encode(errors="backslashreplace"))
-
-# %% ../../nbs/96_files.ipynb #3dba9e64
-def copy_file(source: Path, target: Path) -> None:
-    "Make `target` a copy of the file `source` atomically; no hard link."
-    with replace_file(target) as new:
-        shutil.copyfile(source, new)
 
 # %% ../../nbs/96_files.ipynb #14cf711a
 def check_new_folder(path: Path, check: Callable[[Path], None] | None = None) -> None:

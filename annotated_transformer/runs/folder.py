@@ -253,16 +253,12 @@ def load_run(
 _MAX_METRICS = 2**30  # bytes of metrics.jsonl: some nine million steps
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or isinstance(value, int) and abs(value) < 2**63
-
-
 def _is_record(record: object) -> bool:
     "Is a line of metrics.jsonl one of a training step or a validation pass?"
     return (
         isinstance(record, dict)
         and is_count(record.get("step"))
-        and all(_is_number(value) for value in record.values())
+        and all(isinstance(value, int | float) for value in record.values())
     )
 
 
@@ -288,18 +284,6 @@ def _trim_metrics(run: Path, last_step: int) -> None:
     ]
     write_file(run / "metrics.jsonl", "".join(kept).encode())
 
-# %% ../../nbs/97_run_folder.ipynb #97f00002
-def _text_folder(run: Path, about: dict, prepared: Path | None) -> Path:
-    "The folder of a run's encoded text: in the run, or the one that the caller names."
-    if prepared is not None:
-        return Path(prepared)
-    if "prepared" in about:
-        raise UserError(
-            f"{run} uses encoded text outside its folder: name it, by "
-            f"--prepared {about['prepared']!r}"
-        )
-    return run / "data"
-
 # %% ../../nbs/97_run_folder.ipynb #97f00003
 def _check_apart(run: Path, prepared: Path) -> None:
     "UserError if one of run folder and shared encoded text is inside the other."
@@ -309,20 +293,6 @@ def _check_apart(run: Path, prepared: Path) -> None:
             f"--out {run} and --prepared {prepared} are one inside the other: "
             "choose separate folders"
         )
-
-# %% ../../nbs/97_run_folder.ipynb #97f00004
-def _named_corpus(
-    run: Path, about: dict, corpus: Corpus | None, folder: Path
-) -> Corpus | None:
-    "The text to encode, given or the synthetic corpus; None if it is encoded already."
-    if corpus is not None or path_type(resolve(folder)) != "nothing":
-        return corpus
-    try:
-        return corpus_from_source(about.get("source", {}))
-    except UserError as e:
-        raise UserError(
-            f"{folder} with the encoded text of {run} is missing, and {e}"
-        ) from None
 
 # %% ../../nbs/97_run_folder.ipynb #97f00006
 def text_sha256(corpus: Corpus) -> str:
@@ -342,9 +312,14 @@ def _encode_text(
     wanted: dict[str, str | int] = {"n_pieces": n_pieces}
     if "text_sha256" in about:
         wanted["text_sha256"] = about["text_sha256"]
-    corpus = _named_corpus(run, about, corpus, folder)
-    if corpus is None:
+    if corpus is None and path_type(resolve(folder)) != "nothing":
         return open_prepared(folder, wanted)
+    try:
+        corpus = corpus or corpus_from_source(about.get("source", {}))
+    except UserError as e:
+        raise UserError(
+            f"{folder} with the encoded text of {run} is missing, and {e}"
+        ) from None
     text = text_sha256(corpus)
     if wanted.get("text_sha256", text) != text:
         raise UserError(
@@ -423,7 +398,12 @@ class RunFolder:
         Without `corpus`: what is encoded already, or the synthetic corpus. `prepared`
         is as for `create`. UserError if it is not the text that the run started with.
         """
-        folder = _text_folder(self.path, self.about, prepared)
+        if prepared is None and "prepared" in self.about:
+            raise UserError(
+                f"{self.path} uses encoded text outside its folder: name it, by "
+                f"--prepared {self.about['prepared']!r}"
+            )
+        folder = Path(prepared or self.path / "data")
         with main_process_first():
             if not is_main():
                 return open_prepared(folder)
@@ -436,8 +416,7 @@ class RunFolder:
     def load_latest(self, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
         "Load the newest checkpoint, if there is one, and forget what came after it."
         if last := latest(self.checkpoints):
-            n_vocab = model.embedding.weight.shape[0]
-            check_sizes(last / "model.safetensors", self.recipe.model, n_vocab)
+            check_sizes(last / "model.safetensors", self.recipe.model)
             self.progress = load_checkpoint(last, model, optimizer)
             self.saved_step = self.progress.step
         if is_main():

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from .. import UserError
 from .folder import RunFolder
+from ..training.distributed import is_main
 from ..training.train import Hook, StepRecord, Stop
 
 # %% ../../nbs/97c_hooks.ipynb #8b5ae375
@@ -183,6 +184,26 @@ def tensorboard(folder: Path) -> Observer:
             writer.add_scalar(_TITLES.get(name, name), values[name], values["step"])
 
     return Observer(write, write_validation, writer.close)
+
+# %% ../../nbs/97c_hooks.ipynb #97c00022
+@contextmanager
+def open_observers(
+    run: RunFolder, minutes: float | None, *, quiet: bool, curves: bool
+) -> Iterator[list[Observer]]:
+    "What the main process shows and writes, closed at the end of the block."
+    observers = []
+    if is_main():
+        done = run.progress
+        observers.append(metrics_file(run.path / "metrics.jsonl", done.seconds))
+        if not quiet:
+            max_steps = run.recipe.train.max_steps
+            observers.append(progress_bar(max_steps, minutes, done.step))
+        if curves:
+            observers.append(tensorboard(run.path / "tensorboard"))
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.callback(observer.close)
+        yield observers
 
 # %% ../../nbs/97c_hooks.ipynb #ef21625c
 # signals that ask a process to stop, with their POSIX numbers; Windows has no SIGHUP

@@ -15,7 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..data.batch import Batch
+from ..data.batch import (
+    Batch,
+    EncodedPairs,
+    drop_long_pairs,
+    epoch_batches,
+)
+from ..data.prepared import Prepared
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
 from ..model.config import ModelConfig, Recipe, TrainConfig
@@ -141,28 +147,34 @@ class Validation:
         self,
         run: RunFolder,
         objective: BatchLoss,
-        batches: list[Batch],  # of held-out text
+        data: Prepared,
         observers: Sequence[Observer] = (),  # of the main process
-        score: Callable[[Transformer], dict[str, float]] | None = None,
+        # more to measure, from model, vocabulary and held-out text
+        score: Callable[[Transformer, Vocab, EncodedPairs], dict[str, float]]
+        | None = None,
     ):
-        self.run, self.objective, self.batches = run, objective, batches
+        settings, self.vocab = run.recipe.train, data.vocab
+        self.run, self.objective = run, objective
         self.observers, self.score = observers, score
+        # longer pairs are left out, as in the training text
+        self.valid = drop_long_pairs(data.valid, settings.max_len, quiet=not is_main())
+        budget = max(settings.batch_tokens, int(self.valid.lengths().max()))
+        batches = epoch_batches(self.valid, self.vocab, budget, seed=0, epoch=0)
+        self.batches = list(batches)
 
     def __call__(self, record: StepRecord | None = None) -> None:
         self.run.count_validation(self.measure(), self.objective.model)
 
     def measure(self) -> float:
         "The loss of the weights as they are, which the observers are told."
-        loss, progress = (
-            validation_loss(self.objective, self.batches),
-            self.run.progress,
-        )
+        loss = validation_loss(self.objective, self.batches)
         if is_main():
+            progress, model = self.run.progress, self.objective.model
             values = {
                 "step": progress.step,
                 "valid_loss": loss,
                 "valid_ppl": math.exp(min(loss, 700)),
-                **(self.score(self.objective.model) if self.score else {}),
+                **(self.score(model, self.vocab, self.valid) if self.score else {}),
                 "seconds": progress.seconds,
             }
             for observer in self.observers:
@@ -218,6 +230,7 @@ def build_training(
     r_drop = engines.r_drop(settings.r_drop) if settings.r_drop else None
     smoothing = settings.label_smoothing
     objective = BatchLoss(model, smoothing, autocast, engines.loss, r_drop)
+    schedule = _learning_rate_schedule(settings, recipe.model.d_model)
     if sharded:
         layers = [*model.encoder.layers, *model.decoder.layers]
         init = partial(init_weights, gain=settings.init_gain)
@@ -226,5 +239,4 @@ def build_training(
         parallel = data_parallel(objective.to(device), device)
     betas = (settings.adam_beta1, settings.adam_beta2)
     optimizer = adam(objective.parameters(), betas, settings.adam_eps)
-    schedule = _learning_rate_schedule(settings, recipe.model.d_model)
     return objective, parallel, optimizer, schedule

@@ -8,7 +8,6 @@ __all__ = ['RunOptions', 'train_run', 'resume_run', 'prepare_run', 'train_or_res
 # %% ../../nbs/97e_train_run.ipynb #55aa0004
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import UserError
-from ..data.batch import (
-    EncodedPairs,
-    Step,
-    drop_long_pairs,
-    epoch_batches,
-    training_steps,
-)
+from ..data.batch import EncodedPairs, Step, training_steps
 from ..data.bpe_dropout import BPEDropout
 from ..data.corpus import Corpus
 from ..data.prepared import Prepared
@@ -36,22 +29,14 @@ from .folder import RunFolder, read_config
 from .hooks import (
     STOP_SIGNALS,
     Every,
-    Observer,
     count_steps,
     early_stop,
-    metrics_file,
     on_signal,
-    progress_bar,
+    open_observers,
     stop_after,
     summary_writer,
-    tensorboard,
 )
-from .recipe import (
-    BatchLoss,
-    Validation,
-    build_training,
-    check_memory,
-)
+from .recipe import Validation, build_training, check_memory
 from .weights import read_metadata, read_tensors
 from ..training.distributed import (
     is_main,
@@ -116,50 +101,6 @@ def _steps(run: RunFolder, data: Prepared) -> Iterator[Step]:
         world_size=world_size(),
     )
 
-# %% ../../nbs/97e_train_run.ipynb #55ec0014
-def _validation(
-    run: RunFolder,
-    objective: BatchLoss,
-    data: Prepared,
-    observers: list[Observer],
-    options: RunOptions,
-) -> Validation:
-    "The hook that measures the loss on the held-out text of a run."
-    settings, score = run.recipe.train, options.score
-    valid = drop_long_pairs(data.valid, settings.max_len, quiet=not is_main())
-    budget = max(settings.batch_tokens, int(valid.lengths().max()))
-    batches = list(epoch_batches(valid, data.vocab, budget, seed=0, epoch=0))
-    measure = (lambda model: score(model, data.vocab, valid)) if score else None
-    return Validation(run, objective, batches, observers, measure)
-
-# %% ../../nbs/97e_train_run.ipynb #55ec0016
-@contextmanager
-def _observers(run: RunFolder, options: RunOptions) -> Iterator[list[Observer]]:
-    "What the main process shows and writes, closed at the end of the block."
-    observers = []
-    if is_main():
-        done = run.progress
-        observers.append(metrics_file(run.path / "metrics.jsonl", done.seconds))
-        if not options.quiet:
-            max_steps = run.recipe.train.max_steps
-            observers.append(progress_bar(max_steps, options.minutes, done.step))
-        if options.tensorboard:
-            observers.append(tensorboard(run.path / "tensorboard"))
-    with ExitStack() as stack:
-        for observer in observers:
-            stack.callback(observer.close)
-        yield observers
-
-# %% ../../nbs/97e_train_run.ipynb #55f00006
-@contextmanager
-def _naming_checkpoint(run: RunFolder) -> Iterator[None]:
-    "Add the last good checkpoint to the error of a loop that diverges."
-    try:
-        yield
-    except NotFinite as e:
-        last = latest(run.checkpoints) or "not there yet"
-        raise NotFinite(f"{e}; the last good checkpoint is {last}") from None
-
 # %% ../../nbs/97e_train_run.ipynb #6f41a21b
 def _choose_weights(
     run: RunFolder, stop: Stop, is_best: bool
@@ -180,19 +121,14 @@ def _choose_weights(
     return read_tensors(newest), f"{which}, step {run.progress.step}"
 
 # %% ../../nbs/97e_train_run.ipynb #55ec0020
-def _is_finished(run: RunFolder) -> bool:
-    "Has an earlier start of the run reached its end, and noted it?"
-    stopped, steps = run.about.get("stopped"), run.about.get("steps")
-    return stopped not in (None, *STOP_SIGNALS) and steps == run.progress.step
-
-
 def _finish(
     run: RunFolder, stop: Stop, validation: Validation, save: Callable[[], None]
 ) -> None:
     "Validate and save the last step, and choose the weights that translate."
     settings, step = run.recipe.train, run.progress.step
-    if _is_finished(run):
-        return
+    stopped, noted = run.about.get("stopped"), run.about.get("steps")
+    if stopped not in (None, *STOP_SIGNALS) and noted == step:
+        return  # an earlier start of the run has reached its end
     is_best = False
     if step % settings.valid_every and stop.reason not in STOP_SIGNALS:
         if step == settings.max_steps:
@@ -222,8 +158,11 @@ def _train(
     )
     run.load_latest(objective.model, optimizer)
     save = lambda record=None: run.save_checkpoint(objective.model, optimizer)
-    with _observers(run, options) as observers, on_signal() as signal:
-        validation = _validation(run, objective, data, observers, options)
+    shown = open_observers(
+        run, options.minutes, quiet=options.quiet, curves=options.tensorboard
+    )
+    with shown as observers, on_signal() as signal:
+        validation = Validation(run, objective, data, observers, options.score)
         hooks: list[Hook] = [
             count_steps(run),
             *observers,
@@ -234,7 +173,7 @@ def _train(
             Every(settings.save_every, save),
             signal,
         ]
-        with _naming_checkpoint(run):
+        try:
             stop = early_stop(run) or options.engines.train(
                 parallel,
                 prefetch(_steps(run, data), device),
@@ -244,6 +183,9 @@ def _train(
                 hooks,
                 settings.clip_norm,
             )
+        except NotFinite as e:
+            last = latest(run.checkpoints) or "not there yet"
+            raise NotFinite(f"{e}; the last good checkpoint is {last}") from None
         _finish(run, stop, validation, save)
 
 # %% ../../nbs/97e_train_run.ipynb #92fae9b7

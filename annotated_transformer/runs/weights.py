@@ -247,19 +247,6 @@ def read_metadata(path: Path) -> dict:
     with _opened(path) as file:
         return _about_of(path, file)
 
-# %% ../../nbs/97b_weights.ipynb #0ab07e03
-def check_file_size(path: Path, n_parameters: int) -> None:
-    """UserError if a weights file is larger than any that holds so many parameters.
-
-    A file may have holes and claim any size; nothing of it is read here.
-    """
-    most = 32 * n_parameters + 2**20  # float64, shared matrices stored four times
-    if path.is_file() and path.stat().st_size > most:
-        raise UserError(
-            f"{path} has {path.stat().st_size:,} bytes, too many for a model of "
-            f"{n_parameters:,} parameters"
-        )
-
 # %% ../../nbs/97b_weights.ipynb #0ab07e05
 def _compare_sizes(path: Path, about: dict, config: ModelConfig) -> None:
     "UserError if the header of a weights file names other sizes than the settings."
@@ -273,10 +260,8 @@ def _compare_sizes(path: Path, about: dict, config: ModelConfig) -> None:
             )
 
 
-def check_sizes(path: Path, config: ModelConfig, n_vocab: int | None = None) -> None:
-    "UserError if a weights file was written for other sizes, or is too large."
-    if n_vocab is not None:
-        check_file_size(path, config.n_parameters(n_vocab))
+def check_sizes(path: Path, config: ModelConfig) -> None:
+    "UserError if a weights file was written for other sizes."
     _compare_sizes(path, read_metadata(path), config)
 
 # %% ../../nbs/97b_weights.ipynb #0ab07e12
@@ -331,7 +316,6 @@ def load_model(
     n_vocab: int,
 ) -> tuple[Transformer, dict]:
     "The model that `build` makes, with a file's weights, and what its header says."
-    check_file_size(path, config.n_parameters(n_vocab))
     with _opened(path) as file:
         about = _about_of(path, file)
         _compare_sizes(path, about, config)

@@ -145,10 +145,11 @@ def first_over_ranks(value: _Value | None) -> _Value | None:
 @contextmanager
 def main_process_first() -> Iterator[None]:
     "Rank 0 runs the block while the others wait; then they run it."
-    if not is_main():
+    others = world_size() > 1
+    if others and not is_main():
         dist.barrier()
     yield
-    if is_main() and world_size() > 1:
+    if others and is_main():
         dist.barrier()
 
 # %% ../../nbs/52a_distributed.ipynb #d75790c1
