@@ -20,6 +20,7 @@ from annotated_transformer.experiments.structure import (
     dependency_attention,
     prefix_attention,
     prefixes_predicted,
+    word_attention,
 )
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
@@ -110,6 +111,20 @@ def test_each_kind_of_sentence_with_a_separated_verb():
 
 
 # attention between words
+
+
+def test_word_attention_by_plain_loops():
+    torch.manual_seed(0)
+    weights = torch.rand(2, 3, 5, 4).softmax(-1)
+    query_words, key_words = [2, -1, 0, 2, 3], [1, 0, 1, 2]  # no query of word 1
+    found = word_attention(weights, query_words, key_words)
+    assert found.shape == (2, 3, 4, 3)
+    for query, key in product(range(4), range(3)):
+        rows = [i for i, word in enumerate(query_words) if word == query]
+        columns = [j for j, word in enumerate(key_words) if word == key]
+        expected = sum(weights[..., i, j] for i in rows for j in columns)
+        expected = expected / len(rows) if rows else torch.zeros(2, 3)
+        torch.testing.assert_close(found[..., query, key], expected)
 
 
 def test_pairs_name_the_words(vocab, sentences):
