@@ -115,6 +115,25 @@ def offline(chromium, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def corpus():
+    "A little built-in text, for runs of seconds."
+    from annotated_transformer.data.corpus import load_corpus
+
+    return load_corpus("builtin", n_train=300, n_valid=40, n_test=10)
+
+
+@pytest.fixture(scope="session")
+def shared(corpus, tmp_path_factory) -> Path:
+    "That text, encoded once."
+    from annotated_transformer.data.prepared import prepare
+    from annotated_transformer.runs.folder import text_sha256
+
+    folder = tmp_path_factory.mktemp("text") / "shared"
+    prepare(folder, corpus.train, corpus.valid, text_sha256(corpus), 500, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def pretrained():
     "The run that comes with the package."
     from annotated_transformer.runs.folder import load_run

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,19 +105,12 @@ def child(work) -> int:
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        SIZES,
-        ModelConfig(
-            n_layers=2, d_model=16, d_ff=8, n_heads=4, d_k=3, d_v=5, norm="pre"
-        ),
-        ModelConfig(
-            n_layers=1, d_model=8, d_ff=8, n_heads=1, position="learned", n_positions=20
-        ),
-    ],
-    ids=["post", "pre", "learned"],
+    "changes",
+    [{}, {"norm": "pre", "d_v": 5}, {"position": "learned", "n_positions": 20}],
+    ids=str,
 )
-def test_round_trip_to_the_bit(tmp_path, vocab, sizes):
+def test_round_trip_to_the_bit(tmp_path, vocab, changes):
+    sizes = replace(SIZES, **changes)
     model = build_transformer(sizes, len(vocab), vocab.pad_id, dropout=0.1).eval()
     with torch.no_grad():  # numbers that are easily lost
         for i, p in enumerate(model.parameters()):
@@ -161,25 +155,19 @@ def folder_for(name):
 
 
 WRONG_RUNS = [
-    (removed("config.json"), "is not a run folder: it has no config.json"),
-    (removed("vocab.model"), "vocab.model"),
-    (removed(MODEL), "has no model.safetensors: its training has not saved a model"),
     *((folder_for(name), name) for name in ("config.json", "vocab.model", MODEL)),
     (written("config.json", b""), "cannot be read"),
     (written("config.json", b"\xff\xfe{}"), "cannot be read"),
     (written("config.json", b"[" * 100_000), "cannot be read"),
     (written("config.json", b"[]"), "holds no JSON object"),
-    (edited(None, format=2), "not of format 1"),
     (edited(None, model=3), "not the settings of a recipe"),
     (edited(None, train={}), "train.* is missing"),
     (edited(None, steps="many"), "steps='many'"),
     (edited("model", n_heads=0), "n_heads=0"),
     (edited("train", dropout="0.1"), "dropout='0.1'"),
     (edited("train", strange=1), "train.strange is unknown"),
-    (edited("model", d_ff=32 * 10**15), "d_ff=32000000000000000 must be at least 1"),
     # refused before a model of that size is built; the others do not show in shapes
     (edited("model", d_ff=2 * 10**9), "with d_ff=32, but config.json says d_ff=20"),
-    (edited("model", n_heads=4), "with n_heads=2, but config.json says n_heads=4"),
     (edited("model", norm="pre"), "with norm='post', but config.json says norm='pre'"),
     (edited("model", n_positions=77), "says n_positions=77"),
     (edited("model", d_k=8), "says d_k=8"),
@@ -195,31 +183,11 @@ def test_a_run_that_is_refused(run, damage, says):
         load_run(run)
 
 
-def test_not_a_folder(tmp_path):
-    (tmp_path / "file").write_text("x")
-    for place in (tmp_path / "file", tmp_path / "none", tmp_path):
-        with pytest.raises(UserError, match="is not a run folder"):
-            load_run(place)
-
-
 @pytest.mark.parametrize("about", ["{", "[1]", "3", '{"model": 3}', "[" * 100_000])
 def test_a_header_that_says_nonsense(run, model, about):
     save_file(model.state_dict(), run / MODEL, {"about": about})
     with pytest.raises(UserError, match="model.safetensors is not a readable"):
         load_run(run)
-
-
-def test_another_or_a_damaged_vocabulary(run):
-    good = (run / "vocab.model").read_bytes()
-    other = learn_bpe(["xyz xyz qqq", "jjj kkk www", "vvv uuu zzz yyy"], 300)
-    (run / "vocab.model").write_bytes(other.model)
-    with pytest.raises(UserError, match="is not the vocabulary that this run was"):
-        load_run(run)
-    for at in random.Random(0).sample(range(len(good)), 20):
-        flipped = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
-        (run / "vocab.model").write_bytes(flipped)
-        with pytest.raises(UserError, match="vocab.model"):
-            load_run(run)
 
 
 def test_the_weights_know_which_they_are(run, model):
@@ -236,11 +204,6 @@ def test_an_average_says_that_it_is_one(run, model):
     which = use_average(run, 2)
     assert which == "average of 2 checkpoints, step-0000003 to step-0000004"
     assert read_config(run)[1]["weights"] == load_run(run).about["weights"] == which
-    before = (run / MODEL).read_bytes()
-    for n in (0, 3):
-        with pytest.raises(UserError, match=f"the last {n} checkpoints cannot be aver"):
-            use_average(run, n)
-    assert (run / MODEL).read_bytes() == before
 
 
 def test_foreign_entries(run, trained):
@@ -415,16 +378,6 @@ def test_from_the_very_beginning(folder):
     assert bits(*second) == bits(*whole)
 
 
-def test_two_that_load_share_nothing(third, trained):
-    one, two = new_training(1), new_training(2)
-    before = sha256(third / ADAM)
-    load_checkpoint(third, *one)
-    load_checkpoint(third, *two)
-    steps(*one, 4, 5)
-    assert bits(*two) == bits(*trained) != bits(*one)
-    assert sha256(third / ADAM) == before
-
-
 def test_order_of_the_weights_does_not_matter(third):
     "The state is kept by name: an optimiser that was given its weights in another order, and in two groups, gets the same; its settings are its own."
     plain, (model, _) = new_training(1), new_training(1)
@@ -557,7 +510,6 @@ DAMAGE = [
     (removed(MODEL), MODEL, "no such file"),
     (cut(MODEL), MODEL, "not a readable safetensors file"),
     (tensors_of(MODEL, lambda t: t.pop(EMBEDDING)), MODEL, "lacks the weight"),
-    (removed(ADAM), ADAM, "no such file"),
     (cut(ADAM), ADAM, "not a readable safetensors file"),
     (
         tensors_of(ADAM, lambda t: t.pop("exp_avg_sq." + EMBEDDING)),
@@ -585,7 +537,6 @@ DAMAGE = [
     (state(format=2), STATE, "not of format 1"),
     (state(step="3"), STATE, "step='3'"),
     (state(step=True), STATE, "step=True"),
-    (state(epoch=-1), STATE, "epoch=-1"),
     (state(seconds=math.nan), STATE, "NaN is no finite number"),
     (state(seconds=None), STATE, "seconds=None"),
     (state(best_loss="low"), STATE, "best_loss='low'"),
@@ -622,12 +573,6 @@ def test_a_flipped_bit_is_found(third, trained):
     assert bits(*trained) == before
 
 
-@pytest.mark.parametrize("sizes", [{"n_layers": 2}, {"d_model": 8}])
-def test_checkpoint_of_another_model(third, sizes):
-    with pytest.raises(UserError, match=f"{MODEL}.*this model needs"):
-        load_checkpoint(third, *new_training(0, **sizes))
-
-
 # which there are, which go
 
 
@@ -659,8 +604,6 @@ def test_prune(folder, trained, keep_last):
     assert all((path / MODEL).exists() for path in kept)
     (saved[3] / ADAM).unlink()
     assert latest(folder) == (again if keep_last > 1 else None)
-    with pytest.raises(UserError, match="keep_last=0 must be at least 1"):
-        _prune(folder, 0)
 
 
 def test_killed_while_pruning(folder, trained, monkeypatch):
@@ -694,13 +637,6 @@ def test_average_is_the_mean(folder):
         right = torch.stack([f[name].double() for f in files]).mean(0).float()
         # adding in another order may differ in the 53rd bit, so in the 24th after rounding
         torch.testing.assert_close(weight, right, rtol=2**-23, atol=0)
-    other = save_checkpoint(
-        folder, *new_training(0, n_layers=2), Progress(RunPosition(4))
-    )
-    with pytest.raises(UserError, match="step-0000004/model.safetensors has a weight"):
-        average_weights([paths[0], other / MODEL])
-    with pytest.raises(UserError, match="no checkpoints to average"):
-        average_weights([])
 
 
 # crashes and full disks

@@ -23,7 +23,6 @@ from annotated_transformer.engines.prefetch import train_in_groups
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import build_training
-from annotated_transformer.training import distributed
 from annotated_transformer.training.distributed import (
     any_rank,
     data_parallel,
@@ -526,8 +525,3 @@ def test_the_best_device_there_is(monkeypatch, cuda, mps, several, best):
     # no such device here
     monkeypatch.setattr(torch, "empty", lambda *args, device: None)
     assert pick_device() == torch.device(best)
-
-
-def test_patience_outlasts_the_preparation():
-    "Rank 0 reads millions of sentences while the others wait; PyTorch by itself gives up after 10 or 30 minutes."
-    assert distributed._PATIENCE.total_seconds() >= 3600

@@ -15,10 +15,8 @@ from annotated_transformer import UserError
 from annotated_transformer.io import files
 from annotated_transformer.io.files import (
     check_new_folder,
-    check_no_links,
     lock_folder,
     new_folder,
-    read_file,
     read_json,
     remove,
     remove_known,
@@ -324,24 +322,6 @@ def test_what_changes_meanwhile_is_not_replaced(tmp_path):
     assert (tmp_path / "page").read_text() == "theirs"
 
 
-def test_errors_name_what_was_to_be_written(tmp_path, monkeypatch):
-    "A full disk: the name is the user's, and not that of an inner or a temporary file."
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    write_file(tmp_path / "page", b"old")
-    before = everything(tmp_path)
-    monkeypatch.setattr(os, "fsync", full)
-    says = "run cannot be written: No space left on device$"
-    with pytest.raises(OSError, match=f"{tmp_path}/{says}"):
-        with new_folder(tmp_path / "run") as new:
-            write_json(new / "config.json", {})
-    with pytest.raises(OSError, match="page cannot be written: No space left"):
-        write_file(tmp_path / "page", b"new")
-    assert everything(tmp_path) == before
-
-
 def test_a_folder_that_cannot_be_opened_is_not_flushed(tmp_path, monkeypatch):
     "As on Windows, and where it may be written but not read."
     opened = os.open
@@ -359,28 +339,6 @@ def test_a_folder_that_cannot_be_opened_is_not_flushed(tmp_path, monkeypatch):
 
 
 # reading
-
-
-@pytest.mark.parametrize("kind", ["link", "special file"])
-@pytest.mark.parametrize("name", ["a", "a/b", "a/b/c"])
-def test_a_folder_must_hold_its_files_itself(tmp_path, kind, name):
-    path = tmp_path / "run" / name
-    path.parent.mkdir(parents=True)
-    path.symlink_to(tmp_path) if kind == "link" else os.mkfifo(path)
-    with pytest.raises(UserError, match=f"{path.name} is a {kind}"):
-        check_no_links(tmp_path / "run", {"a", "missing"})
-    check_no_links(tmp_path / "run", {"missing"})
-
-
-def test_only_regular_files_of_limited_size_are_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for read in (read_file, read_json):
-        with pytest.raises(UserError, match="pipe is a special file"):
-            read(tmp_path / "pipe")
-    (tmp_path / "long").write_bytes(bytes(10))
-    assert read_file(tmp_path / "long", 10) == bytes(10)
-    with pytest.raises(UserError, match="has more than 9 bytes"):
-        read_file(tmp_path / "long", 9)
 
 
 def test_json(tmp_path):

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.experiments.parsing import (
     _EQUAL,
     _NOT_COUNTED,
@@ -32,6 +31,8 @@ from annotated_transformer.experiments.parsing_results import (
 )
 
 BUILTIN = [read_trees(s.tree)[0] for s in builtin(1000, seed=3)]
+
+NONE_AT_ALL = LinearisationErrors()
 
 # Any name without space and bracket; two letters come often, so that labels repeat and match where they should not.
 name = st.sampled_from("AB") | st.text(min_size=1).filter(
@@ -60,22 +61,9 @@ def one(text):
 @given(anything)
 def test_any_tree_comes_back_whole(tree):
     sentence, text = _training_pair(tree)
-    assert delinearise(linearise(tree), tree.words()) == (tree, LinearisationErrors())
-    assert delinearise(_tree_tokens(text), sentence.split(" ")) == (
-        tree,
-        LinearisationErrors(),
-    )
+    assert delinearise(linearise(tree), tree.words()) == (tree, NONE_AT_ALL)
+    assert delinearise(_tree_tokens(text), sentence.split(" ")) == (tree, NONE_AT_ALL)
     assert read_trees(str(tree)) == [tree]
-
-
-def test_built_in_trees_come_back_through_a_vocabulary():
-    pairs = list(map(_training_pair, BUILTIN))
-    vocab = learn_bpe([text for pair in pairs for text in pair], 600)
-    for tree, (sentence, text) in zip(BUILTIN, pairs):
-        said = vocab.decode(vocab.encode(text))
-        assert delinearise(
-            _tree_tokens(said), vocab.decode(vocab.encode(sentence)).split(" ")
-        ) == (tree, LinearisationErrors())
 
 
 def test_other_tokens_of_words_change_nothing_but_tags():
@@ -83,7 +71,7 @@ def test_other_tokens_of_words_change_nothing_but_tags():
     for leaf, wanted in (("word", "the dog sleeps"), (_UNKNOWN_TAG, "XX XX XX")):
         other, errors = delinearise(linearise(tree, leaf), tree.words())
         assert [leaf.label for leaf in other.preterminals()] == wanted.split()
-        assert errors == LinearisationErrors()
+        assert errors == NONE_AT_ALL
         assert bracket_score(tree, other) == bracket_score(tree, tree)
 
 
@@ -101,23 +89,12 @@ token = st.sampled_from(
 def test_whatever_comes_the_tree_is_over_the_words(tokens, words):
     tree, errors = delinearise(tokens, words)
     assert tree.words() == words
-    assert delinearise(linearise(tree), words) == (
-        tree,
-        LinearisationErrors(),
-    )  # it is a tree, and stays as it is
-    assert any(errors) == (
-        linearise(tree) != tokens
-    )  # repaired if and only if it was none
-    n_places = sum(t[0] not in "()" for t in tokens)
-    assert (errors.surplus_tags, errors.missing_tags) == (
-        max(0, n_places - len(words)),
-        max(0, len(words) - n_places),
-    )
-
-
-@given(st.text(alphabet="() SNPX\n\u2028", max_size=60))
-def test_any_text_is_repaired(text):
-    assert delinearise(_tree_tokens(text), ["a", "b"])[0].words() == ["a", "b"]
+    # it is a tree, and stays as it is; repaired if and only if it was none
+    assert delinearise(linearise(tree), words) == (tree, NONE_AT_ALL)
+    assert any(errors) == (linearise(tree) != tokens)
+    n_more = sum(t[0] not in "()" for t in tokens) - len(words)
+    assert errors.surplus_tags == max(0, n_more)
+    assert errors.missing_tags == max(0, -n_more)
 
 
 S3 = "(S (NP (DT a) (NN b)) (VP (VB c)))"
@@ -200,16 +177,8 @@ def two_trees(draw):
             max_leaves=8,
         )
     )
-    between = st.lists(
-        st.sampled_from(
-            [
-                f"{kind}{label}"
-                for kind in "()"
-                for label in ("S", "NP", "ADVP", "PRT", "TOP")
-            ]
-        ),
-        max_size=3,
-    )
+    brackets = "(S )S (NP )NP (ADVP )ADVP (PRT )PRT (TOP )TOP".split()
+    between = st.lists(st.sampled_from(brackets), max_size=3)
     tokens = [
         t for leaf in gold.preterminals() for t in [*draw(between), leaf.label]
     ] + draw(between)
@@ -242,16 +211,10 @@ GOLD = f"(TOP (S {NP} {VP} (. .)))"  # S, NP, VP, PP, NP
 FLAT = "(DT the) (NN dog) (VBZ sleeps) (IN in) (DT the) (NN barn) (. .)"
 HIGH = "(VP (VBZ sleeps)) (PP (IN in) (NP (DT the) (NN barn)))"
 HAND = {  # what is wrong: gold, predicted, and the brackets matched, of gold, of predicted
-    "nothing": (GOLD, GOLD, 5, 5, 5),
-    "a label": (GOLD, GOLD.replace("(PP", "(ADVP"), 4, 5, 5),
     "two labels": (GOLD, GOLD.replace("(NP", "(QP"), 3, 5, 5),
-    "one too many": (GOLD, GOLD.replace("(NN barn)", "(NP (NN barn))"), 5, 5, 6),
     "attached higher": (GOLD, GOLD.replace(VP, HIGH), 4, 5, 5),
-    "flat": (GOLD, f"(TOP {FLAT})", 0, 5, 0),
     "a flat S": (GOLD, f"(TOP (S {FLAT}))", 1, 5, 1),
-    "around punctuation": (GOLD, GOLD.replace("(. .)", "(X (. .))"), 5, 5, 5),
     "tags": (GOLD, GOLD.replace("(NN", "(VB").replace("(. .)", "(NN .)"), 5, 5, 5),
-    "no root": (GOLD, GOLD[5:-1], 5, 5, 5),
     "another root": (GOLD, GOLD.replace("TOP", "S1"), 5, 5, 5),
     "a root that counts": (GOLD, GOLD.replace("TOP", "ROOT"), 5, 5, 6),
     "half of a chain": ("(S (VP (VB go)))", "(VP (VB go))", 1, 2, 1),
@@ -299,16 +262,6 @@ def test_left_out(said, score):
     assert bracket_score(one(GOLD), said and one(said)) == score
 
 
-def test_totals_are_sums_and_not_means():
-    texts = [row[:2] for row in list(HAND.values())[:7]]
-    pairs = [(one(gold), one(said)) for gold, said in texts]
-    pairs += [(one(GOLD), None), (one(GOLD), one("(NN dog)"))]
-    score = BracketScore.total([bracket_score(*pair) for pair in pairs])
-    assert score == BracketScore(22, 35, 27, 1, 7, 1, 1)
-    assert (score.precision, score.recall) == (100 * 22 / 27, 100 * 22 / 35)
-    assert (BracketScore().f1, BracketScore().exact) == (0, 0)
-
-
 # The experiment
 
 
@@ -338,14 +291,9 @@ def test_a_perfect_model_and_a_silent_one():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("(S (NN a)", "line 1: the bracket .S is never closed"),
-        ("(NN a))", "line 1: a bracket is closed"),
         ("\n(S\n())", "line 3: a bracket inside"),
         ("a", "'a' has no bracket"),
         ("(S (NN a b))", "'b' has no bracket"),
-        ("(S (NN a) b)", "'b' has no bracket"),
-        ("(NN a (NN b))", "a bracket behind the word 'a'"),
-        ("(S (NP))", ".NP holds no word"),
         ("()", ".TOP holds no word"),
     ],
 )
@@ -390,13 +338,9 @@ def test_every_tree_of_the_treebank_comes_back(sample):
     assert (len(labels), len(set(tags)), len(tags)) == (28, 45, 94_084)
 
 
-def test_a_treebank_that_is_not_there(tmp_path):
+def test_a_treebank_that_is_damaged(tmp_path):
     path = tmp_path / "treebank" / "treebank.zip"
     path.parent.mkdir()
-    for content in (None, b"no archive"):
-        if content:
-            path.write_bytes(content)
-        with pytest.raises(ValueError, match="nltk.download"):
-            load_treebank(tmp_path, "train")
-    with pytest.raises(ValueError, match="split='dev' is unknown"):
-        load_treebank(tmp_path, "dev")
+    path.write_bytes(b"no archive")
+    with pytest.raises(ValueError, match="nltk.download"):
+        load_treebank(tmp_path, "train")

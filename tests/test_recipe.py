@@ -15,22 +15,17 @@ import torch
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
-from annotated_transformer.data.corpus import Corpus, load_corpus
-from annotated_transformer.data.prepared import prepare
 from annotated_transformer.model.config import ModelConfig, get_recipe, override
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import load_run, read_metrics, text_sha256
+from annotated_transformer.runs.folder import load_run, read_metrics
 from annotated_transformer.runs.hooks import Every
 from annotated_transformer.runs.recipe import (
     BatchLoss,
-    _learning_rate_schedule,
     precision_context,
 )
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.show.visualize import save_learning_curve
-from annotated_transformer.training.distributed import pick_device
 from annotated_transformer.training.r_drop import RDrop
-from annotated_transformer.training.train import Stop
 from annotated_transformer.translating.evaluate import validation_bleu
 from annotated_transformer.translating.load import load
 
@@ -47,20 +42,6 @@ SMALL = [
     "average_last=0",
     "precision=fp32",
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return load_corpus("builtin", n_train=300, n_valid=40, n_test=10)
-
-
-@pytest.fixture(scope="module")
-def shared(corpus, tmp_path_factory) -> Path:
-    "The text, encoded once."
-    folder = tmp_path_factory.mktemp("text") / "shared"
-    text = corpus.train, corpus.valid, text_sha256(corpus)
-    prepare(folder, *text, 500, quiet=True)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -93,26 +74,6 @@ def test_one_training_end_to_end(train, tmp_path):
     assert not (run / "curve.svg").exists()
     save_learning_curve(run)
     assert (run / "curve.svg").read_bytes().startswith(b"<?xml")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "norm=pre",
-        "position=learned",
-        "schedule=linear",
-        "precision=bf16",
-        "attention_dropout=0.1",
-        "bpe_dropout=0.1",
-        "r_drop=1",
-    ],
-)
-def test_every_part_trains(change, train, tmp_path):
-    settings = ["max_steps=20", "warmup_steps=5", "peak_lr=3e-3", change]
-    run = train(tmp_path / "run", *settings)
-    losses = [r["loss"] for r in read_metrics(run) if "loss" in r]
-    assert losses[-1] < losses[0]
-    assert load(run).translate(["The dog was tired."])
 
 
 def test_validation_is_visible(train, tmp_path, capsys, monkeypatch):
@@ -170,14 +131,6 @@ def test_held_out_sentences_beyond_max_len(position, corpus, train, tmp_path, ca
     assert not (tmp_path / "run").exists()
 
 
-def test_the_same_seed_is_the_same_run(train, tmp_path):
-    a, b, c = (
-        (train(tmp_path / name, f"seed={seed}") / "model.safetensors").read_bytes()
-        for name, seed in (("a", 0), ("b", 0), ("c", 1))
-    )
-    assert a == b != c
-
-
 def test_a_signal_keeps_the_weights(train, tmp_path):
     interrupt = Every(3, lambda record: os.kill(os.getpid(), signal.SIGINT))
     settings = ["save_every=1", "average_last=2"]
@@ -204,13 +157,6 @@ def test_an_error_after_the_first_step_leaves_the_run(at, train, shared, tmp_pat
     whole = train(tmp_path / "whole")
     a, b = ((one / "model.safetensors").read_bytes() for one in (run, whole))
     assert a == b
-
-
-def test_minutes_and_hooks_stop_the_loop(train, tmp_path):
-    run = train(tmp_path / "a", "max_steps=100000", minutes=1e-6)
-    assert trained_steps(run) == [1]
-    run = train(tmp_path / "b", hooks=[Every(2, lambda record: Stop("enough"))])
-    assert json.loads((run / "config.json").read_text())["stopped"] == "enough"
 
 
 def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkeypatch):
@@ -277,15 +223,6 @@ def test_a_compiled_model_is_one_graph():
     words = [sys.executable, "-c", COMPILED]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-
-
-def test_device_precision_schedule():
-    assert pick_device("cpu").type == "cpu"
-    with precision_context("bf16", torch.device("cpu")):
-        assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == torch.bfloat16
-    changes = ["schedule=linear", "peak_lr=0.5", "warmup_steps=10", "max_steps=20"]
-    schedule = _learning_rate_schedule(override(get_recipe("tiny"), changes).train, 8)
-    assert [schedule(step) for step in (5, 10, 15, 20)] == [0.25, 0.5, 0.25, 0.0]
 
 
 @pytest.mark.parametrize("where", ["recipe", "folder"])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from annotated_transformer import UserError
 from annotated_transformer.cli.main import main
-from annotated_transformer.data.corpus import Corpus, load_corpus
+from annotated_transformer.data.corpus import Corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.io.files import lock_folder
 from annotated_transformer.model.config import get_recipe, override
@@ -54,19 +54,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return load_corpus("builtin", n_train=300, n_valid=40, n_test=10)
-
-
-@pytest.fixture(scope="module")
-def shared(corpus, tmp_path_factory) -> Path:
-    "The text, encoded once."
-    folder = tmp_path_factory.mktemp("text") / "shared"
-    prepare(folder, corpus.train, corpus.valid, text_sha256(corpus), 500, quiet=True)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -306,13 +293,6 @@ def test_how_often_the_settings_are_written_and_read(
     assert (len(written), len(read)) == (4, 1)
 
 
-def test_a_run_at_its_end_stays_as_it_is(straight, resume, tmp_path):
-    run = shutil.copytree(straight, tmp_path / "run")
-    before = files(run)
-    resume(run)
-    assert {path: data for path, data in files(run).items() if path in before} == before
-
-
 def test_what_only_one_process_may_do(straight, resume, tmp_path):
     run = shutil.copytree(straight, tmp_path / "run")
     with lock_folder(run):
@@ -352,13 +332,6 @@ def test_other_text_of_the_same_vocabulary(part, corpus, train, shared, tmp_path
     with pytest.raises(UserError, match="shared was made from other text"):
         prepare_run(other, recipe, tmp_path / "new", shared, quiet=True)
     assert not (tmp_path / "new").exists() and files(shared) == before
-
-
-def test_text_outside_the_run_is_named_by_the_user(train, tmp_path):
-    "config.json may come from somebody else: it does not decide what is read."
-    run = train(tmp_path / "run", minutes=1e-6)
-    with pytest.raises(UserError, match="outside its folder: name it, by --prepared"):
-        resume_run(run, RunOptions("cpu", quiet=True))
 
 
 def test_what_is_not_of_this_run(train, resume, tmp_path):

@@ -332,7 +332,7 @@ LEARNING = f"loss norm left {LATER}"  # what another first loss entails
 SIZED = f"shapes start {LEARNING}"
 QKVO = [f"decoder.layers.0.cross_attn.w_{name}.weight" for name in "qkvo"]
 W1, W2 = (f"encoder.layers.0.feed_forward.w_{i}.weight" for i in (1, 2))
-EMBEDDING, TABLE, NORM = "embedding.weight", "position.table", "norm=pre"
+EMBEDDING = "embedding.weight"
 
 ROWS = [
     Row(
@@ -378,7 +378,7 @@ ROWS = [
     Row(  # which pairs are left out is a matter of `max_len` alone
         "n_positions=40",
         SIZED,
-        values(shape(TABLE), [(1024, 16)], [(40, 16)]),
+        values(shape("position.table"), [(1024, 16)], [(40, 16)]),
         under="position=learned max_len=39",
     ),
     Row(  # two residual connections in an encoder layer, three in a decoder layer

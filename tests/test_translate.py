@@ -1,8 +1,6 @@
 "Lines in, lines out: order, length, bytes; the best first, whatever the search."
 
 import io
-import os
-import threading
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +16,7 @@ from annotated_transformer.engines.batched_search import (
     batched_greedy_search,
     search_with,
 )
-from annotated_transformer.io.text import MAX_LINE_BYTES, decode_lines
+from annotated_transformer.io.text import MAX_LINE_BYTES
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.decode import Hypothesis, sample
 from annotated_transformer.model.transformer import build_transformer
@@ -89,27 +87,6 @@ def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
     texts = [vocab.decode(ids[a:b]) for a, b in cuts]
     gaps = [a > 0 and pieces[a].startswith(SPACE) for a in starts]
     assert "".join(" " * gap + part for gap, part in zip(gaps, texts)) == text
-
-
-def test_cut_before_the_last_word_that_fits(vocab):
-    tokens = [SPACE + "a", SPACE + "b", "c", SPACE + "d", "e", "f"]
-    assert Echo(vocab, max_tokens=4)._part_starts(tokens) == [0, 3]
-
-
-WRONG = {
-    "max_tokens=3 must be at least 4": dict(max_tokens=3),
-    "batch_tokens=0 must be at least 1": dict(batch_tokens=0),
-    "extra_tokens=-1 must be at least 0": dict(extra_tokens=-1),
-    "n_positions=4 must be at least 5": dict(n_positions=4),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_limits_are_refused(vocab, message):
-    wrong = dict(WRONG[message])
-    model = learned_model(vocab, wrong.pop("n_positions", 30))
-    with pytest.raises(UserError, match=message):
-        Translator(model, vocab, **wrong)
 
 
 # translating
@@ -256,42 +233,6 @@ class Pieces(io.BytesIO):
         return super().read1(self.sizes[self.n_reads % len(self.sizes)])
 
 
-SOME_BYTES = st.lists(
-    st.sampled_from([b"\n", b"\r\n", b"a", "ü".encode(), b"\xff", b"long " * 9, b"\0"]),
-    max_size=40,
-).map(b"".join)
-
-
-@settings(max_examples=60)
-@given(
-    SOME_BYTES | st.binary(max_size=60),
-    st.lists(st.integers(1, 70), min_size=1, max_size=5),
-    st.integers(1, 5),
-)
-def test_line_groups(raw, sizes, n_most):
-    "However the bytes arrive, the lines are the same; the last may lack its end."
-    groups = list(line_groups(Pieces(raw, sizes), n_most))
-    *lines, rest = raw.split(b"\n")
-    assert sum(groups, []) == lines + [rest] * bool(rest)
-    assert all(1 <= len(group) <= n_most for group in groups)
-
-
-def test_a_line_that_is_there_waits_for_none():
-    "A pipe: the first line comes out before the second is written, half of the second does not."
-    read, write = os.pipe()
-    rescue = threading.Timer(20, os.close, [write])  # a test that fails must not hang
-    rescue.start()
-    with open(read, "rb") as stream:
-        groups = line_groups(stream)
-        os.write(write, b"one\ntw")
-        assert next(groups) == [b"one"] and rescue.is_alive()
-        os.write(write, b"o\nthree\nfo")
-        assert next(groups) == [b"two", b"three"] and rescue.is_alive()
-        rescue.cancel()
-        os.close(write)
-        assert list(groups) == [[b"fo"]]
-
-
 ENDS = st.sampled_from([b"\n", b"\r\n"])
 
 
@@ -312,15 +253,6 @@ def test_stream(vocab, lines, data, bom, n_most, sizes):
     groups = line_groups(Pieces(raw, sizes), n_most)
     found = [best.text for (best,) in translate_stream(Echo(vocab), groups)]
     assert found == [line.replace("\r", " ") if line.strip() else "" for line in lines]
-
-
-@pytest.mark.parametrize("n_most", [1, 256])
-def test_lines_before_a_broken_one_are_translated(vocab, n_most):
-    raw = io.BytesIO(b"one\ntwo\nthr\xe4e\nfour\n")
-    stream, found = translate_stream(Echo(vocab), line_groups(raw, n_most)), []
-    with pytest.raises(UserError, match="line 3: byte 4 is not UTF-8"):
-        found.extend(best.text for (best,) in stream)
-    assert found == ["one", "two"]
 
 
 class Endless(io.RawIOBase):
@@ -344,32 +276,6 @@ def test_lines_before_an_endless_one_are_translated(vocab, n_most):
     with pytest.raises(UserError, match=message):
         found.extend(best.text for (best,) in stream)
     assert found == ["one", "", "two"] and raw.n_read <= MAX_LINE_BYTES + 2**17
-
-
-def test_each_line_is_encoded_once(vocab, monkeypatch):
-    encoded, encode = [], vocab.encode
-    monkeypatch.setattr(vocab, "encode", lambda s: encoded.append(s) or encode(s))
-    lines = ["one", "a" * 100, "", "two"]
-    groups = [[line.encode()] for line in lines]
-    stream = translate_stream(Echo(vocab, max_tokens=8), groups)
-    assert [best.text for (best,) in stream] == lines
-    assert encoded == [line for line in lines if line]
-
-
-def test_stream_reads_no_further_than_needed(vocab):
-    endless = Pieces(b"a\n" * 300, [6])
-    stream = translate_stream(Echo(vocab), line_groups(endless))
-    for n_lines in range(1, 7):
-        next(stream)
-        assert endless.n_reads == -(-n_lines // 3)  # three lines a piece
-
-
-def test_long_lines_are_reported(vocab, capsys):
-    long, echo = "a" * 3000, Echo(vocab, max_tokens=8)
-    found = list(translate_stream(echo, [[b"short\n"], [b"\n", long.encode()]]))
-    assert found == [[Translation(text, 0.0)] for text in ("short", "", long)]
-    n, printed = len(echo.split(long)), capsys.readouterr().err
-    assert printed == f"line 3 is longer than 8 tokens: translated in {n} parts\n"
 
 
 # learned positions
@@ -441,18 +347,3 @@ def test_load(tmp_path, vocab, position, longest):
     assert len(other.translate(["the dog " * 30, "x" * 90])) == 2
     with pytest.raises(UserError, match="device 'nowhere' cannot be used here"):
         load(run, "nowhere")
-
-
-@pytest.mark.parametrize(
-    "raw, lines",
-    [
-        (b"", []),
-        (b"\n", [""]),
-        (b"a\n\nb", ["a", "", "b"]),
-        (b"\xef\xbb\xbf", [""]),
-        (b"a\xef\xbb\xbfb\n", ["a\ufeffb"]),
-        ("a\u2028b\x0bc\x85d\n".encode(), ["a\u2028b\x0bc\x85d"]),
-    ],
-)
-def test_text_lines(raw, lines):
-    assert list(decode_lines(io.BytesIO(raw))) == lines

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from annotated_transformer import UserError
-from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines import chunked_loss as chunks
-from annotated_transformer.engines import chunked_r_drop as r_drop_chunks
 from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
@@ -50,11 +48,9 @@ from annotated_transformer.model.decode import (
     PrefixDecoder,
     beam_search,
     greedy_search,
-    next_log_probs,
 )
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.recipe import BatchLoss
 from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.training.label_smoothing import smoothed_loss
 from annotated_transformer.training.r_drop import RDrop
@@ -197,12 +193,6 @@ LARGE = {f"{n} positions": dict(shape=(1, n), n_vocab=8192) for n in (256, 257)}
 def with_padding(*args) -> Tensor:
     "As on a GPU, where padding is set to zero instead of being left out."
     with mock.patch.object(chunks, "_SELECT_ON", ()):
-        return chunked_loss(*args)
-
-
-def small_chunks(*args) -> Tensor:
-    "Chunks of four positions, on any device."
-    with mock.patch.object(chunks, "chunk_size", lambda n_vocab, device: 4):
         return chunked_loss(*args)
 
 
@@ -450,12 +440,6 @@ def linear_cases(
     return cases
 
 
-def small_chunks_of_pairs(*args) -> Tensor:
-    "R-Drop in chunks of two target tokens."
-    with mock.patch.object(r_drop_chunks, "chunk_size", lambda n_vocab, device: 4):
-        return ChunkedRDrop(5.0)(*args)
-
-
 def pairs_with_padding(*args) -> Tensor:
     "R-Drop in chunks as on a GPU, where padding is set to zero."
     with mock.patch.object(chunks, "_SELECT_ON", ()):
@@ -465,10 +449,8 @@ def pairs_with_padding(*args) -> Tensor:
 # name, plain, engine, inputs and cases
 LOSS_TWINS = [
     ("chunked loss", smoothed_loss, chunked_loss, loss_inputs, LOSSES | LARGE),
-    ("chunks of four positions", smoothed_loss, small_chunks, loss_inputs, LOSSES),
     ("padding set to zero", smoothed_loss, with_padding, loss_inputs, LOSSES | LARGE),
     ("R-Drop", RDrop(5.0), ChunkedRDrop(5.0), r_drop_inputs, LOSSES | LARGE),
-    ("R-Drop, small chunks", RDrop(5.0), small_chunks_of_pairs, r_drop_inputs, LOSSES),
     ("R-Drop, padding", RDrop(5.0), pairs_with_padding, r_drop_inputs, LOSSES),
     ("no divergence", RDrop(0.0), ChunkedRDrop(0.0), r_drop_inputs, LOSSES),
 ]
@@ -618,29 +600,8 @@ def test_the_engine_equals_its_plain_twin(twin, precision, device):
                     assert off <= limit, what
 
 
-def test_the_assembly_takes_either_loss():
-    torch.manual_seed(0)
-    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
-    model = build_transformer(sizes, n_vocab=20, pad_id=0)
-    tgt_out = torch.tensor([[5, 6, 7, 3], [8, 3, 0, 0]])
-    tgt_in = torch.tensor([[2, 5, 6, 7], [2, 8, 0, 0]])
-    batch = Batch(src=tgt_out, tgt_in=tgt_in, tgt_out=tgt_out, n_tokens=6)
-
-    def value_and_gradients(**parts) -> list[Tensor]:
-        loss = BatchLoss(model, 0.1, **parts)(batch)
-        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
-
-    assert BatchLoss(model, 0.1).loss is chunked_loss
-    engine, plain = value_and_gradients(), value_and_gradients(loss=smoothed_loss)
-    for a, b in zip(engine, plain, strict=True):
-        torch.testing.assert_close(a, b)  # float32
-    called = mock.Mock(side_effect=smoothed_loss)
-    BatchLoss(model, 0.1, loss=called)(batch)
-    called.assert_called_once()
-
-
 def test_rotary_positions_are_one_argument():
-    "A model with them is the same plain, fused, cached, packed and in its pictures."
+    "A model with them is the same plain, fused and in its pictures; DECODINGS has the steps."
     seen = []
 
     def recording(q, k, v, mask):
@@ -670,16 +631,5 @@ def test_rotary_positions_are_one_argument():
     rotated, kinds = make(MultiHeadAttention), (*PAPER_MODULES, NoPosition)
     with pytest.raises(UserError, match="layers.0.self_attn is a MultiHeadAttention"):
         check_parts(rotated, kinds, rotated.state_dict(), "theirs")
-    right = next_log_probs(plain, hidden)
     fused = make(FusedMultiHeadAttention)
-    torch.testing.assert_close(next_log_probs(fused, fused(src, tgt_in)), right)
-    for decoder in (
-        PrefixDecoder(plain),
-        KVCache(plain),
-        KVCache(fused),
-        packed(fused),
-    ):
-        state = decoder.start(src)
-        for i in range(2):
-            found, state = decoder.step(tgt_in[:, i : i + 1], state)
-            torch.testing.assert_close(found[:, 0], right[:, i])
+    torch.testing.assert_close(fused(src, tgt_in), hidden)
