@@ -148,16 +148,6 @@ def test_sums_beyond_32_bits():
     assert _cut_points(lengths, 2**32) == [*range(0, 50, 4), 50]
 
 
-def test_zigzag_pads_less_than_sorting():
-    lengths = np.random.default_rng(0).integers(5, 40, (4000, 2))
-    batches = bucket_by_length(lengths, 1000, np.random.default_rng(0))
-    order = np.argsort(lengths[:, 1], kind="stable")
-    assert (
-        padding_share(lengths, batches)
-        < padding_share(lengths, np.array_split(order, len(batches))) / 2
-    )
-
-
 def test_multi30k_padding(data_dir):
     "At most 5 % at 4,096 tokens, of whole batches and of what three ranks with two goes each see of a step of six times as many."
     text = load_corpus("multi30k", data_dir).train
@@ -189,21 +179,6 @@ def test_pad_ids_is_the_loop(lists, first, last):
             RaggedArray.from_lists(lists, np.uint16), 0, first=first, last=last
         ).tolist()
     )
-
-
-def test_every_pair_once_and_in_place():
-    found = []
-    for batch in epoch_batches(DATA, VOCAB, 300, seed=0, epoch=0):
-        assert {ids.dtype for ids in batch[:3]} == {torch.int64}
-        assert batch.tgt_in.shape == batch.tgt_out.shape
-        for ids in (batch.tgt_in, batch.tgt_out):
-            assert batch.n_tokens == (ids != VOCAB.pad_id).sum()
-        for rows in zip(*batch[:3], strict=True):
-            src, read, say = ([i for i in row.tolist() if i] for row in rows)
-            assert read[0] == VOCAB.bos_id and src[-1] == say[-1] == VOCAB.eos_id
-            assert read[1:] == say[:-1]
-            found.append((src[:-1], say[:-1]))
-    assert VOCAB.pad_id == 0 and sorted(found) == sorted(zip(*LISTS, strict=True))
 
 
 def test_a_row_without_any_token():
@@ -243,23 +218,6 @@ def sentences(micro: list[Batch]) -> list[tuple]:
 N_EPOCH = sum(1 for _ in epoch_batches(DATA, VOCAB, 300, seed=0, epoch=0))
 
 
-def test_seed_and_epoch_decide():
-    def epoch(seed, epoch):
-        return [
-            batch.src.tolist() for batch in epoch_batches(DATA, VOCAB, 300, seed, epoch)
-        ]
-
-    assert epoch(0, 3) == epoch(0, 3)
-    assert epoch(0, 3) != epoch(0, 4) and epoch(0, 3) != epoch(1, 3)
-    together = training_steps(DATA, VOCAB, 300, seed=0)
-    for number in range(3):
-        for i_batch, src in enumerate(epoch(0, number)):
-            step = next(together)
-            assert step.position[1:] == (number, i_batch + 1)
-            assert step.micro[0].src.tolist() == src
-    assert [step.step for step in steps(5)] == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize(
     "world_size, accumulate", [(1, 2), (2, 1), (3, 4), (64, 2), (3, 10_000)]
 )
@@ -282,16 +240,6 @@ def test_shares_are_the_whole_step(world_size, accumulate):
                 assert [ids.tolist() for ids in batch[:3]] == [[[VOCAB.pad_id]]] * 3
     # 300 tokens are about 20 rows
     assert bool(empty) == (world_size == 64) or world_size == 3
-
-
-def test_an_epoch_holds_every_pair_once_over_ranks():
-    found = [
-        pair
-        for rank in range(3)
-        for step in steps(N_EPOCH, rank=rank, world_size=3, accumulate=2)
-        for pair in sentences(step.micro)
-    ]
-    assert sorted(found) == sorted(zip(*LISTS, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -342,29 +290,14 @@ def test_seeds_differ_by_step_and_rank():
 @pytest.mark.parametrize(
     "call, says",
     [
-        (
-            lambda: next(epoch_batches(DATA, VOCAB, 20, seed=0, epoch=0)),
-            r"batch_tokens=20 is less than the longest sentence, \d+ tokens: raise it",
-        ),
-        (
-            lambda: encode_pairs([("the dog", "der Hund")], VOCAB, max_len=1),
-            "no sentence pair of 1 is left: all are longer than max_len=1",
-        ),
         (lambda: encode_pairs([], VOCAB), "there is no sentence pair"),
         (
             lambda: next(training_steps(EMPTY, VOCAB, 300, seed=0)),
             "there is no sentence pair",
         ),
-        (lambda: steps(1, max_len=0), "no sentence pair of 400 is left"),
-        (lambda: drop_long_pairs(DATA, 0), "no validation pair of 400 is left: all"),
         (lambda: drop_long_pairs(EMPTY, 9), "there is no validation pair"),
-        (lambda: steps(1, rank=2, world_size=2), "take 0 ≤ rank < world_size"),
         (lambda: steps(1, rank=-1), "take 0 ≤ rank < world_size"),
         (lambda: steps(1, accumulate=0), "accumulate=0: .*and accumulate ≥ 1"),
-        (
-            lambda: steps(1, start=RunPosition(999, 2, 999)),
-            f"i_batch=999 is beyond epoch 2 with its {N_EPOCH} batches",
-        ),
     ],
 )
 def test_errors(call, says):
@@ -563,15 +496,6 @@ def test_two_at_once(tmp_path, monkeypatch):
     assert len(made(tmp_path / "data").train) == len(TEXT) and os.listdir(tmp_path) == [
         "data"
     ]
-
-
-def test_progress_on_standard_error(tmp_path, capsys):
-    prepare(tmp_path / "data", TEXT, HARD, "a1", 320)
-    out, err = capsys.readouterr()
-    assert out == "" and all(
-        f"{what}: 100%" in err
-        for what in ("vocabulary", "train to ids", "valid to ids")
-    )
 
 
 class Numbers:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -212,40 +212,28 @@ REFUSED = {
     f"{NEW} dropout": "key=value",
     f"{NEW} label_smoothing=1.5": "label_smoothing=1.5",
     f"{NEW} --config huge": "huge",
-    f"{NEW} --config ''": "no recipe is called ''",
-    f"{NEW} --device toaster": "toaster",
     f"{NEW} --device ''": "device '' cannot be used here",
     f"{NEW} --minutes 0": "minutes=0.0 must be positive and below 10,000,000",
-    f"{NEW} --minutes -1": "minutes=-1.0 must be positive and below 10,000,000",
-    f"{NEW} --minutes 1e400": "minutes=inf must be positive and below 10,000,000",
     f"{NEW} --minutes nan": "minutes=nan must be positive and below 10,000,000",
-    f"{NEW} --minutes x": "--minutes",
     f"{NEW} --colour blue": "No such option '--colour'",
     f"{NEW} --quiet=1": "--quiet",
     f"{NEW} --shard --bleu": "--bleu",
     "train --out": "Option '--out' requires an argument",
     # a new run, or one to continue
     "train": "name either --out, a new run folder, or --resume, one to continue",
-    "train --out a --resume b": "name either --out",
     f"train --out run {TEXT}": "already holds a run",
     "train --resume nowhere": "is not a run folder",
     "train --resume run dropout=0.3": "takes its settings from the run",
-    "train --resume run --config tiny": "takes its settings from the run",
     "train --resume run --tgt x": "name either --data or --src with --tgt",
-    "train --resume run --device ''": "device '' cannot be used here",
-    "train --resume run --minutes 0": "minutes=0.0 must be positive",
     "prepare --data builtin": "Missing option '--out'",
     "prepare --out run --data builtin": "already holds a run",
     # the text
     "train --out new": "name either --data or --src with --tgt",
-    "train --out new --data builtin --src en": "name either --data or --src",
     "train --out new --src en": "--src needs --tgt",
     f"{NEW} --valid-src en": "--valid-src and --valid-tgt go together",
     "train --out new --data wmt99": "data='wmt99' is unknown",
     "train --out new --data builtin --tgt-lang de": "of --data builtin are known",
     f"{NEW} --src-lang english": "src_lang='english' is no language code",
-    f"{NEW} --tgt-lang pt_BR": "tgt_lang='pt_BR' is no language code",
-    f"{NEW} --src-lang ''": "src_lang='' is no language code",
     f"{NEW} --tgt asked": "300 lines but",
     f"{NEW} --tgt nowhere": "nowhere: no such file",
     f"{NEW} --tgt run": "run cannot be read: Is a directory",
@@ -255,11 +243,7 @@ REFUSED = {
     f"{NEW} --tgt pipe": "pipe is no ordinary file: text to train on is read several",
     # runs
     "translate empty_folder asked": "is not a run folder",
-    "translate nowhere asked": "is not a run folder",
-    "score empty_folder --src en --ref de": "is not a run folder",
     "attention nowhere A --out x.html": "is not a run folder",
-    "live nowhere --out x.html": "is not a run folder",
-    "export-hf nowhere new": "is not a run folder",
     "average nowhere --last 2": "is not a run folder",
     "average run --last 3": "has 2",
     "average run --last x": "'x' is not a valid integer",
@@ -270,17 +254,12 @@ REFUSED = {
     "translate run nowhere": "No such file or directory: 'nowhere'",
     "translate run asked more": "unexpected extra argument (more)",
     "translate run asked --beam-size 0": "beam_size=0: take 1 to 256",
-    "translate run asked --beam-size 257": "beam_size=257",
-    "translate run asked --beam-size wide": "--beam-size",
     "translate run asked --alpha -1": "alpha=-1.0: take 0 to 10",
-    "translate run asked --alpha nan": "alpha=nan",
     "translate run asked --n-best 0": "n_best=0",
     "translate run asked --n-best 5": "n_best=5 with beam_size=4",
-    "translate run asked --beam-size 2 --n-best 3": "n_best=3 with beam_size=2",
     "translate run asked --batch-tokens 0": "batch_tokens=0",
     "translate run asked --precision fp33": "precision='fp33'",
     "translate run asked --device ''": "device '' cannot be used here",
-    "translate run asked --device hpu": "'hpu'",
     "translate run asked --device cuda:99": "'cuda:99'",
     # score
     "score de": "Missing option '--ref'",
@@ -290,16 +269,12 @@ REFUSED = {
     "score de --ref asked": "asked has 3 lines, de has 300",
     "score de --ref de --perplexity": "--perplexity needs a run, not a file",
     "score nowhere --ref de": "nowhere: no such file or run",
-    "score loop --ref de": "loop: no such file or run",
-    "score run --src en --ref de --device ''": "device '' cannot be used here",
     # pages
     "attention run ' ' --out x.html": "the sentence is empty",
     "attention run 'A dog.' --out de": "de does not end in .html",
-    "attention run 'A dog.' --out x.html/": "x.html/ does not end in .html",
     "live run --out x": "--out x does not end in .html",
     "live run --out folder.html": "folder.html is a folder",
     "live run --out mine.html": "is there already, and this program did not make it",
-    "attention run A --out mine.html": "is there already, and this program did not",
     "attention run A --out new/x.html": "cannot be written: No such file or directory",
     # other programs
     "export-ct2 run new --quantization int7": "quantization='int7'",
@@ -314,10 +289,8 @@ REFUSED = {
     "variations --data builtin --seeds 0": "'--seeds': 0 is not in the range x>=1",
     "variations --data builtin --minutes inf": "minutes=inf must be positive and",
     "variations --data builtin --steps 0": "max_steps=0",
-    "variations --data builtin d_modl=3": "did you mean d_model?",
     "demo --out run": "run is not a demo, or was changed since: choose another --out",
     "demo --out de": "choose another place",
-    "demo --out other": "other is not a demo, or was changed since",
     "dream": "No such command 'dream'",
 }
 
@@ -328,22 +301,11 @@ def test_mistakes(line, run):
     Path("bytes").write_bytes(b"eins\nzw\xffei\ndrei\n")
     Path("cut.gz").write_bytes(gzip.compress(b"eins\nzwei\ndrei\n")[:-9])
     Path("mine.html").write_text("<p>mine</p>")
-    Path("loop").symlink_to("loop")
-    for name in ("folder.html", "empty_folder", "other"):
+    for name in ("folder.html", "empty_folder"):
         Path(name).mkdir()
-    Path("other/thesis.txt").write_text("the only copy")
     if "pipe" in line:
         os.mkfifo("pipe")
     assert REFUSED[line] in refused(run, line)
-
-
-@pytest.mark.parametrize("file", ["config.json", "vocab.model", "model.safetensors"])
-def test_a_damaged_run(file, run):
-    whole = Path("run", file).read_bytes()
-    Path("run", file).write_bytes(whole[: len(whole) // 2])
-    assert file in refused(run, "translate run asked")
-    Path("run", file).unlink()
-    assert file in refused(run, "translate run asked")
 
 
 def test_a_model_too_large_for_the_machine(run):
@@ -383,12 +345,8 @@ def test_a_run_holds_what_it_should(run):
 
 
 def test_prepare_then_train(run):
-    "The two halves of train give the run that train gives, with shared text too."
-    _, err = done(run, f"{PREPARE} --out new")
+    "The two halves of train, with shared text, give the run that train gives."
     resume = "annotated-transformer train --resume"
-    assert err.endswith(f"new is ready to train: {resume} new\n")
-    assert not Path("new/model.safetensors").exists()
-    done(run, f"train --resume new {QUIET}")
     _, err = done(run, f"{PREPARE} --out other --prepared shared")
     assert err.endswith(f"{resume} other --prepared shared\n")
     said = refused(run, f"train --resume other {QUIET}")
@@ -396,9 +354,8 @@ def test_prepare_then_train(run):
     _, err = done(run, f"train --resume other {QUIET} --prepared shared")
     assert err.endswith("other is ready: annotated-transformer translate other\n")
     assert not Path("other/data").exists()
-    for folder in ("new", "other"):
-        found = [Path(at, "model.safetensors").read_bytes() for at in (folder, "run")]
-        assert found[0] == found[1]
+    found = [Path(at, "model.safetensors").read_bytes() for at in ("other", "run")]
+    assert found[0] == found[1]
 
 
 def test_the_recipe_and_the_languages_of_a_run(run):
@@ -420,19 +377,12 @@ def test_text_of_its_own_to_validate_on(run):
 def test_bleu_and_tensorboard(run, monkeypatch):
     "Both where they are asked for; refused without TensorBoard, before any text."
     notes: list = []
-
-    class SummaryWriter:
-        def __init__(self, folder):
-            notes.append(Path(folder))
-
-        def add_scalar(self, name, value, step):
-            notes.append((name, step))
-
-        def close(self):
-            notes.append("closed")
-
-    fake = ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = SummaryWriter
+    writer = SimpleNamespace(
+        add_scalar=lambda name, value, step: notes.append((name, step)),
+        close=lambda: notes.append("closed"),
+    )
+    make = lambda folder: notes.append(Path(folder)) or writer
+    fake = SimpleNamespace(SummaryWriter=make)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     done(run, f"{TRAIN} --out plain max_steps=1")
     assert notes == []
@@ -448,18 +398,6 @@ def test_bleu_and_tensorboard(run, monkeypatch):
     missing = "TensorBoard is not installed: pip install tensorboard"
     for words in ("--src no --tgt no --out other", "--resume run"):
         assert refused(run, f"train {words} --tensorboard") == missing
-
-
-def test_average(run):
-    "The average becomes the weights; `--resume` of a run at its end leaves it alone."
-    names = ("model.safetensors", "config.json")
-    before = Path("run/model.safetensors").read_bytes()
-    _, err = done(run, "average run --last 2")
-    assert err == "run: average of 2 checkpoints, step-0000002 to step-0000004\n"
-    averaged = [Path("run", name).read_bytes() for name in names]
-    assert averaged[0] != before
-    done(run, f"train --resume run {QUIET}")
-    assert averaged == [Path("run", name).read_bytes() for name in names]
 
 
 @contextmanager
@@ -508,16 +446,6 @@ def test_lines_in_lines_out(run):
     assert len(answers) == len(lines) and answers[1] == answers[2] == ""
     Path("dos").write_bytes(b"\xef\xbb\xbfThe dog was tired.\r\n\r\nWhere is the cat?")
     assert done(run, "translate run dos") == done(run, "translate run asked")
-
-
-def test_lines_that_are_reported(run):
-    "A line too long for the model is cut; bytes that are no text are an error."
-    write(Path("in"), ["A dog.", "the dog and " * 400, "A cat."])
-    out, err = done(run, "translate run in")
-    assert out.count("\n") == 3 and "line 2" in err
-    Path("in").write_bytes(b"A dog.\n\xff\xfe\n")
-    status, _, err = run("translate run in")
-    assert status == 2 and "line 2" in err and err.count("\n") == 1
 
 
 def test_the_best_few(run):
@@ -648,17 +576,6 @@ def test_there_and_back(run):
         "average back --last 2",
     ):
         assert "back" in refused(run, line)
-
-
-def test_export_ct2(run):
-    engine = pytest.importorskip("ctranslate2")
-    for how in ("float32", "int8"):
-        _, err = done(run, f"export-ct2 run {how} --quantization {how}")
-        assert err == f"{how} is ready: ctranslate2.Translator({how!r})\n"
-        translator = engine.Translator(how, intra_threads=1)
-        options = {"beam_size": 1, "max_decoding_length": 5}
-        (found,) = translator.translate_batch([["\u2581"]], **options)
-        assert len(found.hypotheses[0]) <= 5
 
 
 # Table 3

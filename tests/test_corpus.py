@@ -8,9 +8,7 @@ import json
 import os
 import tarfile
 import threading
-import tracemalloc
 import zlib
-from collections import deque
 from pathlib import Path
 
 import pooch
@@ -33,7 +31,6 @@ from annotated_transformer.data.corpus import (
     corpus_from_source,
     load_corpus,
 )
-from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.text import (
     MAX_LINE_BYTES,
     TextPairs,
@@ -160,18 +157,6 @@ def test_text_pairs(two_parts):
     assert list(some) == [("one", "eins"), ("four", "vier")]
     first, second = iter(pairs), iter(pairs)  # two readers do not disturb one another
     assert next(first) == next(second) and list(first) == list(second)
-
-
-def test_memory_does_not_grow_with_the_text(tmp_path):
-    "A text of 1.6 MB on disk is never in memory."
-    line = "a sentence of some length, {} of 20,000"
-    path = write(tmp_path / "a", [line.format(i) for i in range(20_000)])
-    tracemalloc.start()
-    deque(corpus_from_files(path, path).train, maxlen=0)
-    fingerprint(TextPairs([(path, path)]))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 400_000
 
 
 def test_fingerprint(two_parts):
@@ -316,13 +301,6 @@ def test_next_address(server, tmp_path, monkeypatch):
     assert server.asked[:4] == [f"/{how}/train.en.gz" for how in hows]
     kept = sorted(f"multi30k/{f.name}" for f in files)
     assert files_in(tmp_path / "cache") == kept, "no leftover"
-
-
-def test_mirror_suffices(server, monkeypatch):
-    files = tiny_wmt14(server, "none")
-    monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", f"{server.url}/good")
-    check_wmt14(_wmt14(files=files))
-    assert server.asked == [f"/good/{f.name}" for f in files]
 
 
 def test_all_addresses_fail(server, tmp_path, monkeypatch, capfd):
@@ -512,15 +490,6 @@ def test_test_set_without_network(server, newstest, spoil, message):
 # ---- a corpus from what a run wrote down, and from one's own files
 
 
-def test_load_builtin():
-    c = load_corpus("builtin", n_train=300, n_valid=20, n_test=10, seed=4)
-    assert c[:3] == ("builtin", "en", "de")
-    assert [len(x) for x in c[3:6]] == [300, 20, 10]
-    assert c.train == [(s.en, s.de) for s in builtin(300, 4)]
-    assert c.test == [(s.en, s.de) for s in builtin(10, 4, "test")]
-    assert corpus_from_source(json.loads(json.dumps(c.source))) == c
-
-
 def test_a_source_reads_no_files(tmp_path):
     "It may come from somebody else's config.json."
     path = write(tmp_path / "a", [f"a {i}" for i in range(100)])
@@ -534,7 +503,6 @@ def test_a_source_reads_no_files(tmp_path):
     [
         {},
         {"data": "builtin", "size": 3},
-        {"src": "a"},
         {"src": "a", "tgt": "b", "data": "builtin"},
         {"data_dir": "a"},
         {"data": "multi30k"},

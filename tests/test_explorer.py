@@ -323,19 +323,6 @@ def test_no_token_moves_under_the_pointer(browser, url, sentence, width):
     assert len(set(browser.ask(where))) == 1
 
 
-def test_measuring_makes_the_page_no_longer(page):
-    "The descriptions of all tokens are in the page while they are measured."
-    before, during = page.ask("""(() => {
-        const {remove} = Element.prototype, height = () => document.documentElement.scrollHeight;
-        const before = height();
-        let during;
-        Element.prototype.remove = function () { during = height(); remove.call(this); };
-        reserveHeight();
-        Element.prototype.remove = remove;
-        return [before, during]; })()""")
-    assert before == during
-
-
 def test_curves_join_query_and_key(page):
     "A curve begins at the row of its query and ends at the row of its key."
     ends = page.ask("""[...document.querySelectorAll("#curves path")].map(path => {
@@ -460,39 +447,6 @@ def test_landmarks_and_headings(page):
     outside = """[...document.body.querySelectorAll("h1, p, section, figure")].filter(
         e => !e.closest("header, main, footer")).length"""
     assert page.ask(outside) == 0
-
-
-def test_focus_is_not_under_the_box_at_the_top(page):
-    "Shift and Tab from the end of the page, where several heads are described."
-    size = {"width": 390, "height": 700, "deviceScaleFactor": 1, "mobile": False}
-    page.call("Emulation.setDeviceMetricsOverride", **size)
-    page.ask("byId('compare').click(); selectHead(0, 1); selectHead(1, 3)")
-    page.ask("new Promise(done => setTimeout(done, 100))")
-    page.ask("[...document.querySelectorAll('#k button')].at(-1).focus()")
-    for _ in range(6):
-        press(page, "Tab", modifiers=8)
-        assert not page.ask("""(e => { const [box, at] = [byId("details"), e].map(
-            each => each.getBoundingClientRect());
-            return at.top < box.bottom && at.bottom > box.top; })(document.activeElement)""")
-    page.look(1280, "light")
-
-
-def test_forced_colours(page):
-    "Where the system replaces the colours, what is selected still differs from the rest."
-    forced = {"name": "forced-colors", "value": "active"}
-    page.call("Emulation.setEmulatedMedia", features=[forced])
-    page.ask("byId('compare').click(); selectHead(0, 1)")
-    page.ask("document.querySelector('#q button').click()")
-    look = """selector => { const style = getComputedStyle(document.querySelector(selector));
-        return style.backgroundColor + style.borderTopColor + style.boxShadow; }"""
-    seen = lambda selector: page.ask(f"({look})({selector!r})")
-    for marked, other in {
-        "#kind input:checked + span": "#kind input:not(:checked) + span",
-        "#heads [aria-pressed=true]": "#heads [aria-pressed=false]",
-        "#k .bars i": "#k .bars i + i",
-    }.items():
-        assert seen(marked) != seen(other), marked
-    page.look(1280, "light")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import urllib.request
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -292,18 +291,6 @@ def test_a_line_beyond_the_last_position(trained):
     translator = load(folder / "run")
     assert translator.max_tokens == run.recipe.train.max_len
     assert translator.translate([line])[0]
-
-
-def test_imported_again(trained, tmp_path):
-    "The run, exported and imported, translates as its folder does, and is refused a second time."
-    run, folder, sentences = trained
-    import_marian(folder / "out", tmp_path / "back")
-    back = load(tmp_path / "back")
-    assert back.max_tokens == run.recipe.train.max_len
-    mine = load(folder / "run", search=search_with(4, 0.0)).translate(sentences[:100])
-    assert back.translate(sentences[:100]) == mine
-    with pytest.raises(UserError, match="back was imported from Marian: it translates"):
-        export_hf(tmp_path / "back", tmp_path / "again")
 
 
 def test_saved_by_transformers(trained, tmp_path):
@@ -622,40 +609,3 @@ def test_page_http(client, trained):
 def test_page_http_refuses(client, body):
     answer = client.post("/translate", content=body)
     assert answer.status_code == 422 and answer.json()["detail"]
-
-
-def test_page_server_starts(served, trained):
-    "The page's command as a process of its own, on a free port."
-    pytest.importorskip("uvicorn")
-    run, folder, sentences = trained
-    (line,) = [
-        x for x in "\n".join(blocks_of_page()).split("\n") if "uvicorn serve" in x
-    ]
-    assert line == "RUN=runs/mine uvicorn serve:app --port 8000"
-    words = line.replace("8000", "0").split()[1:]
-    env = os.environ | {"RUN": "runs/mine", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-m", *words],
-        cwd=served,
-        env=env,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    ) as server:
-        try:
-            address = None
-            for log in server.stderr:
-                if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", log):
-                    address = found[1]
-                    break
-            assert address, "the server ended"
-            request = urllib.request.Request(
-                f"{address}/translate",
-                json.dumps({"lines": sentences[:2]}).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                found = json.load(answer)
-        finally:
-            server.terminate()
-    assert found == load(folder / "run").translate(sentences[:2])

@@ -1,7 +1,6 @@
 "The live page: its engine gives the numbers, ids and translations of the package, and the page is what the package wrote."
 
 import dataclasses
-import gzip
 import io
 import json
 import random
@@ -27,14 +26,13 @@ from pretrain import TYPED
 from torch import Tensor, nn
 
 from annotated_transformer import UserError, load
-from annotated_transformer.cli.main import main
 from annotated_transformer.data.prepared import open_prepared, prepare
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.stack import PostNorm
 from annotated_transformer.model.transformer import Transformer, build_transformer
-from annotated_transformer.runs.folder import Run, load_run, pretrained_run, read_config
+from annotated_transformer.runs.folder import Run, load_run, pretrained_run
 from annotated_transformer.runs.weights import (
     pack_weights,
     read_tensors,
@@ -371,18 +369,6 @@ def test_ids_are_sentencepieces(engine, demo, odd):
         assert engine.ids(name, lines) == [vocab.encode(line) for line in lines]
 
 
-def test_ids_of_a_larger_vocabulary(engine, demo, data_dir):
-    "Multi30k, by a vocabulary of 4,000 tokens."
-    lines = []
-    for side in ("en", "de"):
-        raw = gzip.open(data_dir / f"multi30k/train.{side}.gz").read()
-        lines += raw.decode().split("\n")[:2000]
-    vocab = learn_bpe(lines, n_pieces=4000)
-    engine.add("large", pack_model(demo._replace(vocab=vocab)))
-    lines += rude_lines(300, seed=1)
-    assert engine.ids("large", lines) == [vocab.encode(line) for line in lines]
-
-
 def test_text_of_ids_is_sentencepieces(engine, demo):
     "Any ids: bytes that are part of no character, special tokens, none."
     rng, n = random.Random(0), len(demo.vocab)
@@ -445,53 +431,18 @@ def test_pretrained_run_is_small_and_exact(demo):
         assert n_exact >= wanted, typed
 
 
-def run_command(*args: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(args))
-    return stopped.value.code
-
-
 def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsys):
-    "A call from Python is silent; a command says which of the two it uses."
+    "A call from Python is silent; `test_cli.py` has what a command prints."
     monkeypatch.chdir(tmp_path)
-    Path("a.en").write_text(HELD_OUT[0].en + "\n", encoding="utf-8")
-    translate = ("translate", "demo", "a.en", "--quiet")
-    own = "demo: the folder in the current directory, not the pretrained model\n"
     assert load("demo").translate([HELD_OUT[0].en]) == [HELD_OUT[0].de]
     assert capsys.readouterr().err == ""
-    assert run_command(*translate) == 0
-    said = capsys.readouterr()
-    assert said.err == "demo: the pretrained model of this package\n"
-    assert said.out == HELD_OUT[0].de + "\n"
     (tmp_path / "demo").mkdir()
     with pytest.raises(UserError, match="demo is not a run folder"):
         load("demo")
-    assert run_command(*translate) == 2 and capsys.readouterr().err.startswith(own)
     for name in ("other", "..", ".", "demo/x", "runs/demo"):
         assert pretrained_run(Path(name)) is None
         with pytest.raises(UserError, match="is not a run folder"):
             load(name)
-
-
-def test_commands_take_the_pretrained_run(tmp_path, monkeypatch, capsys):
-    "Those that would write into the run do not find it."
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(live, "_training_text", lambda run: None)  # takes seconds
-    Path("a.en").write_text(HELD_OUT[0].en + "\n", encoding="utf-8")
-    Path("a.de").write_text(HELD_OUT[0].de + "\n", encoding="utf-8")
-    assert run_command("score", "demo", "--src", "a.en", "--ref", "a.de") == 0
-    assert "BLEU 100.0" in capsys.readouterr().out.replace("= ", "")
-    sentence = HELD_OUT[0].en
-    assert run_command("attention", "demo", sentence, "--out", "attention.html") == 0
-    assert run_command("live", "demo", "--out", "live.html") == 0
-    assert "live.html is ready" in capsys.readouterr().err
-    assert run_command("live", "demo", "--out", "attention.html") == 2
-    assert run_command("attention", "demo", sentence, "--out", "live.html") == 2
-    assert run_command("average", "demo", "--last", "2") == 2
-    assert run_command("train", "--resume", "demo") == 2
-    assert "demo is not a run folder" in capsys.readouterr().err
-    with pytest.raises(UserError, match="demo is not a run folder"):
-        read_config(Path("demo"))
 
 
 # --- what the page refuses

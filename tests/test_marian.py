@@ -522,28 +522,22 @@ def put(**values):
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS = "model.safetensors"
 REFUSED = [
-    (CONFIG, put(model_type="bart"), "model_type='bart' is not supported, only 'mar"),
     (CONFIG, put(tie_word_embeddings=False), "tie_word_embeddings=False is not supp"),
     (CONFIG, put(decoder_vocab_size=7), "decoder_vocab_size=7 is not supported"),
-    (CONFIG, put(activation_function="mish"), "='mish' is none of relu, gelu, swish"),
     (CONFIG, put(d_model=33), "d_model=33 must be even and a multiple of encoder_att"),
     (CONFIG, put(d_model=36), "has shape"),
     (CONFIG, put(encoder_layers=3), "lacks the weight model.encoder.layers.2.self_at"),
     (CONFIG, put(decoder_layers=1), "which this model has not"),
-    (CONFIG, put(encoder_layers=10**12), "must be at least 1 and below 1001"),
     (CONFIG, put(decoder_ffn_dim=10**18), "a model of these sizes cannot be built"),
     (CONFIG, put(scale_embedding=1), "scale_embedding=1 must be true or false"),
     (CONFIG, put(encoder_layers=None), "config.json lacks encoder_layers$"),
     (CONFIG, lambda v: [v], "holds no JSON object"),
     (CONFIG, put(format=1), "is a run of annotated_transformer already"),
     (GENERATION, put(no_repeat_ngram_size=3), "no_repeat_ngram_size=3 is not supp"),
-    (GENERATION, put(bad_words_ids=[[1, 2]]), r"bad_words_ids=\[\[1, 2\]\] is not"),
     (GENERATION, put(forced_eos_token_id=4), "forced_eos_token_id=4 is not supported"),
     (GENERATION, put(decoder_start_token_id=-1), "start_token_id=-1 must be at least"),
     (GENERATION, put(num_beams=0), "num_beams=0 must be at least 1"),
-    ("vocab.json", lambda v: {"</s>": 0}, "vocab.json has 1 tokens"),
     ("vocab.json", lambda v: v | {"</s>": 1}, "each once"),
-    ("vocab.json", lambda v: v | {"</s>": 1, "<unk>": 0}, "must name <unk>"),
     ("source.spm", lambda b: b"", "source.spm is not a SentencePiece model"),
     ("target.spm", lambda b: b[: len(b) // 2], "target.spm is not a SentencePiece"),
     (WEIGHTS, lambda w: w.pop("final_logits_bias"), "lacks the weight final_logits_b"),
@@ -572,20 +566,6 @@ def test_all_that_would_change_the_result_is_refused(folder, tmp_path, key):
     other = changed(folder, tmp_path, "config.json", put(**{key: not _ONLY[key]}))
     with pytest.raises(ValueError, match=f"{key}=.* is not supported"):
         _read_marian(other)
-
-
-def test_files_that_are_missing_or_cut_short(folder, tmp_path):
-    copied = shutil.copytree(folder, tmp_path / "copy")
-    for name in (*_FILES, "config.json", "model.safetensors"):
-        whole = (folder / name).read_bytes()
-        (copied / name).write_bytes(whole[:100])
-        with pytest.raises(ValueError, match=name):
-            import_marian(copied, tmp_path / "run")
-        (copied / name).unlink()
-        with pytest.raises(ValueError, match=name):
-            import_marian(copied, tmp_path / "run")
-        (copied / name).write_bytes(whole)
-    assert [file.name for file in tmp_path.iterdir()] == ["copy"]
 
 
 def test_a_pickle_is_not_opened(folder, tmp_path, monkeypatch):
@@ -624,29 +604,3 @@ def test_where_a_run_is_made(folder, run, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         import_marian(folder, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_damaged_runs(run, tmp_path):
-    for name, message in [
-        ("config.json", "cannot be read"),
-        ("vocab.json", "cannot be read"),
-        ("source.spm", "not a SentencePiece model"),
-        ("model.safetensors", "not a readable safetensors file"),
-    ]:
-        copied = shutil.copytree(run, tmp_path / name)
-        (copied / name).write_bytes((run / name).read_bytes()[:50])
-        with pytest.raises(ValueError, match=message):
-            load(copied)
-    values = json.loads((run / "config.json").read_text())
-    sizes = values["marian"] | {"encoder_ffn_dim": 10**12}
-    for marian, message in (
-        ({}, "lacks vocab_size"),
-        (None, "marian=None is not"),
-        (sizes, "this model needs|cannot be built"),
-    ):
-        copied = shutil.copytree(run, tmp_path / "settings", dirs_exist_ok=True)
-        (copied / "config.json").write_text(json.dumps(values | {"marian": marian}))
-        with pytest.raises(ValueError, match=message):
-            load(copied)
-    with pytest.raises(ValueError, match="device 'abacus' cannot be used here"):
-        load(run, device="abacus")

@@ -58,21 +58,7 @@ def complaints(browser: Browser, url: str) -> list[str]:
 class Nesting(HTMLParser):
     "Notes the elements that are closed out of turn, or never: a stray `<code>` makes the rest of a page code."
 
-    ALONE = {
-        "area",
-        "base",
-        "br",
-        "col",
-        "embed",
-        "hr",
-        "img",
-        "input",
-        "link",
-        "meta",
-        "source",
-        "track",
-        "wbr",
-    }
+    ALONE = "area base br col embed hr img input link meta source track wbr".split()
 
     def __init__(self, text: str):
         super().__init__()

@@ -29,7 +29,6 @@ from annotated_transformer.runs.hooks import (
     metrics_file,
     on_signal,
     progress_bar,
-    stop_after,
     tensorboard,
 )
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
@@ -163,22 +162,6 @@ def test_accumulated_steps_are_the_same_steps(sizes):
     assert losses == pytest.approx(losses_2, rel=1e-6)  # added up in float32
 
 
-@pytest.mark.parametrize("clip_norm", [0.1, 1e6])
-def test_clipping_shortens_and_keeps_the_direction(clip_norm):
-    free, clipped, records = Objective(), Objective(), []
-    run(free, 1)
-    run(clipped, 1, [records.append], clip_norm=clip_norm)
-    grads = [
-        torch.cat([p.grad.flatten() for p in objective.parameters()])
-        for objective in (free, clipped)
-    ]
-    length = grads[0].norm().item()
-    assert records[0].grad_norm == pytest.approx(length, rel=1e-5)
-    # PyTorch divides by the length + 1e-6
-    expected = grads[0] * min(1.0, clip_norm / length)
-    torch.testing.assert_close(grads[1], expected, rtol=1e-4, atol=0)
-
-
 @pytest.mark.parametrize("loop", [train, partial(train_in_groups, group=4)])
 def test_hooks_see_every_step_and_change_nothing(loop):
     "Random numbers that a hook draws, and an answer that is no `Stop`."
@@ -229,17 +212,6 @@ def test_ends(loop):
     ended = run(Objective(), 9, hooks, found=islice(steps(), 6), loop=loop)
     assert ended == Stop("no more steps") and heard[7:] == [1, 2, 3, 4, 5, 6]
     assert run(Objective(), 3, [lambda r: Stop("enough")], loop=loop) == Stop("enough")
-
-
-@pytest.mark.parametrize("at", [1, 4])
-def test_continued_equals_uninterrupted(at):
-    "Each step brings its own seed: with dropout, and to the last bit."
-    once, twice = Objective(dropout=0.5), Objective(dropout=0.5)
-    run(once, 6)
-    run(twice, at)
-    torch.rand(at)  # whatever else is drawn between
-    run(twice, 6, found=steps(start=at + 1))
-    assert torch.equal(weights(once), weights(twice))
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, "gradient norm"])
@@ -415,19 +387,6 @@ def wait_until(condition):
     return condition()
 
 
-@pytest.mark.parametrize("depth", [None, 1, 5])
-def test_prefetched_steps_are_the_steps(depth):
-    for here, there in zip(
-        islice(steps(n_micro=2), 7),
-        prefetch(islice(steps(n_micro=2), 7), CPU, depth),
-        strict=True,
-    ):
-        assert here._replace(micro=[]) == there._replace(micro=[])
-        for a, b in zip(here.micro, there.micro, strict=True):
-            assert all(map(torch.equal, a[:3], b[:3])) and a[3] == b[3]
-    assert not threads()
-
-
 @pytest.mark.parametrize("depth", [None, 1, 3])
 def test_no_more_is_prefetched_than_the_depth(depth):
     drawn = []
@@ -441,18 +400,6 @@ def test_no_more_is_prefetched_than_the_depth(depth):
     assert len(threads()) == (depth > 0)
     del found
     assert not threads() and len(drawn) == 4 + depth
-
-
-def test_an_error_comes_where_its_step_would_have_been():
-    def torn():
-        yield from islice(steps(), 3)
-        raise OSError("the disk is gone")
-
-    heard = []
-    with pytest.raises(OSError, match="the disk is gone"):
-        for step in prefetch(torn(), CPU, 5):
-            heard.append(step.step)
-    assert heard == [1, 2, 3] and not threads()
 
 
 def broken_off(r):
@@ -499,12 +446,6 @@ def test_batches_for_a_gpu_are_pinned(monkeypatch):
 
 def record(step, seconds=1.0):
     return StepRecord(RunPosition(step, 0, step), 2.0, 1e-3, 100, seconds, 0.5)
-
-
-def test_stop_after():
-    hook = stop_after(minutes=0.5)
-    assert hook(record(1, 29.9)) is None
-    assert hook(record(2, 30.0)) == Stop("0.5 minutes used up")
 
 
 def test_metrics_file_is_appended_to_and_readable_at_any_time(tmp_path):
