@@ -46,7 +46,7 @@ def test_a_data_set_is_one_entry_of_the_table(monkeypatch, tmp_path):
     entry = DATA_SETS["builtin"]._replace(load=lambda data_dir: (mine, data_dir))
     monkeypatch.setitem(DATA_SETS, "mine", entry)
     assert load_corpus("mine", tmp_path) == (mine, tmp_path)
-    with pytest.raises(UserError, match="take builtin, multi30k, wmt14, mine, or"):
+    with pytest.raises(UserError, match=f"take {', '.join(DATA_SETS)}, or"):
         load_corpus("yours")
 
 

@@ -9,6 +9,7 @@ import torch
 
 from annotated_transformer import UserError, load
 from annotated_transformer.data.batch import RunPosition
+from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
@@ -25,9 +26,10 @@ from annotated_transformer.runs.folder import (
     write_config,
 )
 from annotated_transformer.runs.hooks import append_json, count_steps
+from annotated_transformer.runs.train_run import _choose_weights
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.training.optimizer import adam
-from annotated_transformer.training.train import StepRecord
+from annotated_transformer.training.train import StepRecord, Stop
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 LINES = ["the dog sleeps", "der Hund schläft", "the old cat drinks milk"]
@@ -174,6 +176,46 @@ def test_settings_are_written_when_they_change(run):
         assert (run / "config.json").stat().st_mtime_ns == before
         folder.note(data="other")
     assert read_config(run)[1]["data"] == "other"
+
+
+def test_text_is_the_runs_own(tmp_path):
+    "Encoded text is taken for a run's only if its settings name it, and lies apart from it."
+    recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
+    mine, other = (load_corpus("builtin", n_train=n, n_valid=9) for n in (200, 201))
+    source = {"source": mine.source}
+    for name, corpus in (("run", mine), ("strange", other)):
+        with RunFolder.create(
+            tmp_path / name, recipe, {"source": corpus.source}
+        ) as run:
+            run.encoded(corpus, tmp_path / f"text of {name}", quiet=True)
+    create_run(tmp_path / "killed", recipe, source)  # before its text was encoded
+    with RunFolder.open(tmp_path / "killed") as run:
+        with pytest.raises(UserError, match="was made from other text"):
+            run.encoded(None, tmp_path / "text of strange", quiet=True)
+        with pytest.raises(UserError, match="are one inside the other"):
+            run.encoded(None, tmp_path / "killed/text", quiet=True)
+        run.encoded(None, tmp_path / "text of run", quiet=True)
+        assert run.about["prepared"] == str(tmp_path / "text of run")
+
+
+@pytest.mark.parametrize(
+    "killed_after, chosen", [(2, "best on validation, step 1"), (3, "last, step 2")]
+)
+def test_best_weights_are_those_that_the_run_has_seen(
+    run, training, killed_after, chosen
+):
+    "After a kill, the file of the best may be of a pass that is still to be made again."
+    model, optimizer = training
+    with RunFolder.open(run) as folder:
+        for step, loss in ((1, 2.0), (2, 3.0), (3, 1.0))[:killed_after]:
+            position = RunPosition(step, i_batch=step)
+            folder.progress = folder.progress._replace(position=position)
+            folder.count_validation(loss, model)
+            if step < 3:
+                folder.save_checkpoint(model, optimizer)
+    with RunFolder.open(run) as again:
+        again.load_latest(model, optimizer)
+        assert _choose_weights(again, Stop("SIGINT"), False)[1] == chosen
 
 
 def test_progress_goes_on_from_the_newest_checkpoint(run, training):

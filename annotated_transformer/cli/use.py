@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import click
 
 from .. import UserError
-from .train import command, say
+from .train import command, say, shell_line
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0023
 def _say_which_demo(run: Path) -> None:
@@ -234,7 +234,7 @@ def _import_marian(args: SimpleNamespace) -> None:
     from ..translating.marian_import import import_marian
 
     import_marian(args.dir, args.run)
-    say(f"{args.run} is ready: annotated-transformer translate {args.run}")
+    say(f"{args.run} is ready: {shell_line('translate', args.run)}")
 
 # %% ../../nbs/94b_cli_use.ipynb #6ecd5f48
 @command(f"""

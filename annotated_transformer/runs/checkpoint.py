@@ -51,6 +51,11 @@ class Progress(NamedTuple):
         "Optimiser steps done."
         return self.position.step
 
+    @property
+    def best_weights(self) -> str:
+        "Which weights are the best: what config.json and their file's header say."
+        return f"best on validation, step {self.best_step}"
+
     def after_validation(self, loss: float) -> "Progress":
         "The progress after a validation pass with this loss, in nats per token."
         if loss < self.best_loss:

@@ -290,7 +290,7 @@ def _check_apart(run: Path, prepared: Path) -> None:
     a, b = resolve(run), resolve(prepared)
     if a == b or a in b.parents or b in a.parents:
         raise UserError(
-            f"--out {run} and --prepared {prepared} are one inside the other: "
+            f"{run} and --prepared {prepared} are one inside the other: "
             "choose separate folders"
         )
 
@@ -312,13 +312,15 @@ def _encode_text(
     wanted: dict[str, str | int] = {"n_pieces": n_pieces}
     if "text_sha256" in about:
         wanted["text_sha256"] = about["text_sha256"]
-    if corpus is None and path_type(resolve(folder)) != "nothing":
+    missing = path_type(resolve(folder)) == "nothing"
+    if corpus is None and "text_sha256" in about and not missing:
         return open_prepared(folder, wanted)
     try:
         corpus = corpus or corpus_from_source(about.get("source", {}))
     except UserError as e:
+        which = "is missing" if missing else "may be of other text"
         raise UserError(
-            f"{folder} with the encoded text of {run} is missing, and {e}"
+            f"{folder} with the encoded text of {run} {which}, and {e}"
         ) from None
     text = text_sha256(corpus)
     if wanted.get("text_sha256", text) != text:
@@ -403,6 +405,8 @@ class RunFolder:
                 f"{self.path} uses encoded text outside its folder: name it, by "
                 f"--prepared {self.about['prepared']!r}"
             )
+        if prepared is not None:
+            _check_apart(self.path, prepared)
         folder = Path(prepared or self.path / "data")
         with main_process_first():
             if not is_main():
@@ -410,7 +414,8 @@ class RunFolder:
             n_pieces = self.recipe.train.n_pieces
             data = _encode_text(self.path, n_pieces, self.about, corpus, folder, quiet)
             _copy_vocab(self.path, folder)
-            self.note(text_sha256=data.text_sha256)
+            shared = {"prepared": str(resolve(prepared))} if prepared else {}
+            self.note(text_sha256=data.text_sha256, **shared)
             return data
 
     def load_latest(self, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
@@ -438,7 +443,7 @@ class RunFolder:
         if self.progress.n_worse:
             return
         weights = gather_tensors(model.state_dict())
-        which = f"best on validation, step {self.progress.step}"
+        which = self.progress.best_weights
         about = weights_metadata(self.recipe.model, which)
         if is_main():
             save_tensors(weights, self.checkpoints / "best.safetensors", about)

@@ -113,9 +113,10 @@ def _choose_weights(
     n = min(run.recipe.train.average_last, len(checkpoints(run.checkpoints)))
     if n and stop.reason not in STOP_SIGNALS:
         return run.average(n)
-    if run.progress.best_step and not is_best:
-        best = run.checkpoints / "best.safetensors"
-        return read_tensors(best), read_metadata(best)["weights"]
+    best, which = run.checkpoints / "best.safetensors", run.progress.best_weights
+    # after a kill, the file may be of a later pass, which the resumed run has not made
+    if not is_best and best.exists() and read_metadata(best).get("weights") == which:
+        return read_tensors(best), which
     newest = checkpoints(run.checkpoints)[-1] / "model.safetensors"
     which = "best on validation" if is_best else "last"
     return read_tensors(newest), f"{which}, step {run.progress.step}"
