@@ -1,7 +1,6 @@
 "One headless Chromium, its network cut, spoken to by the DevTools protocol."
 
 import json
-import re
 import subprocess
 import time
 from pathlib import Path
@@ -12,21 +11,6 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
     "--disable-sync --hide-scrollbars --remote-debugging-port=0"
 ).split() + ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-
-
-def page_files(folder: Path, name: str, kind: str) -> list[Path]:
-    "The files of a kind (css or js) that NAME.html names: $STEM_css stands for STEM.css."
-    template = (folder / f"{name}.html").read_text(encoding="utf-8")
-    return [folder / f"{x}.{kind}" for x in re.findall(rf"\$(\w+)_{kind}\b", template)]
-
-
-def declarations(css: str) -> list[tuple[str, str]]:
-    "Every (property, value) of a style sheet."
-    text = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
-    blocks = re.findall(r"\{([^{}]*)\}", text)
-    lines = [line.strip() for block in blocks for line in block.split(";")]
-    pairs = [line.partition(":") for line in lines if line]
-    return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
 def leaves(url: str, home: str) -> bool:
