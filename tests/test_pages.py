@@ -206,14 +206,62 @@ def cells_of(path: Path) -> list[dict]:
 def test_links_of_each_page(toy, cfg):
     "Below the title, which nbdev turns into front matter."
     repo = f"{cfg['user']}/{cfg['repo']}"
-    text = cells_of(toy[1])[1]["source"]
+    text = "".join(cells_of(toy[1])[at]["source"] for at in (1, -1))
     links = re.findall(r'<a href="([^"]+)"(?: download)?>([^<]+)</a>', text)
     assert {name: to for to, name in links} == {
         "Open in Colab": f"https://colab.research.google.com/github/{repo}/blob/gh-pages/notebooks/11_toy.ipynb",
         "View source": f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/11_toy.ipynb",
         "Download notebook": "notebooks/11_toy.ipynb",
         "Markdown": "toy.html.md",
+        "Report a problem with this page": f"{cfg['git_url']}/issues/new?title=11_toy.ipynb%3A+",
     }
+
+
+@pytest.mark.parametrize("title", ["# Toy", "---\ntitle: Toy\n---", "title: 'Toy: it'"])
+def test_title_has_the_number(toy, title):
+    nb = dict2nb(
+        {
+            "cells": [cell(title, "markdown")],
+            "metadata": {},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+    )
+    nb.path_ = toy[0]
+    pages.Numbers(nb).end()
+    assert nb.cells[0].source == title.replace("Toy", "11 Toy", 1)
+    nb.path_ = ROOT / "nbs/index.ipynb"
+    pages.Numbers(nb).end()
+    assert nb.cells[0].source == title.replace("Toy", "11 Toy", 1)
+
+
+def test_imports_share_a_fold():
+    cells = [
+        cell("#| export\nimport a"),
+        cell("from b import c"),
+        cell("#| echo: false\nimport d"),
+        cell("import e"),
+        cell("x = 1"),
+        cell("import f"),
+    ]
+    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    pages.Folds(nb).begin()
+    assert [c.source.split("\n")[-1] for c in nb.cells] == [
+        "from b import c",
+        "import d",
+        "import e",
+        "x = 1",
+        "import f",
+    ]
+    assert nb.cells[0].source == "#| export\nimport a\nfrom b import c"
+
+
+def test_reading_path_is_that_of_the_home_page():
+    "The footers lead along the pages that the home page names for one evening."
+    text = (ROOT / "nbs/index.ipynb").read_text(encoding="utf-8")
+    evening = re.search(r"\| One evening \|(.*?)\| 3 hours", text)[1]
+    named = re.findall(r"\]\((\w+\.ipynb)\)", evening)
+    assert [path.name for path in pages.reading_path()][: len(named)] == named
 
 
 def test_figures_are_as_quarto_reads_them(toy):
@@ -239,7 +287,7 @@ def test_figures_are_as_quarto_reads_them(toy):
 
 def test_page_as_markdown(toy):
     text = plain(*toy)
-    assert text.startswith("# Toy\n\nA width $d_k$ · §9\n\n")
+    assert text.startswith("# 11 Toy\n\nA width $d_k$ · §9\n\n")
     assert "```python\ndef twice(x):" in text
     assert "[`Encoder`](stack.html#deviations), [`Decoder`](stack.html#decoder)" in text
     assert "![A 'map'](images/transformer.svg)\n\n**Figure.** The model" in text

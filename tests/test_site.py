@@ -3,8 +3,10 @@
 `make docs` makes the pages, and DOCS=_docs names their folder; without it the checks alone are tested.
 """
 
+import json
 import os
 import re
+import shutil
 import threading
 from functools import partial
 from html.parser import HTMLParser
@@ -15,7 +17,7 @@ import pytest
 from browser import Browser
 from conftest import ROOT
 from links import check
-from pages import names_of_package, page_name, sidebar
+from pages import names_of_package, page_name, reading_path, sidebar
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 PHONE_CHECKS = "[page.wide(), page.split(), page.tiny(), page.covered()].flat()"
@@ -134,10 +136,10 @@ def test_card_of_the_home_page(docs, cfg):
 
 
 def test_search_of_docs(published, browser):
-    "By Quarto's own script: whoever searches a name is led to its definition first."
+    "As Quarto's script asks: whoever searches a name is led to its definition first."
     browser.open(published + "index.html")
-    search = """readSearchData().then(index => { subSearchFuse = undefined;
-        return fuseSearch("%s", index, {limit: 50}) }).then(hits => hits[0]?.section)"""
+    search = """readSearchData().then(index => fuseSearch("%s", index, {limit: 50}))
+        .then(hits => hits[0]?.section)"""
     names = [
         name
         for name in names_of_package().places
@@ -145,6 +147,57 @@ def test_search_of_docs(published, browser):
     ]  # others may be a word of the text
     assert len(names) > 100
     assert [n for n in names[::3] if browser.ask(search % n) != n] == []
+
+
+def test_footers_lead_along_the_reading_path(published, browser):
+    for page, after in zip(reading_path(), reading_path()[1:]):
+        browser.open(published + page_name(page))
+        assert shown(browser, ".nav-page-next") == [page_name(after)]
+        browser.open(published + page_name(after))
+        assert shown(browser, ".nav-page-previous") == [page_name(page)]
+
+
+ENTRIES = {
+    "properties": ("Layers", "Properties", "of ropes"),
+    "rotary": ("35 Positions", "Rotary positions (RoPE)", "turns pairs"),
+    "bertviz": ("Reading", "BertViz", "a tool"),
+    "text": ("80 Pictures", "", "BERT is encoder-only; the model’s pre–norm, √d"),
+    "beam": ("61a Search", "beam_search", "def beam_search"),
+    "search": ("61a Search", "", "beam search, by hand"),
+    "case": ("Vocabulary", "Words", "注意力 attention, naïve"),
+}
+
+
+@pytest.mark.parametrize(
+    "query, finds",
+    [
+        ("RoPE", ["rotary", "properties"]),
+        ("BERT", ["text", "bertviz"]),
+        ("pre-norm", ["text"]),
+        ("prenorm", ["text"]),
+        ("models", ["text"]),
+        ("model's", ["text"]),
+        ("sqrt", ["text"]),
+        ("beam_search", ["beam"]),
+        ("beam search", ["search", "beam"]),
+        ("rotary missing", ["rotary"]),
+        ("注意", ["case"]),
+        ("naive", ["case"]),
+        ("(", ["rotary"]),
+        ("xyz", []),
+        (" ", []),
+    ],
+)
+def test_search_puts_whole_words_first(browser, tmp_path, query, finds):
+    (tmp_path / "t.html").write_text(BARE + "<script src=search.js></script>")
+    shutil.copy(ROOT / "nbs/search.js", tmp_path)
+    browser.open((tmp_path / "t.html").as_uri())
+    entries = [
+        {"href": name, "title": title, "section": section, "text": text}
+        for name, (title, section, text) in ENTRIES.items()
+    ]
+    ask = f"search.rank({json.dumps(query)}, {json.dumps(entries)}).map(e => e.href)"
+    assert browser.ask(ask) == finds
 
 
 # ---- the checks can fail

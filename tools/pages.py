@@ -18,6 +18,7 @@ from html import escape, unescape
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlencode
 
 import yaml
 from execnb.nbio import mk_cell
@@ -80,8 +81,28 @@ def sidebar() -> list[Entry]:
             continue
         paths = [ROOT / "nbs" / name for name in part["contents"]]
         entries.append(Entry(part["section"]))
-        entries += [Entry(heading(path)[0], path) for path in paths]
+        entries += [Entry(titled(path), path) for path in paths]
     return entries
+
+
+def titled(path: Path) -> str:
+    "A notebook's title with its number, by which the texts name it."
+    number = re.match(r"\d+[a-z]?(?=_)", path.stem)
+    return f"{number[0]} {heading(path)[0]}" if number else heading(path)[0]
+
+
+NEXT = r"^\*Next:\*.*?\]\((?P<next>\w+\.ipynb)"
+
+
+def reading_path(start: str = "01_one_page.ipynb") -> list[Path]:
+    "Where the first link after *Next:* leads from page to page: the evening path."
+    path, name = [], start
+    while name and ROOT / "nbs" / name not in path:
+        path.append(ROOT / "nbs" / name)
+        cells = json.loads(path[-1].read_text(encoding="utf-8"))["cells"]
+        found = re.search(NEXT, joined(cells[-1]["source"]), re.M)
+        name = found and found["next"]
+    return path
 
 
 # ---- links
@@ -235,8 +256,23 @@ class Definitions(Processor):
         self.nb.cells = cells
 
 
+class Numbers(Processor):
+    "The notebook's number in the title of its page, and so in the menu."
+
+    def end(self):
+        path, first = Path(self.nb.path_), self.nb.cells[0]
+        number = titled(path).removesuffix(heading(path)[0])
+        head = r"^(# |title: ['\"]?)"
+        first.source = re.sub(
+            head, rf"\g<0>{number}", first.source, count=1, flags=re.M
+        )
+
+
 class PageLinks(Processor):
-    "Below the title: open it in Colab, see its source, take it along, read it as plain text."
+    """Below the title: open it in Colab, see its source, take it along, read it as plain text.
+
+    At the end: report a problem with the page.
+    """
 
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
@@ -252,6 +288,10 @@ class PageLinks(Processor):
         rows = " ".join(links)
         nav = f'<nav class="page-links" aria-label="This notebook">{rows}</nav>'
         self.nb.cells.insert(1, mk_cell(html(nav), "markdown"))
+        about = urlencode({"title": f"{path.name}: "})
+        report = f'<a href="{cfg["git_url"]}/issues/new?{escape(about)}">Report a problem with this page</a>'
+        nav = f'<nav class="page-links" aria-label="Problems">{report}</nav>'
+        self.nb.cells.append(mk_cell(html(nav), "markdown"))
 
 
 class RepositoryLinks(Processor):
@@ -285,8 +325,17 @@ class Captions(Processor):
 class Folds(Processor):
     """Cells that only import and cells with the tag "fold" are folded.
 
-    A folded cell says what is in it.
+    A folded cell says what is in it. Imports that follow imports join their fold.
     """
+
+    def begin(self):
+        cells = []
+        for cell in self.nb.cells:
+            if cells and imports(cell) and imports(cells[-1]):
+                cells[-1].source += "\n" + code_of(joined(cell.source))
+            else:
+                cells.append(cell)
+        self.nb.cells = cells
 
     def cell(self, cell):
         folded = is_folded(cell)
@@ -309,6 +358,14 @@ class Folds(Processor):
         cell.source = (
             "".join(f"#| {k}: {v}\n" for k, v in new.items() if k not in opts) + source
         )
+
+
+def imports(cell: dict) -> bool:
+    "Is this a cell whose imports show on its page?"
+    source = joined(cell["source"])
+    if cell["cell_type"] != "code" or {"hide", "echo"} & directives(source).keys():
+        return False
+    return only_imports(code_of(source))
 
 
 class NameLinks(Processor):
@@ -381,7 +438,7 @@ RAW = r"^(?P<ticks>`{3,})\{=html\}$.*?^(?P=ticks)$|<!--.*?-->"
 
 def plain(path: Path, processed: Path) -> str:
     "A page as Markdown alone: what language models and terminals read."
-    title, about = heading(path)
+    about = heading(path)[1]
 
     def picture(opts: dict, n: int) -> str:
         file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.png"
@@ -391,7 +448,7 @@ def plain(path: Path, processed: Path) -> str:
     text = re.sub(RAW, "", text, flags=re.M | re.S)
     text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
     text = re.sub(r"\n{3,}", "\n\n", retarget(text, link)).strip()
-    return f"# {title}\n\n{about}\n\n{text}\n"
+    return f"# {titled(path)}\n\n{about}\n\n{text}\n"
 
 
 def for_colab(path: Path) -> dict:
@@ -469,6 +526,31 @@ def write_search(folder: Path) -> None:
     index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 
+FOOTER = r'<nav class="page-navigation">.*?</nav>'
+
+
+def write_footers(folder: Path) -> None:
+    "The footer of a page of the reading path leads along it; Quarto's leads along the menu."
+    path = reading_path()
+    for before, page, after in zip([None, *path], path, [*path[1:], None]):
+        links = "".join(
+            f'<div class="nav-page nav-page-{where}">'
+            f'<a href="./{page_name(to)}" class="pagination-link" aria-label="{escape(titled(to))}">'
+            f'{left}<span class="nav-page-text">{escape(titled(to))}</span>{right}</a></div>'
+            if to
+            else f'<div class="nav-page nav-page-{where}"></div>'
+            for where, to, left, right in (
+                ("previous", before, '<i class="bi bi-arrow-left-short"></i> ', ""),
+                ("next", after, "", ' <i class="bi bi-arrow-right-short"></i>'),
+            )
+        )
+        file = folder / page_name(page)
+        new = f'<nav class="page-navigation">{links}</nav>'
+        parts = re.split(FOOTER, file.read_text(encoding="utf-8"), flags=re.S)
+        assert len(parts) == 2, f"{file.name}: not one footer"
+        file.write_text(new.join(parts), encoding="utf-8")
+
+
 def main(folder: Path) -> None:
     import vl_convert
 
@@ -483,6 +565,8 @@ def main(folder: Path) -> None:
         text = json.dumps(for_colab(path), ensure_ascii=False)
         (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
     write_search(folder)
+    write_footers(folder)
+    shutil.copy(ROOT / "nbs/search.js", folder)
     # Quarto copies those pictures alone that it shows as pictures.
     shutil.copytree(ROOT / "nbs/images", folder / "images", dirs_exist_ok=True)
     (folder / "llms.txt").write_text(llms_txt(menu), encoding="utf-8")
