@@ -338,7 +338,7 @@ def test_quartos_script_leaves_links_alone(published, browser):
     browser.open(published + "index.html")
     links = "[...document.querySelectorAll('%s')].map(a => a.href)"
     assert published + "stack.html#the-encoder" in browser.ask(links % "svg a")
-    plain = browser.ask(links % "[aria-label='This notebook'] a")[-1]
+    plain = browser.ask(links % '[aria-label="This notebook"] a')[-1]
     fetched = f"fetch('{plain}').then(answer => answer.text())"
     assert browser.ask(fetched).startswith("# annotated_transformer\n")
 
