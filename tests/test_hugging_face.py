@@ -344,7 +344,7 @@ def test_parts_that_it_does_not_know_are_refused(small):
     attn, identity = layer.self_attn, lambda *args: args[0]
     for change, name in (
         ({"attend": identity}, r"decoder\.layers\.0\.self_attn is a Fused.*transfor"),
-        ({"positions": identity}, r"decoder\.layers\.0\.self_attn is a Fused"),
+        ({"rotate": identity}, r"decoder\.layers\.0\.self_attn .* another rotate"),
         ({"__class__": Rotary}, r"decoder\.layers\.0\.self_attn is a Rotary"),
     ):
         with pytest.MonkeyPatch.context() as patched:
