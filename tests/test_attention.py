@@ -202,14 +202,6 @@ def test_multi_head_is_torchs_module(n_heads, causal):
         close(x, y)
 
 
-@pytest.mark.parametrize("n_heads", [1, 8])
-def test_parameters_do_not_depend_on_the_heads_and_keep_their_names(n_heads):
-    weights = MultiHeadAttention(32, n_heads).state_dict()
-    names = [f"{name}.weight" for name in ("w_q", "w_k", "w_v", "w_o")]
-    assert [*weights] == names
-    assert {tuple(w.shape) for w in weights.values()} == {(32, 32)}
-
-
 class OnGPU(FusedAttentionDropout):
     "What it does there, tried here: PyTorch's kernel has a form for every device."
 
@@ -259,44 +251,7 @@ def test_masks_say_who_may_look_where(rows, pad_id):
         assert target[b, 0, i, j] == (rows[b][j] != pad_id and j <= i)
 
 
-@pytest.mark.parametrize("before,after", [(0, 1), (0, 5), (2, 0), (3, 4)])
-def test_any_padding_on_either_side_changes_nothing(before, after):
-    torch.manual_seed(0)
-    module, table = MultiHeadAttention(8, 2), torch.randn(5, 8)
-    ids = torch.tensor([[1, 2, 3, 4]])
-    padded = F.pad(ids, (before, after))
-    for make in (padding_mask, target_mask):
-        a, b = (module(table[i], table[i], table[i], make(i, 0)) for i in (ids, padded))
-        close(b[:, before : before + 4], a)
-
-
 # The fused projections
-
-
-@sweep
-@given(
-    d_k=sizes,
-    d_v=sizes,
-    biases=st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    seed=st.integers(0, 99),
-)
-def test_fused_projections_are_the_separate_ones(d_k, d_v, biases, seed):
-    "Outputs and gradients of the input and of every weight; any map may have a bias."
-    torch.manual_seed(seed)
-    module = FusedMultiHeadAttention(6, 2, d_k, d_v)
-    for name, width, bias in zip(("w_q", "w_k", "w_v"), (d_k, d_k, d_v), biases):
-        setattr(module, name, nn.Linear(6, 2 * width, bias))
-    maps = module.w_q, module.w_k, module.w_v
-    x = torch.randn(2, 3, 6, requires_grad=True)
-    weights = [x, *(p for linear in maps for p in linear.parameters())]
-    together = module.self_projections(x)
-    apart = module.queries(x), *module.keys_values(x, x)
-    ones = [torch.randn_like(y) for y in apart]
-    for a, b in zip(together, apart, strict=True):
-        close(a, b)
-    grads = [torch.autograd.grad(found, weights, ones) for found in (together, apart)]
-    for a, b in zip(*grads, strict=True):
-        close(a, b)
 
 
 class Scaled(nn.Linear):

@@ -459,28 +459,6 @@ def test_only_a_new_or_empty_folder_is_filled(tmp_path, folder):
     assert (folder / "thesis.txt").read_text() == "the only copy"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("line 3")],
-    ids=lambda e: type(e).__name__,
-)
-def test_interrupted_leaves_nothing_and_harms_nothing(folder, tmp_path, error, capsys):
-    class Breaking(list):
-        passes = 0
-
-        def __iter__(self):
-            self.passes += 1
-            yield from islice(super().__iter__(), 100 if self.passes > 1 else None)
-            if self.passes > 1:
-                raise error
-
-    with pytest.raises(type(error)):
-        made(tmp_path / "other", Breaking(TEXT))
-    assert os.listdir(tmp_path) == ["data"] and same(
-        made(folder).train, open_prepared(folder).train
-    )
-
-
 def test_two_at_once(tmp_path, monkeypatch):
     "The second finds what the first has made, and takes it."
     write = module._write_prepared

@@ -183,7 +183,10 @@ def test_a_run_that_is_refused(run, damage, says):
         load_run(run)
 
 
-@pytest.mark.parametrize("about", ["{", "[1]", "3", '{"model": 3}', "[" * 100_000])
+NONSENSE = ["{", "[1]", "3", '{"model": 3}', "[" * 100_000, '{"weights": 3}']
+
+
+@pytest.mark.parametrize("about", [*NONSENSE, '{"weights": "a\\nb"}'])
 def test_a_header_that_says_nonsense(run, model, about):
     save_file(model.state_dict(), run / MODEL, {"about": about})
     with pytest.raises(UserError, match="model.safetensors is not a readable"):

@@ -19,7 +19,6 @@ import click
 import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from annotated_transformer.cli import demo
 from annotated_transformer.cli import train as cli_train
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.train import _DEFAULT_RECIPE, command, program
@@ -27,6 +26,7 @@ from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
+from annotated_transformer.show import demo
 
 TINY = (
     "n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=4 batch_tokens=400 "

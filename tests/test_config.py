@@ -20,7 +20,7 @@ from annotated_transformer.model.config import (
     recipe_to_dict,
 )
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.recipe import build_training
+from annotated_transformer.runs.recipe import build_training, check_memory
 
 same_each_time = settings(
     derandomize=True, deadline=None
@@ -179,13 +179,17 @@ def test_what_does_not_fit_is_said_before_anything_is_built(monkeypatch):
     huge = ModelConfig(n_layers=1000, d_ff=100_000_000)
     with pytest.raises(UserError, match="^n_layers=1000 d_model=512 d_ff=100000000 ma"):
         build_transformer(huge, 1000, 0)
-    base = get_recipe("base")
+    base, cpu = get_recipe("base"), torch.device("cpu")
     n = base.model.n_parameters(1000)
     memory = lambda each: lambda name: each * n if name == "SC_PHYS_PAGES" else 1
     monkeypatch.setattr("os.sysconf", memory(15), raising=False)
     base.model.check_memory(1000)
-    with pytest.raises(UserError, match=f"{n:,} parameters: their weights, gradients"):
-        build_training(base, range_vocab(1000), torch.device("cpu"))
+    for sharded in (False, True):  # in one process, which has all of the model
+        with pytest.raises(UserError, match=f"{n:,} parameters: their weights, gradie"):
+            build_training(base, range_vocab(1000), cpu, sharded=sharded)
+    check_memory(base.model, 1000, cpu, n_devices=2)
+    with pytest.raises(UserError, match="n_layers=1000 .* makes"):
+        check_memory(huge, 1000, cpu, n_devices=2)
     monkeypatch.setattr("os.sysconf", memory(3), raising=False)
     with pytest.raises(UserError, match=f"{n:,} parameters: their weights need"):
         build_transformer(base.model, 1000, 0)

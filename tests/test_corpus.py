@@ -87,29 +87,6 @@ def test_a_line_has_a_limit(tmp_path):
             next(found)
 
 
-@pytest.mark.parametrize(
-    "name, data, says",
-    [
-        ("missing", None, "no such file"),
-        ("empty", b"", "is empty"),
-        ("bom", b"\xef\xbb\xbf", "is empty"),
-        ("blank", b"\n\n", "is empty"),
-        ("latin", "a\nb\nmüde\n".encode("latin-1"), "line 3: byte 2 is not UTF-8"),
-        ("utf16", "a\nb\n".encode("utf-16"), "line 1: byte 1 is not UTF-8"),
-        ("plain.gz", b"a\n", "cannot be read"),
-        ("short.gz", gzip.compress(b"a\n" * 1000, mtime=0)[:-9], "cannot be read"),
-        (".", None, "cannot be read"),
-    ],
-)
-def test_bad_files(tmp_path, name, data, says):
-    path = tmp_path / name
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(UserError, match=says) as e:
-        read_lines(path)
-    assert str(path) in str(e.value) and "\n" not in str(e.value)
-
-
 def test_pairs(tmp_path):
     (tmp_path / "a").write_bytes(b"1\n\n3\n 4 \n5\n")
     (tmp_path / "b").write_bytes(b"eins\nzwei\n \nvier\n5\n")

@@ -265,8 +265,8 @@ def test_parts_that_it_does_not_know_are_refused(small):
     run = load_run(small / "run")
     attn = run.model.decoder.layers[0].self_attn
     for name, value, kind in (
-        ("attend", lambda query, key, value, mask: value, "Fused"),
-        ("positions", lambda heads, at: heads, "Fused"),
+        ("attend", lambda query, key, value, mask: value, "Fused.* another attend"),
+        ("rotate", lambda heads, at: heads, "Fused.* with another rotate function"),
         ("__class__", Rotary, "Rotary"),
     ):
         with pytest.MonkeyPatch.context() as patched:

@@ -17,7 +17,6 @@ from annotated_transformer.engines.batched_search import (
     batched_greedy_search,
     eos_among_best,
     every_eos,
-    search_with,
 )
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.model.config import ModelConfig
@@ -212,14 +211,6 @@ def test_it_stops_as_soon_as_nothing_open_can_win(alpha):
     batched_beam_search(step, table_start(sure), BOS, EOS, ends, penalty=penalty)
     # 0.4 against 0.15 at most; with a penalty a longer one might have won for a while
     assert len(calls) == 1 if alpha == 0 else 1 < len(calls) < 50
-
-
-def test_settings():
-    tables, limits = random_tables(7, 10, 8, 3.0), torch.full((7,), 6)
-    penalty = partial(length_penalty, alpha=1.0)
-    by_hand = partial(batched_beam_search, beam_size=3, n_best=2, penalty=penalty)
-    found = search_tables(tables, limits, search_with(3, 1.0, 2))
-    assert found == search_tables(tables, limits, by_hand)
 
 
 # Sampling

@@ -7,7 +7,6 @@ import pytest
 import torch
 from browser import Browser
 from conftest import ROOT
-from test_visualize import contrast
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE
@@ -17,7 +16,7 @@ from annotated_transformer.show.explorer import (
     display_tokens,
 )
 
-PAGES = ROOT / "annotated_transformer/show/pages"
+CHECKS = (ROOT / "tests/page.js").read_text(encoding="utf-8")
 
 RUDE = ["</script>", "<script>bad()</script>", "<!--", "]]>", "&lt;", '"', "'", "\\"]
 RUDE += ["\u2028", "\x00", "\ud800", "", " ", "${x}", "$script", "$$", "🙂", "שלום"]
@@ -48,32 +47,6 @@ def drawn(
 
 
 # --- as text
-
-
-def mixed(over: str, under: str, opacity: float) -> str:
-    parts = [
-        [int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in (over, under)
-    ]
-    shares = [round(a * opacity + b * (1 - opacity)) for a, b in zip(*parts)]
-    return "#" + "".join(f"{share:02x}" for share in shares)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_has_contrast(scheme):
-    common = (PAGES / "common.css").read_text(encoding="utf-8")
-    pairs = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", common)
-    colour = {name: two[scheme == "dark"] for name, *two in pairs}
-    style = (PAGES / "lines.css").read_text(encoding="utf-8")
-    opacity = re.search(r"opacity: calc\(var\(--weight, 0\) \* ([\d.]+)\)", style)
-    grounds = colour["paper"], colour["panel"]
-    for text in ("ink", "muted"):
-        assert min(contrast(colour[text], ground) for ground in grounds) >= 4.5, text
-    for head in (colour[f"head{i}"] for i in range(5)):
-        strongest = mixed(head, colour["paper"], float(opacity[1]))
-        assert contrast(colour["ink"], strongest) >= 4.5, head
-        assert contrast(head, colour["paper"]) >= 4.5, head
-        assert contrast(head, colour["panel"]) >= 3, head
-    assert contrast(colour["edge"], colour["paper"]) >= 3  # the frame of a control
 
 
 def test_rude_tokens_stay_text():
@@ -468,6 +441,7 @@ def test_on_a_phone(browser, url, sentence, scheme, width, ground):
         Math.min(e.offsetHeight, e.offsetWidth) < 24 || e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML)""")
     assert small == [] and browser.ask("document.documentElement.scrollWidth") == width
     assert browser.ask("getComputedStyle(document.body).backgroundColor") == ground
+    assert browser.ask(CHECKS + "; page.faint()") == []  # contrast of 4.5
 
 
 def test_a_base_model_fits(browser, tmp_path):

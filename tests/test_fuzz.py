@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,8 +121,8 @@ def restore(folder: Path, was: dict[str, bytes | None]) -> None:
 def lines_of(name: str) -> list:
     "The cases of one file of the corpus, each with its number for a name."
     lines = (FUZZ / name).read_text(encoding="utf-8").split("\n")[:-1]
-    values = lines if name.endswith(".txt") else map(json.loads, lines)
-    return [pytest.param(x, id=f"{name}:{i}") for i, x in enumerate(values, start=1)]
+    values = enumerate(map(json.loads, lines), start=1)
+    return [pytest.param(x, id=f"{name}:{i}") for i, x in values]
 
 
 def changed(path: Path, changes: dict) -> None:
@@ -169,17 +168,10 @@ def test_commands(words, work, capfd, monkeypatch):
         assert status == 0 and "Traceback" not in err, err
 
 
-@pytest.mark.parametrize("setting", lines_of("settings.txt"))
-def test_settings(setting, work, capfd):
-    refused(capfd, work, *TRAIN, setting)
-
-
 CONFIGS = {  # cases of tests/fuzz, to the file that they change, and who reads it
     "config": ("run/config.json", reader),
     "resume": ("run/config.json", lambda case: RESUME),
-    "marian": ("marian/config.json", lambda case: IMPORT),
     "imported": ("imported/config.json", lambda case: ["translate", "imported", "one"]),
-    "state": (f"{LAST}/state.json", lambda case: RESUME),
 }
 
 
@@ -194,19 +186,7 @@ CONFIGS = {  # cases of tests/fuzz, to the file that they change, and who reads 
 def test_config(cases, changes, work, capfd):
     file, command = CONFIGS[cases]
     changed(work / file, changes)
-    err = refused(capfd, work, *command(changes))
-    assert cases != "state" or "step-0000004" in err
-
-
-@pytest.mark.parametrize("text", lines_of("metrics.jsonl"))
-def test_metrics(text, work, capfd):
-    "A log with lines that are none: they are passed over, as one torn by a crash is."
-    with open(work / "run/metrics.jsonl", "ab") as log:
-        log.write(text.encode(errors="surrogatepass"))
-    changed(work / "run/config.json", {"train.max_steps": 5, "stopped": None})
-    status, _, err = call(capfd, *RESUME)
-    assert (status, err.count("\n")) == (0, 1), err
-    assert len((work / "run/metrics.jsonl").read_text().split("\n")) >= 5
+    refused(capfd, work, *command(changes))
 
 
 # bytes
@@ -248,24 +228,6 @@ def test_damaged_files(file, work, capfd):
     (work / file).rmdir()
 
 
-@pytest.mark.parametrize("file", ["run/model.safetensors", "marian/model.safetensors"])
-def test_a_flipped_bit_in_the_header_of_the_weights(file, work, capfd):
-    "Whatever it says then, it is not what the model needs."
-    whole = (work / file).read_bytes()
-    for i in (0, 3, 7, 8, 20, 100, 300, 700):
-        flipped = bytes([whole[i] ^ (1 << i % 8)])
-        (work / file).write_bytes(whole[:i] + flipped + whole[i + 1 :])
-        refused(capfd, work, *FILES[file])
-
-
-@pytest.mark.parametrize("which", [3, "a\nb", "w" * 501])
-def test_header_of_the_weights(which, work, capfd):
-    "Which weights they are is a text; it comes into config.json and the model card."
-    file = work / "run/model.safetensors"
-    save_file(load_file(file), file, {"about": json.dumps({"weights": which})})
-    assert "header is damaged" in refused(capfd, work, *reader(which))
-
-
 # tensors
 
 
@@ -285,14 +247,8 @@ def entry(**values: object) -> dict:
 
 
 TENSORS = {
-    "one too few": lambda w, big: save({n: t for n, t in w.items() if n != big}),
-    "one too many": lambda w, big: save(w | {"more": torch.zeros(3)}),
     "a line break": lambda w, big: save(w | {"a\nb\u2028c": torch.zeros(1)}),
-    "turned": replaced(lambda t: t.T),
     "a dimension more": replaced(lambda t: t[None]),
-    "one row more": replaced(lambda t: torch.cat([t, t[:1]])),
-    "not a number": replaced(lambda t: t.clone().fill_(torch.nan)),
-    "int64": replaced(lambda t: t.long()),
     "complex": replaced(lambda t: t.to(torch.complex64)),
     "too large for float32": replaced(lambda t: t.double() * 1e300),
     "2^63 bytes": lambda w, big: (2**63 - 1).to_bytes(8, "little") + b"{}",
@@ -343,26 +299,6 @@ def test_a_vocabulary_of_another_run(work, capfd):
     )
     (work / "run/vocab.model").write_bytes(out.getvalue())
     assert "vocab.model" in refused(capfd, work, *TRANSLATE)
-
-
-VOCABS = {
-    "empty": lambda v: {},
-    "a list": lambda v: [*v],
-    "one short": lambda v: dict([*v.items()][:-1]),
-    "twice": lambda v: dict.fromkeys(v, 0),
-    "floats": lambda v: {p: float(i) for p, i in v.items()},
-    "lists": lambda v: {p: [i] for p, i in v.items()},
-    "bools": lambda v: v | {"</s>": False, "<unk>": True},
-    "shifted": lambda v: {p: i + 1 for p, i in v.items()},
-    "no </s>": lambda v: {p.replace("</s>", "s"): i for p, i in v.items()},
-}
-
-
-@pytest.mark.parametrize("kind", VOCABS)
-def test_lists_of_pieces(kind, work, capfd):
-    file = work / "marian/vocab.json"
-    file.write_text(json.dumps(VOCABS[kind](json.loads(file.read_text()))))
-    assert "vocab.json" in refused(capfd, work, *IMPORT)
 
 
 # text
@@ -459,14 +395,3 @@ def test_long_lines(work, capfd):
         assert status == 0 and out.startswith("BLEU = 100.00")
     whole = ["attention", "run", "ab" * 20_000, "--out", "a.html"]
     assert "tokens" in refused(capfd, work, *whole)
-
-
-def test_a_long_line_to_learn_from(work, capfd):
-    "It is left out of training, as max_len says; where nothing else is there, the message says so."
-    words = ["train", "--src", "long", "--tgt", "long", "--device", "cpu", *NEW]
-    words += ["--valid-src", "en", "--valid-tgt", "de"]
-    (work / "long").write_text("ab" * 50_000 + "\n" + "a dog\n" * 50)
-    assert call(capfd, *words)[0] == 0
-    shutil.rmtree(work / "new")
-    (work / "long").write_text(3 * ("the dog and " * 4000 + "\n"))
-    assert "max_len" in refused(capfd, work, *words)

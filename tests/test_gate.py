@@ -1,7 +1,6 @@
 "The gate and the notebook tests catch what they are for: each kind of drift fails once."
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from gate import drift, files_of, refused, remake
+from gate import drift, refused, remake
 from notebooks import options, write_clean
 
 
@@ -115,29 +114,6 @@ def test_version_of_init(toy):
     assert f"{LIB}/__init__.py: not what settings.ini says" in drift(toy)
 
 
-def test_export_leaves_the_setup_alone(toy):
-    "make installs again when one of these files is newer than the environment."
-    files = [toy / "settings.ini", toy / "pyproject.toml"]
-    before = [file.stat().st_mtime_ns for file in files]
-    remake(toy)
-    assert [file.stat().st_mtime_ns for file in files] == before
-
-
-@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-def test_folder_that_git_ignores(toy, tmp_path):
-    "A source distribution unpacked under a checkout's build folder is seen whole."
-    before = files_of(toy)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    (tmp_path / ".gitignore").write_text("/toy/\n")
-    assert files_of(toy) == before and drift(toy) == []
-
-
-def test_without_git(toy, monkeypatch):
-    before = files_of(toy)
-    monkeypatch.setenv("PATH", "")
-    assert files_of(toy) == before and drift(toy) == []
-
-
 @pytest.mark.parametrize(
     "lines, says",
     [
@@ -192,13 +168,3 @@ def test_exit_status(toy):
     assert done.returncode == 1
     assert "gate: change the notebook, then run `make export`" in done.stdout
     assert "stray.py" in done.stdout and "the key 'a' is there twice" in done.stdout
-
-
-def test_broken_cell(toy):
-    "nbdev's own runner names the notebook of a cell that fails."
-    edit(toy / NOTEBOOK, "== 4", "== 5")
-    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    code = "from nbdev.test import nbdev_test; nbdev_test(n_workers=0)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=toy, env=env, capture_output=True, text=True)
-    assert done.returncode and "11_toy.ipynb" in done.stderr

@@ -1,21 +1,16 @@
 "Which heads follow it: tokens and words, measures judged by plain loops and planted maps, heads ablated and restored."
 
-import json
 import re
-import sys
 from itertools import product
 
 import pytest
 import torch
-from conftest import program
 
 from annotated_transformer.data.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.kv_cache import KVCache
-from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
-from annotated_transformer.runs.folder import create_run, write_config
-from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.show import heads
 from annotated_transformer.show.heads import (
     AntecedentAttention,
@@ -258,37 +253,3 @@ def test_pronoun_scores_count(sentences):
 
 
 # --- the benchmark
-
-
-def test_benchmark_measures_a_run(tmp_path, vocab, monkeypatch):
-    "Every figure that the notebook reads is there, from a run of any size."
-    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=16, n_heads=2)
-    recipe, about = Recipe(sizes, TrainConfig()), {"weights": "none, a test"}
-    create_run(tmp_path / "run", recipe, about)
-    vocab.save(tmp_path / "run/vocab.model")
-    write_config(tmp_path / "run", recipe, about)
-    save_weights(made(vocab, n_layers=1, n_heads=2), tmp_path / "run/model.safetensors")
-    out = tmp_path / "heads.json"
-    words = ["heads.py", str(tmp_path / "run"), "--n", "4", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
-    program("results/heads.py", "__main__")
-    found = json.loads(out.read_text(encoding="utf-8"))
-    follow, without = found["follow"], found["pronouns"]["without"]
-    assert {kind: len(f["noun"][0]) for kind, f in follow.items()} == {
-        "encoder": 2,
-        "cross": 2,
-    }
-    assert [len(layers[0]) for layers in without.values()] == [2, 2, 2]
-    for animal, word in zip(found["animals"], ("tired", "wide"), strict=True):
-        assert "".join(animal["src"]).replace("-", "").count(word) == 1
-        for kind, rows, columns in (
-            ("encoder", "src", "src"),
-            ("decoder", "tgt", "tgt"),
-            ("cross", "tgt", "src"),
-        ):
-            for head in animal["maps"][kind][0]:
-                numbers = [[int(w) for w in row.split()] for row in head]
-                assert len(numbers) == len(animal[rows])
-                for row in numbers:  # each was rounded by at most half
-                    assert len(row) == len(animal[columns])
-                    assert abs(sum(row) - 1000) <= len(row) / 2

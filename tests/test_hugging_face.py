@@ -40,7 +40,6 @@ from annotated_transformer.export.hugging_face import (
 from annotated_transformer.export.model_card import _training_command, model_card
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, get_recipe, override
-from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.stack import PreNorm
 from annotated_transformer.runs.folder import create_run, load_run
 from annotated_transformer.runs.weights import read_tensors
@@ -333,26 +332,14 @@ def test_refusals(tmp_path, capsys, sizes, says):
 
 
 def test_parts_that_it_does_not_know_are_refused(small):
-    "They may have the same weights and another formula; a weight of their own would be lost."
-
-    class Rotary(MultiHeadAttention):
-        pass
-
+    "As by CTranslate2: another formula, and a weight that would be lost."
     run = load_run(small / "run")
     config = _marian_config(run.recipe, run.vocab)
     layer = run.model.decoder.layers[0]
-    attn, identity = layer.self_attn, lambda *args: args[0]
-    for change, name in (
-        ({"attend": identity}, r"decoder\.layers\.0\.self_attn is a Fused.*transfor"),
-        ({"positions": identity}, r"decoder\.layers\.0\.self_attn is a Fused"),
-        ({"__class__": Rotary}, r"decoder\.layers\.0\.self_attn is a Rotary"),
-    ):
-        with pytest.MonkeyPatch.context() as patched:
-            for attribute, value in change.items():
-                patched.setattr(attn, attribute, value, raising=False)
-            with pytest.raises(UserError, match=name):
-                _marian_weights(run.model, config)
-    _marian_weights(run.model, config)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(layer.self_attn, "rotate", lambda *args: args[0])
+        with pytest.raises(UserError, match="a Fused.* another rotate .* transformers"):
+            _marian_weights(run.model, config)
     layer.feed_forward.register_parameter("gain", torch.nn.Parameter(torch.ones(1)))
     with pytest.raises(UserError, match="0.feed_forward.gain: no place in transform"):
         _marian_weights(run.model, config)
@@ -363,26 +350,13 @@ def test_parts_that_it_does_not_know_are_refused(small):
 
 # the folder
 
-FILES = {
-    *("README.md", "config.json", "generation_config.json", "model.safetensors"),
-    *("source.spm", "target.spm", "tokenizer_config.json", "vocab.json"),
-}
 
-
-def test_where_it_goes(small, tmp_path, monkeypatch):
-    "A new folder, with those above it; nothing over something else, and nothing half."
-    run = small / "run"
-    assert export_hf(run, tmp_path / "a/b") == tmp_path / "a/b"
-    assert {file.name for file in (tmp_path / "a/b").iterdir()} == FILES
-    assert len({file.stat().st_mode for file in (tmp_path / "a/b").iterdir()}) == 1
-    with pytest.raises(UserError, match="run is not empty"):
-        export_hf(run, run)
-    full = OSError(28, "No space left on device")
-    module = "annotated_transformer.export.hugging_face"
-    monkeypatch.setattr(f"{module}.save_file", lambda *_: (_ for _ in ()).throw(full))
-    with pytest.raises(OSError, match="half cannot be written: .*No space left"):
-        export_hf(run, tmp_path / "half")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+def test_files_of_the_folder(small):
+    "Whoever can read one of them can read all."
+    found = {file.name: file.stat().st_mode for file in (small / "out").iterdir()}
+    names = "README.md config.json generation_config.json model.safetensors source.spm "
+    names += "target.spm tokenizer_config.json vocab.json"
+    assert [*sorted(found)] == names.split() and len({*found.values()}) == 1
 
 
 def test_nothing_of_this_machine_is_in_it(tmp_path):

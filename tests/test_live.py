@@ -42,7 +42,7 @@ from annotated_transformer.runs.weights import (
 )
 from annotated_transformer.show import live
 from annotated_transformer.show.heads import ablate_head
-from annotated_transformer.show.live import pack_model, write_live_page
+from annotated_transformer.show.live import pack_model
 from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.translating.translate import Translator
 
@@ -431,20 +431,6 @@ def test_pretrained_run_is_small_and_exact(demo):
         assert n_exact >= wanted, typed
 
 
-def test_own_folder_comes_before_the_pretrained_run(tmp_path, monkeypatch, capsys):
-    "A call from Python is silent; `test_cli.py` has what a command prints."
-    monkeypatch.chdir(tmp_path)
-    assert load("demo").translate([HELD_OUT[0].en]) == [HELD_OUT[0].de]
-    assert capsys.readouterr().err == ""
-    (tmp_path / "demo").mkdir()
-    with pytest.raises(UserError, match="demo is not a run folder"):
-        load("demo")
-    for name in ("other", "..", ".", "demo/x", "runs/demo"):
-        assert pretrained_run(Path(name)) is None
-        with pytest.raises(UserError, match="is not a run folder"):
-            load(name)
-
-
 # --- what the page refuses
 
 
@@ -469,13 +455,6 @@ def test_unfit_models_are_refused_in_one_line(demo, odd):
         assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="weights='int4' is none of int8, fp32"):
         pack_model(demo, "int4")
-
-
-def test_imported_runs_are_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"format": 1, "kind": "marian"}')
-    with pytest.raises(UserError, match="was imported from Marian"):
-        write_live_page(tmp_path, tmp_path / "live.html")
-    assert not (tmp_path / "live.html").exists()
 
 
 def test_other_vocabularies_are_refused(demo):

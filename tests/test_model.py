@@ -24,7 +24,6 @@ from annotated_transformer.model.transformer import (
     build_transformer,
     init_weights,
 )
-from annotated_transformer.training.attention_dropout import AttentionDropout
 
 PAD, N_VOCAB = 0, 23
 SMALL = {"n_layers": 2, "d_model": 16, "d_ff": 24, "n_heads": 4}
@@ -176,20 +175,6 @@ def test_the_model_is_torchs(sizes):
 
 
 # Variants are parts
-
-
-of_weights = partial(MultiHeadAttention, attend=AttentionDropout(0.3))
-DROPOUTS = {"dropout": dict(dropout=0.3), "of weights": dict(attention=of_weights)}
-
-
-@pytest.mark.parametrize("kind", DROPOUTS)
-def test_dropout_only_while_training(kind):
-    src, tgt_in, _ = batch()
-    model, plain = make(**DROPOUTS[kind]), make()
-    plain.load_state_dict(model.state_dict())
-    assert torch.equal(model(src, tgt_in), plain(src, tgt_in))
-    assert not torch.equal(model.train()(src, tgt_in), model(src, tgt_in))
-    assert torch.equal(plain.train()(src, tgt_in), plain(src, tgt_in))
 
 
 def test_dropouts_stand_where_the_paper_has_them():

@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from notebooks import FOLDED, directives, is_run, readme, relink, run
+from notebooks import FOLDED, is_run, readme, run
 from test_gate import cell, notebook
 
 FLAGS = {"slow", "gpu", "network"}
@@ -23,12 +23,6 @@ FLAGS = {"slow", "gpu", "network"}
 )
 def test_is_run(source, runs):
     assert is_run(source, FLAGS) == runs
-
-
-def test_directives():
-    assert directives(
-        '\n#| label: fig-a\n#| fig-cap: "One: two"\n\nx = 1\n#| slow'
-    ) == {"label": "fig-a", "fig-cap": "One: two"}
 
 
 def test_run_twice(tmp_path):
@@ -80,27 +74,11 @@ def test_what_a_page_folds_is_folded_in_jupyter(tmp_path):
     assert {i: t for i, t in enumerate(tags) if t} == {2: ["fold"], 11: ["fold"]}
 
 
-def test_progress_bars_do_not_complain(tmp_path):
-    "tqdm, which pooch imports, warns where it has no widgets, and names this machine's folders."
-    path = tmp_path / "11_toy.ipynb"
-    notebook(path, cell("import tqdm.auto"))
-    assert run(path, FLAGS) == ""
-    assert '"outputs": []' in path.read_text()
-
-
 def test_failed_run_writes_nothing(tmp_path):
     path = tmp_path / "11_toy.ipynb"
     notebook(path, cell("print('before')"), cell("1 / 0"))
     before = path.read_text()
     assert "ZeroDivisionError" in run(path, FLAGS) and path.read_text() == before
-
-
-def test_relink():
-    text = '[a](31_stack.ipynb#x) ![b](images/b.svg) <img src="c.png"> [d](../LICENSE) [e](https://x.org) [f](#g)\n```\n[h](i)\n```'
-    assert relink(text) == (
-        '[a](nbs/31_stack.ipynb#x) ![b](nbs/images/b.svg) <img src="nbs/c.png"> [d](LICENSE) [e](https://x.org) [f](#g)'
-        "\n```\n[h](i)\n```"
-    )
 
 
 def test_readme(tmp_path):
@@ -119,11 +97,3 @@ def test_readme(tmp_path):
         readme(path).split("\n\n", 1)[1]
         == "# Title\n\n```python\nprint(2 * 2)\n```\n\n    4\n\n    4\n"
     )
-
-
-def test_readme_takes_no_picture(tmp_path):
-    path = tmp_path / "index.ipynb"
-    out = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "aaaa"}}
-    notebook(path, cell("draw()") | {"outputs": [out]})
-    with pytest.raises(ValueError, match="nbs/images/"):
-        readme(path)

@@ -325,15 +325,6 @@ def test_pyproject_says_what_settings_say(cfg):
     assert project["requires-python"] == f">={cfg['min_python']}"
 
 
-@pytest.mark.skipif(
-    not (Path(sys.prefix) / ".stamp-dev").exists(), reason="needs make's environment"
-)
-def test_nbdevs_commands_find_our_processors():
-    "nbdev_readme and nbdev_docs, called without make."
-    code = "from nbdev.processors import FilterDefaults; FilterDefaults().procs()"
-    python("-c", code, cwd=ROOT, PYTHONPATH="")
-
-
 def test_command_line_starts_without_torch():
     "`--help` must not wait for torch: heavy imports happen inside the commands."
     code = "import sys, annotated_transformer.cli.main; print('torch' in sys.modules)"

@@ -16,7 +16,6 @@ from notebooks import FOLDED
 from pages import (
     Names,
     for_colab,
-    install_cell,
     leave_site,
     link_names,
     llms_txt,
@@ -345,12 +344,6 @@ def test_notebooks_for_colab(toy, cfg):
     for path in PAGES:
         targets = of_notebook(json.dumps(for_colab(path))).targets
         assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], path.name
-
-
-def test_colab_without_git(cfg, monkeypatch):
-    "Pages made where there is no git fetch the release instead of a commit."
-    monkeypatch.setenv("PATH", "")
-    assert f"checkout -q v{cfg['version']}\n" in install_cell(cfg)
 
 
 def test_llms_txt_lists_every_page(cfg):

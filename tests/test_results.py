@@ -57,6 +57,14 @@ def test_recall(monkeypatch, tmp_path):
         assert [len(run) for run in of_distance["2"]["accuracies"]["0.01"]] == [1, 1]
 
 
+def test_heads(monkeypatch, tmp_path):
+    demo = ROOT / "annotated_transformer/pretrained/demo"
+    found = run("heads", monkeypatch, tmp_path, demo, "--n", 4)
+    assert [len(layers[0]) for layers in found["pronouns"]["without"].values()] == [
+        4
+    ] * 3
+
+
 def test_structure(monkeypatch, tmp_path):
     demo = ROOT / "annotated_transformer/pretrained/demo"
     options = [demo, "--n", 60, "--translate", 2]

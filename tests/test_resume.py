@@ -14,12 +14,10 @@ from conftest import ROOT
 from safetensors.torch import load_file
 
 from annotated_transformer import UserError
-from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpus import Corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.io.files import lock_folder
 from annotated_transformer.model.config import get_recipe, override
-from annotated_transformer.runs import train_run as runs
 from annotated_transformer.runs.checkpoint import checkpoints
 from annotated_transformer.runs.folder import RunFolder, read_metrics, text_sha256
 from annotated_transformer.runs.train_run import (
@@ -191,37 +189,6 @@ def test_asked_to_stop(text, command, straight, tmp_path):
     assert chosen(run)["steps"] == 5
     resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == weights(straight)
-
-
-@pytest.mark.parametrize("name, status", [("SIGINT", 130), ("SIGHUP", 129)])
-def test_other_signals(name, status, text, straight, tmp_path, monkeypatch):
-    run, plain = tmp_path / "run", runs.count_steps
-
-    def raising(folder):
-        count = plain(folder)
-
-        def hook(record):
-            count(record)
-            if record.step == 5:
-                signal.raise_signal(getattr(signal, name))
-
-        return hook
-
-    monkeypatch.setattr(runs, "count_steps", raising)
-    with pytest.raises(SystemExit) as left:
-        main(["train", *text, "--out", str(run), *SETTINGS])
-    assert left.value.code == status and chosen(run)["stopped"] == name
-    monkeypatch.undo()
-    resume_run(run, RunOptions("cpu", quiet=True))
-    assert weights(run) == weights(straight)
-
-
-@pytest.mark.slow
-def test_under_nohup_a_hangup_is_ignored(text, command, tmp_path):
-    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    run, harm = tmp_path / "run", {"harm": "SIGHUP", "at": 5}
-    ended = command(*text, "--out", run, *SETTINGS, **harm, preexec_fn=ignore)
-    assert ended.returncode == 0 and chosen(run)["steps"] == 12, ended.stderr
 
 
 def distance(a: Path, b: Path) -> float:

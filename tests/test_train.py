@@ -4,12 +4,10 @@ import json
 import math
 import re
 import signal
-import sys
 import threading
 import time
 from functools import partial
 from itertools import count, islice
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +27,6 @@ from annotated_transformer.runs.hooks import (
     metrics_file,
     on_signal,
     progress_bar,
-    tensorboard,
 )
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.training.train import NotFinite, StepRecord, Stop, train
@@ -490,32 +487,6 @@ def test_progress_bar_of_a_resumed_run(capsys):
     bar.close()
     shown = capsys.readouterr().err.split("\r")[-1]
     assert re.search(r"61/100 \[\d\d:\d\d<\d\d:\d\d", shown)
-
-
-def test_tensorboard_gets_four_curves(tmp_path, monkeypatch):
-    "From a module of its name that takes notes; and where it is not installed."
-    notes = []
-    writer = SimpleNamespace(
-        add_scalar=lambda *values: notes.append(values),
-        close=lambda: notes.append("closed"),
-    )
-    make = lambda folder: notes.append(folder) or writer
-    fake = SimpleNamespace(SummaryWriter=make)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    hook = tensorboard(tmp_path)
-    hook(record(7))
-    hook.close()
-    assert notes == [
-        tmp_path,
-        ("loss", 2.0, 7),
-        ("learning rate", 1e-3, 7),
-        ("tokens", 100, 7),
-        ("gradient", 0.5, 7),
-        "closed",
-    ]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match="pip install tensorboard"):
-        tensorboard(tmp_path)
 
 
 SIGNALS = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]

@@ -101,18 +101,6 @@ def test_order_and_greedy_search(capsys, monkeypatch, lines, answers):
     assert re.fullmatch(report, err)
 
 
-def test_n_best_with_scores(capsys, monkeypatch, lines):
-    best, _ = translate(capsys, monkeypatch, lines[:8])
-    options = "--n-best", "3", "--scores"
-    found, _ = translate(capsys, monkeypatch, [*lines[:8], ""], *options)
-    assert len(found) == 27
-    for first, *others in zip([*best, ""], *[iter(found)] * 3, strict=True):
-        scores, texts = zip(*(one.split("\t", 1) for one in others))
-        assert all(re.fullmatch(r"-?\d+\.\d{4}", score) for score in scores)
-        assert [*scores] == sorted(scores, key=float, reverse=True)
-        assert texts[0] == first
-
-
 @posix
 def test_an_interruption_leaves_whole_lines(lines, answers):
     "Ctrl-C in the middle of a long stream that is read slowly."
@@ -126,16 +114,6 @@ def test_an_interruption_leaves_whole_lines(lines, answers):
     found = out.decode().split("\n")
     assert found.pop() == "" and 300 <= len(found) < len(lines)
     assert found[:500] == answers[: len(found)]
-
-
-@posix
-def test_a_reader_that_goes_away(lines):
-    with start(*GREEDY) as process:
-        process.stdin.write(joined(lines[:600]))
-        process.stdin.flush()
-        assert process.stdout.readline().endswith(b"\n")
-        process.stdout.close()
-        assert process.stderr.read() == b"" and process.wait(30) == 141
 
 
 def most_memory(n_lines: int) -> float:

@@ -330,7 +330,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=["export", "run"])
+    parser.add_argument("command", choices=["export", "run"])
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="notebooks, by their stem: 31_stack"
     )
@@ -338,7 +338,7 @@ def main() -> int:
     args = parser.parse_args()
     os.chdir(ROOT)
     export()
-    if args.verb == "export":
+    if args.command == "export":
         return 0
     failed = run_all(args.names, args.workers)
     export()  # README.md shows what the index printed

@@ -6,16 +6,15 @@
 __all__ = ['limit_kernels', 'main']
 
 # %% ../../nbs/95_cli.ipynb #fff9517c
-import io
 import os
 import sys
-from contextlib import suppress
 
 import click
 
 from .. import UserError
 from . import use  # noqa: F401 (its commands)
 from .train import program
+from ..io.text import ready_streams
 
 # %% ../../nbs/95_cli.ipynb #528ccecb
 def _fail(message: str, status: int = 2) -> None:
@@ -37,49 +36,13 @@ def limit_kernels() -> None:
 # %% ../../nbs/95_cli.ipynb #2d7a80c3
 _PRINTING = {"translate", "score", "variations", "demo"}
 
-# %% ../../nbs/95_cli.ipynb #95ab0004
-class _Messages:
-    "Standard error, where writing after its reader has closed it is no error."
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def write(self, text: str) -> None:
-        with suppress(OSError):
-            self.stream.write(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self.stream.flush()
-
-    def __getattr__(self, name: str):
-        return getattr(self.stream, name)
-
-# %% ../../nbs/95_cli.ipynb #63c8ae97
-def _ready_streams() -> None:
-    "Open closed standard streams on the null device; make the outputs UTF-8."
-    # the next file that is opened would get the number of a closed stream
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if name != "stdin":
-                setattr(sys, name, open(null, "w", encoding="utf-8"))
-    # bytes of a file's name come out as they came in, or readable in a message
-    for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
-        if isinstance(getattr(sys, name), io.TextIOWrapper):
-            getattr(sys, name).reconfigure(encoding="utf-8", errors=errors)
-    if sys.stderr is sys.__stderr__:
-        sys.stderr = _Messages(sys.stderr)
-
 # %% ../../nbs/95_cli.ipynb #e5e21b7b
-def main(
-    args: list[str] | None = None,  # None = the process's own
-) -> None:
-    "Run a command; a user's mistake is one line on standard error and exit status 2."
+def main(args: list[str] | None = None) -> None:
+    "Run a command, or the process's own; a user's mistake is one line, and status 2."
     words = sys.argv[1:] if args is None else list(args)
     prints = "--help" in words or not _PRINTING.isdisjoint(words[:1])
     closed = sys.stdout is None
-    _ready_streams()
+    ready_streams()
     limit_kernels()
     try:
         if closed and prints:

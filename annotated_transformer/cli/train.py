@@ -45,17 +45,12 @@ def _parameter(option: str, value: str, help: str) -> click.Parameter:
     return click.Option([option], help=help, **more)
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0016
-class _Program(click.Group):
-    "A program whose help lists its commands in the order in which they were added."
-
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(self.commands)
-
-
 _ABOUT = (
     "Train a Transformer, translate with it, score it, and draw its heads' attention."
 )
-program = _Program(help=_ABOUT)
+program = click.Group(help=_ABOUT)
+# the help lists the commands in the order in which they were added
+program.list_commands = lambda ctx: [*program.commands]  # type: ignore[method-assign]
 
 
 def command(
@@ -257,7 +252,6 @@ def _variations(args: SimpleNamespace) -> None:
     """
     from ..experiments import variation_runs as table
     from ..model.config import Recipe, check_minutes
-    from ..runs.hooks import Interrupted
     from ..runs.train_run import RunOptions, train_or_resume
 
     def train(recipe: Recipe, run: Path, minutes: float | None) -> dict:
@@ -269,22 +263,17 @@ def _variations(args: SimpleNamespace) -> None:
     plan = table.make_plan(args.data, args.rows, args.seeds, [*args.key_value, *steps])
     out = args.out or Path("runs") / f"variations-{args.data}"
     text = corpus.load_corpus(args.data, args.data_dir)
+    again = "to continue, give the same command again"
     train_row = table.row_trainer(train, text, args.device)
     try:
         plan = plan.with_corpus(text)
         done = table.fill_table(out, plan, train_row, args.minutes, say)
     except KeyboardInterrupt as e:
-        say(
-            f"annotated-transformer: interrupted; what was done is in {out}: "
-            "to continue, give the same command again"
-        )
-        raise Exit(e.exit_status if isinstance(e, Interrupted) else 130) from None
+        say(f"annotated-transformer: interrupted; what was done is in {out}: {again}")
+        raise Exit(getattr(e, "exit_status", 130)) from None
     click.echo("\n".join(table.format_table(table.read_table(out))))
     if not done:
-        say(
-            f"{args.minutes:g} minutes used up, and rows are left: to continue, give "
-            "the same command again"
-        )
+        say(f"{args.minutes:g} minutes used up, and rows are left: {again}")
 
 # %% ../../nbs/94a_cli_train.ipynb #f47aad11
 @command("""
@@ -292,8 +281,8 @@ def _variations(args: SimpleNamespace) -> None:
 """)
 def _demo(args: SimpleNamespace) -> None:
     "Train for two minutes, translate, and draw the attention."
-    from .demo import run_demo
     from ..runs.hooks import Interrupted
+    from ..show.demo import run_demo
 
     try:
         run_demo(args.out, echo=click.echo)

@@ -7,7 +7,6 @@ __all__ = []
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0004
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,21 +27,15 @@ def _say_which_demo(run: Path) -> None:
         say("demo: the folder in the current directory, not the pretrained model")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
-_RUN = """
-RUN                   A run folder, or demo: the package's pretrained model.
-"""
-_PAGE = """
---out PAGE            The page to write, ending in .html. [required]
-"""
+_RUN = "RUN  A run folder, or demo: the package's pretrained model.\n"
+_PAGE = "--out PAGE  The page to write, ending in .html. [required]\n"
+_DEVICE = "--device NAME  cpu, cuda or mps; cpu without it.\n"
 _SEARCH = """
 --beam-size INTEGER   Hypotheses at each step; 1 is greedy search. Without it 4; an
                       imported model uses its own search if none of --beam-size, --alpha
                       and --n-best is given.
 --alpha FLOAT         Exponent of the length penalty; 0 is none, a larger one prefers
                       longer sentences. Without it 0.6.
-"""
-_DEVICE = """
---device NAME         cpu, cuda or mps; cpu without it.
 """
 
 # %% ../../nbs/94b_cli_use.ipynb #fe0830fb
@@ -56,19 +49,6 @@ def _average(args: SimpleNamespace) -> None:
 
     say(f"{args.run}: {use_average(args.run, args.last)}")
 
-# %% ../../nbs/94b_cli_use.ipynb #9179b653
-def _typed_lines() -> Iterator[list[bytes]]:
-    "The lines that a user types, one by one, until Ctrl-D."
-    from ..io.text import MAX_LINE_BYTES
-
-    print("Type a sentence and press return; Ctrl-D leaves.", file=sys.stderr)
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.buffer.readline(MAX_LINE_BYTES + 1)
-        if not line:
-            return print(file=sys.stderr)
-        yield [line]
-
 # %% ../../nbs/94b_cli_use.ipynb #5871d459
 def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
     "A `Translator`; its search is the model's own if no option asks for another."
@@ -76,20 +56,16 @@ def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
     from ..translating.load import load
 
     _say_which_demo(run)
-    search = None
-    if (args.beam_size, args.alpha, n_best) != (None, None, 1):
-        beam_size = 4 if args.beam_size is None else args.beam_size
-        alpha = 0.6 if args.alpha is None else args.alpha
-        search = search_with(beam_size, alpha, n_best)
+    given = {"beam_size": args.beam_size, "alpha": args.alpha}
+    given = {name: value for name, value in given.items() if value is not None}
+    search = search_with(**given, n_best=n_best) if given or n_best != 1 else None
     return load(run, args.device, search, precision=args.precision, **more)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0011
 def _write_translations(translations: list, n_best: int, scores: bool) -> None:
     "Write the translations of a line: `n_best` lines, empty where there are fewer."
-    missing = n_best - len(translations)
-    lines = [(f"{score:.4f}", text) for text, score in translations[:n_best]]
-    for score, text in lines + missing * [("0.0000", "")]:
-        sys.stdout.write(f"{score}\t{text}\n" if scores else f"{text}\n")
+    for text, score in (translations + n_best * [("", 0.0)])[:n_best]:
+        sys.stdout.write(f"{score:.4f}\t{text}\n" if scores else f"{text}\n")
     sys.stdout.flush()
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012
@@ -110,6 +86,7 @@ def _translate(args: SimpleNamespace) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     from tqdm import tqdm
 
+    from ..io.text import typed_lines
     from ..translating import translate
 
     file = args.file
@@ -119,7 +96,7 @@ def _translate(args: SimpleNamespace) -> None:
     typing = file is None and sys.stdin.isatty()
     silent = args.quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
     with open(file, "rb") if file else nullcontext(sys.stdin.buffer) as stream:
-        lines = _typed_lines() if typing else translate.line_groups(stream)
+        lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
         found = translate.translate_stream(translator, lines, name)
         for translations in tqdm(found, unit=" lines", disable=silent):
@@ -251,10 +228,7 @@ def _export_ct2(args: SimpleNamespace) -> None:
     say(f"{args.dir} is ready: ctranslate2.Translator({str(args.dir)!r})")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0030
-@command(f"""
-{_RUN}
-DIR                   The folder to make for transformers.
-""")
+@command(_RUN + "DIR  The folder to make for transformers.")
 def _export_hf(args: SimpleNamespace) -> None:
     "Export a run for Hugging Face's transformers, with a model card."
     from ..export.hugging_face import export_hf

@@ -153,11 +153,13 @@ def check_parts(
 ) -> None:
     "UserError for a module, a function or a weight that `program` has no place for."
     for name, module in model.named_modules():
-        functions = set(filter(callable, vars(module).values()))
-        if type(module) not in kinds or not functions <= _FUNCTIONS:
+        given = vars(module).items()
+        other = [key for key, f in given if callable(f) and f not in _FUNCTIONS]
+        if type(module) not in kinds or other:
+            its = f" with another {' and '.join(other)} function" if other else ""
             raise UserError(
-                f"{name or 'the model'} is a {type(module).__name__}: only the paper's"
-                f" modules have a place in {program}"
+                f"{name or 'the model'} is a {type(module).__name__}{its}: only the "
+                f"paper's modules have a place in {program}"
             )
     if unknown := model.state_dict().keys() - set(weights):
         raise UserError(

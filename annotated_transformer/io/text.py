@@ -9,9 +9,13 @@ __all__ = ['read_lines', 'TextPairs', 'fingerprint']
 import codecs
 import gzip
 import hashlib
+import io
 import json
+import os
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import BinaryIO
@@ -150,3 +154,48 @@ def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:
         for pair in pairs:
             total.update(json.dumps(pair).encode())
     return total.hexdigest()
+
+# %% ../../nbs/96a_text.ipynb #96a00002
+class _Messages:
+    "Standard error, where writing after its reader has closed it is no error."
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+# %% ../../nbs/96a_text.ipynb #96a00003
+def ready_streams() -> None:
+    "Open closed standard streams on the null device; make the outputs UTF-8."
+    # the next file that is opened would get the number of a closed stream
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if name != "stdin":
+                setattr(sys, name, open(null, "w", encoding="utf-8"))
+    # bytes of a file's name come out as they came in, or readable in a message
+    for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
+        if isinstance(getattr(sys, name), io.TextIOWrapper):
+            getattr(sys, name).reconfigure(encoding="utf-8", errors=errors)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _Messages(sys.stderr)
+
+# %% ../../nbs/96a_text.ipynb #96a00006
+def typed_lines() -> Iterator[list[bytes]]:
+    "The lines that a user types, one by one, until Ctrl-D."
+    print("Type a sentence and press return; Ctrl-D leaves.", file=sys.stderr)
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return print(file=sys.stderr)
+        yield [line]

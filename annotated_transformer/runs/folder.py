@@ -418,10 +418,14 @@ class RunFolder:
             self.note(text_sha256=data.text_sha256, **shared)
             return data
 
+    def _check_sizes(self, file: Path) -> None:
+        "UserError for weights of other sizes, or more than these settings can have."
+        check_sizes(file, self.recipe.model, self.recipe.train.n_pieces)
+
     def load_latest(self, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
         "Load the newest checkpoint, if there is one, and forget what came after it."
         if last := latest(self.checkpoints):
-            check_sizes(last / "model.safetensors", self.recipe.model)
+            self._check_sizes(last / "model.safetensors")
             self.progress = load_checkpoint(last, model, optimizer)
             self.saved_step = self.progress.step
         if is_main():
@@ -459,7 +463,7 @@ class RunFolder:
             )
         files = [path / "model.safetensors" for path in found[-n:]]
         for file in files:
-            check_sizes(file, self.recipe.model)
+            self._check_sizes(file)
         first, last = found[-n].name, found[-1].name
         return average_weights(files), f"average of {n} checkpoints, {first} to {last}"
 

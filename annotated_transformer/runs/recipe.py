@@ -24,7 +24,12 @@ from ..data.batch import (
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
-from ..model.config import ModelConfig, Recipe, TrainConfig
+from ..model.config import (
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    machine_memory,
+)
 from ..model.transformer import (
     Transformer,
     build_transformer,
@@ -201,13 +206,13 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
 
 # %% ../../nbs/55_recipe.ipynb #55ec0008
 def check_memory(
-    sizes: ModelConfig, n_vocab: int, device: torch.device, *, sharded: bool
+    sizes: ModelConfig, n_vocab: int, device: torch.device, n_devices: int = 1
 ) -> None:
-    "UserError for a model that is too large to be trained on this device."
-    if not sharded:  # otherwise each device has a part of the model
-        is_cuda = device.type == "cuda"
-        memory = torch.cuda.mem_get_info(device)[1] if is_cuda else None
-        sizes.check_memory(n_vocab, bytes_each=16, memory=memory)
+    "UserError for a model that is too large to be trained on devices like this one."
+    is_cuda = device.type == "cuda"
+    memory = torch.cuda.mem_get_info(device)[1] if is_cuda else machine_memory()
+    if memory is not None:
+        sizes.check_memory(n_vocab, bytes_each=16, memory=n_devices * memory)
 
 
 def build_training(
@@ -219,7 +224,8 @@ def build_training(
     engines: Engines = FAST,
 ) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer, Callable[[int], float]]:
     "The objective, the same as the loop calls it, Adam, and the schedule."
-    check_memory(recipe.model, len(vocab), device, sharded=sharded)
+    n_devices = world_size() if sharded else 1
+    check_memory(recipe.model, len(vocab), device, n_devices)
     settings = recipe.train
     # a model that is sharded may be too large to be built whole
     with torch.device("meta") if sharded else nullcontext():

@@ -40,6 +40,7 @@ from .recipe import Validation, build_training, check_memory
 from .weights import read_metadata, read_tensors
 from ..training.distributed import (
     is_main,
+    launched,
     main_process_first,
     pick_device,
     process_group,
@@ -76,7 +77,8 @@ class RunOptions(NamedTuple):
 
     def check_sizes(self, sizes: ModelConfig) -> None:
         "UserError for a model that is too large, whatever its vocabulary will be."
-        check_memory(sizes, 0, pick_device(self.device), sharded=self.sharded)
+        if not (self.sharded and launched()):  # then each of several devices has a part
+            check_memory(sizes, 0, pick_device(self.device))
 
 
 _NO_OPTIONS = RunOptions()

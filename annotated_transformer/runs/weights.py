@@ -7,6 +7,7 @@ __all__ = ['save_weights', 'pack_weights', 'unpack_weights', 'load_weights', 're
 
 # %% ../../nbs/97b_weights.ipynb #52b00004
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -137,7 +138,7 @@ def _opened(path: Path) -> Iterator[safe_open]:
     try:
         with safe_open(path, "pt") as file:
             yield file
-    except (SafetensorError, OSError) as e:
+    except (SafetensorError, OSError, RuntimeError) as e:  # the last: no memory for it
         raise UserError(f"{path} is not a readable safetensors file: {e}") from None
 
 # %% ../../nbs/97b_weights.ipynb #6bd4aa96
@@ -260,9 +261,20 @@ def _compare_sizes(path: Path, about: dict, config: ModelConfig) -> None:
             )
 
 
-def check_sizes(path: Path, config: ModelConfig) -> None:
-    "UserError if a weights file was written for other sizes."
-    _compare_sizes(path, read_metadata(path), config)
+def check_sizes(path: Path, config: ModelConfig, n_vocab: int) -> None:
+    """UserError if a weights file was written for other sizes, by its header alone.
+
+    The same if it has more numbers than a model with `n_vocab` tokens, or if that needs
+    more memory than there is.
+    """
+    config.check_memory(n_vocab)
+    with _opened(path) as file:
+        _compare_sizes(path, _about_of(path, file), config)
+        n = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+    if n > (most := config.n_parameters(n_vocab)):
+        raise UserError(
+            f"{path} has {n:,} numbers, and a model of its sizes has {most:,} at most"
+        )
 
 # %% ../../nbs/97b_weights.ipynb #0ab07e12
 class Uninitialised(TorchFunctionMode):

@@ -270,17 +270,18 @@ def import_marian(folder: Path, run: Path) -> None:
 
 # %% ../../nbs/91a_marian_import.ipynb #e50fc481
 def load_marian(
-    run: Path, search: Callable | None = None, batch_tokens: int = 4096
+    run: Path,
+    settings: dict,  # what config.json of the run says
+    search: Callable | None = None,
+    batch_tokens: int = 4096,
 ) -> Translator:
     """The translator of a run that `import_marian` made.
 
     Its own search if `search` is None. UserError if the folder cannot be used.
     """
-    run = Path(run)
-    check_no_links(run, {"config.json", "model.safetensors", *_FILES})
-    values = {"marian": {}} | read_json(run / "config.json", FORMAT)
-    check_entries(run / "config.json", values, {"marian": is_object})
-    config = MarianConfig.from_dict(run / "config.json", values["marian"])
+    check_no_links(run, {"model.safetensors", *_FILES})
+    check_entries(run / "config.json", settings, {"marian": is_object})
+    config = MarianConfig.from_dict(run / "config.json", settings.get("marian", {}))
     vocab: Any = MarianVocab(run, config)
     embedding = config.vocab_size, config.d_model
     with ModelConfig.must_fit():

@@ -31,10 +31,10 @@ from ..model.config import Recipe, get_recipe
 from ..runs.folder import FORMAT, foreign_entries, read_config
 from ..runs.hooks import STOP_SIGNALS, Interrupted
 from ..runs.train_run import train_run
-from ..show.explorer import write_attention_page
-from ..show.heads import opening_head, pronoun_sentences
-from ..show.live import write_live_page
-from ..show.visualize import save_learning_curve
+from .explorer import write_attention_page
+from .heads import opening_head, pronoun_sentences
+from .live import write_live_page
+from .visualize import save_learning_curve
 from ..translating.evaluate import bleu, pronoun_accuracy
 from ..translating.load import load
 from ..translating.translate import Translator
