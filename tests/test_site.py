@@ -202,6 +202,61 @@ def test_search_puts_whole_words_first(browser, tmp_path, query, finds):
 
 # ---- the checks can fail
 
+PHONE = '<meta name="viewport" content="width=device-width">'
+BARE = f"""<!DOCTYPE html><html lang=en><meta charset=utf-8>{PHONE}<link rel=icon href="data:,">
+<title>t</title><style>:root {{ color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#000, #eee) }}</style><main>"""
+FAULTS = {
+    "<p>half of $x_1$</p>": "raw TeX: half of $x_1$",
+    r"<p>a \frac{1}{2}</p>": "raw TeX",
+    '<img src="none.png" alt="a dog">': "no picture: none.png",
+    '<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=" alt="">': "no alternative text",
+    '<figure id="fig-a"><svg></svg></figure>': "no alternative text: fig-a",
+    '<figure><svg aria-label="a dog"></svg><figcaption>a dog</figcaption></figure>': "caption repeats the alternative text: a dog",
+    '<p style="color: #888">grey on white</p>': "light: contrast 3.5",
+    '<p style="opacity: .4">faded</p>': "light: contrast",
+    '<p style="background: #123"><span style="color: #234">dark on dark</span></p>': "light: contrast",
+    '<p style="color: light-dark(#000, #444)">dark on dark by night</p>': "dark: contrast",
+    '<svg aria-label="x" viewBox="0 0 99 9"><rect width="99" height="9" fill="#fff"/><text y="7" fill="#aaa">ab</text></svg>': "light: contrast",
+    '<pre style="white-space: pre">' + "x" * 400 + "</pre>": "px wide in 390",
+    "<style>@media (max-width: 500px) { header { color: #888 } }</style><header>a bar</header>": "light: contrast 3.5",
+    '<table><td style="width: 4em; display: block; word-break: break-all">unbreakable</table>': "breaks inside a word: unbreakable",
+    '<svg aria-label="x" viewBox="0 0 900 9" width="300"><text y="9" font-size="12">a</text></svg>': "4.0 px: a",
+    '<pre>a = 1<button class="code-copy-button" title="b" style="margin-left: -1em">c</button></pre>': "a button covers code: a = 1",
+    "<button><i></i></button>": "no name: a button",
+    '<script>console.log("hello")</script>': "console: hello",
+    "<script>nothing()</script>": "error: ReferenceError",
+    '<script src="none.js"></script>': "request failed",
+    '<img src="https://example.org/a.png" alt="a">': "request leaves: https://example.org/a.png",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: re.sub(r"\W+", " ", f)[:40])
+def test_fault_is_found(browser, tmp_path, fault):
+    page = tmp_path / "page.html"
+    page.write_text(BARE + fault)
+    found = complaints(browser, page.as_uri())
+    assert any(FAULTS[fault] in line for line in found), found
+
+
+def test_nesting():
+    assert (
+        Nesting(
+            "<main><p>a<br>b <code>c</code></p><svg><path d='M0 0'/></svg></main>"
+        ).wrong
+        == []
+    )
+    assert (
+        Nesting("<p>a <code>`<code></code> b</p>").wrong[0]
+        == "line 1: </p> closes another element"
+    )
+    assert Nesting("<main><p>a</p>").wrong == ["<main> is never closed"]
+
+
+def test_page_without_fault(browser, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(BARE + "<p>All <code>$x</code> is <a href='#a' id=a>well</a>.")
+    assert complaints(browser, page.as_uri()) == []
+
 
 @pytest.mark.parametrize(
     "link, says",
