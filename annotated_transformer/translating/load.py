@@ -21,9 +21,9 @@ def load(
     device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
     search: Callable | None = None,  # as in `Translator`; None = the run's own
     batch_tokens: int = 4096,  # source tokens translated at once
-    precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (90f)
+    precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (90g)
 ) -> Translator:
-    """The translator of a run of any kind, made ready for inference (90f).
+    """The translator of a run of any kind, made ready for inference (90g).
 
     UserError if the folder or the device cannot be used. Its weights are fixed.
     """
