@@ -152,6 +152,18 @@ def test_a_new_run_that_fails_is_removed(tmp_path, existed):
         assert (path / "config.json").exists() == (n_steps > 0)
 
 
+def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
+    recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
+    create_run(tmp_path / "run", recipe, {})
+    text = lambda: pytest.fail("the text was read")
+    with pytest.raises(UserError, match="already holds a run"):
+        with RunFolder.create(tmp_path / "run", recipe, text):
+            pass
+    with pytest.raises(UserError, match="is not a run folder"):
+        with RunFolder.open(tmp_path, text):
+            pass
+
+
 @pytest.mark.parametrize("error, stays", [(UserError, False), (RuntimeError, True)])
 def test_encoded_text_outlives_a_fault_before_the_first_step(tmp_path, error, stays):
     "It took minutes, perhaps; but a wrong setting leaves nothing, since it cannot be resumed."
