@@ -37,6 +37,7 @@ from train import (
     useful_flops,
 )
 
+from annotated_transformer.cli.main import limit_kernels
 from annotated_transformer.data.batch import (
     EncodedPairs,
     RaggedArray,
@@ -748,6 +749,7 @@ def main() -> None:
     add("--seconds", type=int, default=600)
     add("--cases", type=json.loads)  # for each process of the training loop
     args = parser.parse_args()
+    limit_kernels()  # as on the command line
     if args.device == "cpu":
         torch.set_num_threads(1)
     kit = Kit(args.device, args.tiny, args.seed, args.found, args.seconds)

@@ -381,7 +381,7 @@ def test_bleu_and_tensorboard(run, monkeypatch):
         add_scalar=lambda name, value, step: notes.append((name, step)),
         close=lambda: notes.append("closed"),
     )
-    make = lambda folder: notes.append(Path(folder)) or writer
+    make = lambda folder, purge_step: notes.append(Path(folder)) or writer
     fake = SimpleNamespace(SummaryWriter=make)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     done(run, f"{TRAIN} --out plain max_steps=1")

@@ -17,7 +17,6 @@ from annotated_transformer.model.config import (
     get_recipe,
     override,
     recipe_from_dict,
-    recipe_to_dict,
 )
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import build_training, check_memory
@@ -153,7 +152,7 @@ def test_no_value_does_anything_but_work_or_be_refused(name, text):
     except ValueError as e:
         assert name in str(e) or "n_heads" in str(e)
     else:
-        assert recipe_from_dict(recipe_to_dict(changed)) == changed
+        assert recipe_from_dict(dataclasses.asdict(changed)) == changed
 
 
 SIZES = [recipe.model for recipe in RECIPES.values()] + [

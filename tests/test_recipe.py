@@ -81,8 +81,8 @@ def test_validation_is_visible(train, tmp_path, capsys, monkeypatch):
     curves = []
 
     class Writer:
-        def __init__(self, folder):
-            assert folder == tmp_path / "run/tensorboard"
+        def __init__(self, folder, purge_step):
+            assert (folder, purge_step) == (tmp_path / "run/tensorboard", 1)
 
         def add_scalar(self, name, value, step):
             curves.append((name, step, value))

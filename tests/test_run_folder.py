@@ -161,12 +161,41 @@ def test_a_new_run_that_fails_is_removed(tmp_path, existed):
     if existed:
         path.mkdir()
     for n_steps in (0, 1):
-        with pytest.raises(OSError), RunFolder.create(path, recipe, {}) as run:
+        with pytest.raises(OSError), RunFolder.create(path, recipe) as run:
             for step in range(n_steps):
                 append_json(run.path / "metrics.jsonl", {"step": step + 1})
             raise OSError
         assert path.exists() == (existed or n_steps > 0)
         assert (path / "config.json").exists() == (n_steps > 0)
+
+
+def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
+    recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
+    create_run(tmp_path / "run", recipe, {})
+    text = lambda: pytest.fail("the text was read")
+    with pytest.raises(UserError, match="already holds a run"):
+        with RunFolder.create(tmp_path / "run", recipe, text):
+            pass
+    with pytest.raises(UserError, match="is not a run folder"):
+        with RunFolder.open(tmp_path, text):
+            pass
+
+
+@pytest.mark.parametrize("error, stays", [(UserError, False), (RuntimeError, True)])
+def test_encoded_text_outlives_a_fault_before_the_first_step(tmp_path, error, stays):
+    "It took minutes, perhaps; but a wrong setting leaves nothing, since it cannot be resumed."
+    recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
+    corpus = load_corpus("builtin", n_train=200, n_valid=9)
+    with (
+        pytest.raises(error),
+        RunFolder.create(tmp_path / "run", recipe, corpus) as run,
+    ):
+        run.encoded(quiet=True)
+        raise error("out of memory")
+    assert (tmp_path / "run").exists() == stays
+    if stays:
+        with RunFolder.open(tmp_path / "run") as run:
+            assert run.encoded(quiet=True).text_sha256 == run.about["text_sha256"]
 
 
 def test_nothing_is_written_into_a_folder_that_is_no_run(tmp_path):
@@ -181,7 +210,7 @@ def test_run_and_shared_text_are_apart(tmp_path):
     recipe = Recipe(SIZES, TrainConfig(n_pieces=310))
     for prepared in (tmp_path / "run", tmp_path / "run/data", tmp_path):
         with pytest.raises(UserError, match="are one inside the other"):
-            with RunFolder.create(tmp_path / "run", recipe, {}, prepared):
+            with RunFolder.create(tmp_path / "run", recipe, None, prepared):
                 pass
     assert not any(tmp_path.iterdir())
 
@@ -201,17 +230,20 @@ def test_text_is_the_runs_own(tmp_path):
     mine, other = (load_corpus("builtin", n_train=n, n_valid=9) for n in (200, 201))
     source = {"source": mine.source}
     for name, corpus in (("run", mine), ("strange", other)):
-        with RunFolder.create(
-            tmp_path / name, recipe, {"source": corpus.source}
-        ) as run:
-            run.encoded(corpus, tmp_path / f"text of {name}", quiet=True)
+        text = tmp_path / f"text of {name}"
+        with RunFolder.create(tmp_path / name, recipe, corpus, text) as run:
+            run.encoded(quiet=True)
     create_run(tmp_path / "killed", recipe, source)  # before its text was encoded
-    with RunFolder.open(tmp_path / "killed") as run:
-        with pytest.raises(UserError, match="was made from other text"):
-            run.encoded(None, tmp_path / "text of strange", quiet=True)
-        with pytest.raises(UserError, match="are one inside the other"):
-            run.encoded(None, tmp_path / "killed/text", quiet=True)
-        run.encoded(None, tmp_path / "text of run", quiet=True)
+    for text, why in (
+        ("text of strange", "was made from other text"),
+        ("killed/text", "are one inside the other"),
+    ):
+        with pytest.raises(UserError, match=why):
+            with RunFolder.open(tmp_path / "killed", None, tmp_path / text) as run:
+                run.encoded(quiet=True)
+    text = tmp_path / "text of run"
+    with RunFolder.open(tmp_path / "killed", None, text) as run:
+        run.encoded(quiet=True)
         assert run.about["prepared"] == str(tmp_path / "text of run")
 
 

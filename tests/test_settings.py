@@ -29,7 +29,7 @@ from annotated_transformer.model.config import (
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.model.stack import PostNorm, PreNorm
-from annotated_transformer.runs import recipe as recipe_module
+from annotated_transformer.runs import hooks as hooks_module
 from annotated_transformer.runs import train_run as runs_module
 from annotated_transformer.runs.folder import read_config, read_metrics
 from annotated_transformer.runs.recipe import build_training
@@ -109,7 +109,7 @@ def watch(
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)
-            patch.setattr(recipe_module, "validation_loss", lambda *_: next(found))
+            patch.setattr(hooks_module, "validation_loss", lambda *_: next(found))
         options = RunOptions("cpu", hooks=[after], quiet=True)
         train_run(corpus, seen.recipe, out, options)
     records = read_metrics(out)

@@ -4,10 +4,13 @@ import json
 import math
 import re
 import signal
+import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,12 +24,15 @@ from annotated_transformer.engines import prefetch as engine
 from annotated_transformer.engines.choose import FAST, PLAIN
 from annotated_transformer.engines.prefetch import prefetch, train_in_groups
 from annotated_transformer.model.config import get_recipe, override
-from annotated_transformer.runs.folder import read_config, read_metrics
+from annotated_transformer.runs import hooks as hooks_module
+from annotated_transformer.runs.folder import RunFolder, read_config, read_metrics
 from annotated_transformer.runs.hooks import (
     STOP_SIGNALS,
     metrics_file,
     on_signal,
+    open_observers,
     progress_bar,
+    tensorboard,
 )
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.training.train import NotFinite, StepRecord, Stop, train
@@ -357,7 +363,7 @@ def test_a_run_in_groups_is_the_same_run(tmp_path):
     for loop, hooks in ((train, []), (train_in_groups, [stop])):
         options = RunOptions("cpu", quiet=True, engines=FAST._replace(train=loop))
         run_ = train_run(
-            corpus, recipe, tmp_path / loop.__name__, options._replace(hooks=hooks)
+            corpus, recipe, tmp_path / loop.__name__, replace(options, hooks=hooks)
         )
         if hooks:
             assert read_config(run_)[1]["steps"] == 6
@@ -487,6 +493,44 @@ def test_progress_bar_of_a_resumed_run(capsys):
     bar.close()
     shown = capsys.readouterr().err.split("\r")[-1]
     assert re.search(r"61/100 \[\d\d:\d\d<\d\d:\d\d", shown)
+
+
+def test_tensorboard_gets_four_curves(tmp_path, monkeypatch):
+    "From a module of its name that takes notes; and where it is not installed."
+    notes = []
+    writer = SimpleNamespace(
+        add_scalar=lambda *values: notes.append(values),
+        close=lambda: notes.append("closed"),
+    )
+    make = lambda folder, purge_step: notes.append((folder, purge_step)) or writer
+    fake = SimpleNamespace(SummaryWriter=make)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    hook = tensorboard(tmp_path, last_step=6)
+    hook(record(7))
+    hook.close()
+    assert notes == [
+        (tmp_path, 7),
+        ("loss", 2.0, 7),
+        ("learning rate", 1e-3, 7),
+        ("tokens", 100, 7),
+        ("gradient", 0.5, 7),
+        "closed",
+    ]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        tensorboard(tmp_path)
+
+
+def test_the_bar_is_closed_if_the_curves_cannot_be_opened(tmp_path, monkeypatch):
+    closed = []
+    bar = SimpleNamespace(close=lambda: closed.append("bar"))
+    monkeypatch.setattr(hooks_module, "progress_bar", lambda *_: bar)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    run = RunFolder(tmp_path, get_recipe("tiny"), {})
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        with open_observers(run, None, quiet=False, curves=True):
+            pass
+    assert closed == ["bar"]
 
 
 SIGNALS = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]

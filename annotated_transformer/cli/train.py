@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,7 +175,6 @@ def _train(args: SimpleNamespace) -> None:
     --resume continues. Under torchrun: on all its devices.
     """
     from ..runs import train_run as runs
-    from ..runs.folder import check_new_run
     from ..training.distributed import launched
     from ..translating.evaluate import validation_bleu
 
@@ -196,20 +196,15 @@ def _train(args: SimpleNamespace) -> None:
         tensorboard=args.tensorboard,
         quiet=args.quiet,
     )
-    options.check()  # before any text is read
-    is_first = not launched() or os.environ["RANK"] == "0"
+    text = partial(_load_text, args)
     is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if args.resume is not None or (is_restart and (run / "config.json").exists()):
         named = (args.data, args.src, args.tgt, args.valid_src, args.valid_tgt)
-        reads_text = is_first and any((*named, args.src_lang, args.tgt_lang))
-        runs.resume_run(run, options, _load_text(args) if reads_text else None)
+        is_named = any((*named, args.src_lang, args.tgt_lang))
+        runs.resume_run(run, options, text if is_named else None)
     else:
-        recipe = _recipe(args)
-        options.check_sizes(recipe.model)
-        if is_first:
-            check_new_run(run)
-        runs.train_run(_load_text(args) if is_first else None, recipe, run, options)
-    if is_first:
+        runs.train_run(text, _recipe(args), run, options)
+    if not launched() or os.environ["RANK"] == "0":
         _report_end(run)
 
 # %% ../../nbs/94a_cli_train.ipynb #33e7cfaf
@@ -221,12 +216,11 @@ def _train(args: SimpleNamespace) -> None:
 """)
 def _prepare(args: SimpleNamespace) -> None:
     "Make a run folder with the text encoded, for train --resume."
-    from ..runs.folder import check_new_run
     from ..runs.train_run import prepare_run
 
     out, recipe = args.out, _recipe(args)
-    check_new_run(out)
-    prepare_run(_load_text(args), recipe, out, args.prepared, quiet=args.quiet)
+    text = partial(_load_text, args)
+    prepare_run(text, recipe, out, args.prepared, quiet=args.quiet)
     more = ["--prepared", args.prepared] if args.prepared else []
     say(f"{out} is ready to train: {shell_line('train', '--resume', out, *more)}")
 
@@ -251,8 +245,12 @@ def _variations(args: SimpleNamespace) -> None:
     Ctrl-C saves first, and the same command continues.
     """
     from ..experiments import variation_runs as table
-    from ..model.config import Recipe, check_minutes
-    from ..runs.train_run import RunOptions, train_or_resume
+    from ..model.config import Recipe
+    from ..runs.train_run import (
+        RunOptions,
+        check_minutes,
+        train_or_resume,
+    )
 
     def train(recipe: Recipe, run: Path, minutes: float | None) -> dict:
         options = RunOptions(args.device, minutes, out / "data", quiet=args.quiet)

@@ -52,7 +52,7 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         rotate: Callable | None = None,
     ):
         super().__init__(d_model, n_heads, d_k, d_v, attend, rotate)
-        # the three projections in one layer, for inference (90f)
+        # the three projections in one layer, for inference (90g)
         self.register_module("w_qkv", None)
 
     def forward(

@@ -20,7 +20,7 @@ from .fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
 )
-from .kv_cache import KVCache, LayerCache, Step
+from .kv_cache import CacheStep, KVCache, LayerCache
 from ..model.feed_forward import FeedForward
 from ..model.stack import DecoderLayer, PostNorm, PreNorm
 from ..model.transformer import Transformer
@@ -184,7 +184,7 @@ class _PreparedStep:
         self,
         x: Float[Tensor, "b beam d_model"],
         cache: LayerCache,
-        step: Step,
+        step: CacheStep,
     ) -> Float[Tensor, "b beam d_model"]:
         "Self-attention, cross-attention and feed-forward network (§3.1)."
         pre, (norm_1, norm_2, norm_3) = self.pre_norm, self.norms

@@ -9,6 +9,7 @@ __all__ = ['read_table', 'fill_table', 'make_plan', 'format_table', 'row_trainer
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -23,12 +24,11 @@ from ..model.config import (
     ModelConfig,
     Recipe,
     TrainConfig,
-    check_minutes,
     override,
-    recipe_to_dict,
 )
 from ..runs.folder import FORMAT, read_metrics
 from ..runs.hooks import STOP_SIGNALS, Interrupted
+from ..runs.train_run import check_minutes
 from ..training.distributed import pick_device
 from ..translating.evaluate import bleu
 from ..translating.load import load
@@ -156,7 +156,7 @@ def read_table(folder: Path) -> dict:
 
 def _open_table(folder: Path, plan: _Plan) -> dict:
     "The table of a folder, new if there is none; UserError for other settings."
-    shared = {"format": FORMAT, **plan.about, **recipe_to_dict(plan.base)}
+    shared = {"format": FORMAT, **plan.about, **asdict(plan.base)}
     if not (folder / "table.json").exists():
         with new_folder(folder) as new:
             write_json(new / "table.json", shared | {"rows": []})

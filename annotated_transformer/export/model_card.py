@@ -11,6 +11,7 @@ import math
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from .. import __version__
 from ..data.corpus import DATA_SETS, known_languages
 from ..io.files import read_json, sha256
-from ..model.config import RECIPES, Recipe, recipe_to_dict
+from ..model.config import RECIPES, Recipe
 from ..runs.folder import read_metrics
 from ..translating.evaluate import bleu
 
@@ -73,7 +74,7 @@ def _scores(run: Path) -> list[_Score]:
 # %% ../../nbs/93_model_card.ipynb #93a00013
 def _as_settings(recipe: Recipe) -> dict[str, str]:
     "The settings of a recipe as the command line takes them."
-    parts = recipe_to_dict(recipe)
+    parts = asdict(recipe)
     return {
         name: "none" if value is None else str(value).lower()
         for part in ("model", "train")

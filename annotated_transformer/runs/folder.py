@@ -10,8 +10,9 @@ __all__ = ['create_run', 'Run', 'read_settings', 'run_kind', 'read_config', 'loa
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Set
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -46,7 +47,7 @@ from ..io.files import (
     write_json,
 )
 from ..io.text import fingerprint
-from ..model.config import Recipe, recipe_from_dict, recipe_to_dict
+from ..model.config import Recipe, recipe_from_dict
 from ..model.transformer import Transformer, build_transformer
 from .checkpoint import (
     Progress,
@@ -101,7 +102,7 @@ def remove_run_files(
 # %% ../../nbs/97_run_folder.ipynb #8f69074f
 def write_config(path: Path, recipe: Recipe, about: dict) -> None:
     "config.json: settings, `about`, and the vocabulary's fingerprint if there is one."
-    values = {**about, "format": FORMAT, **recipe_to_dict(recipe)}
+    values = {**about, "format": FORMAT, **asdict(recipe)}
     if (path / "vocab.model").exists():
         values["vocab_sha256"] = sha256(path / "vocab.model")
     write_json(path / "config.json", values)
@@ -285,105 +286,103 @@ def _trim_metrics(run: Path, last_step: int) -> None:
     write_file(run / "metrics.jsonl", "".join(kept).encode())
 
 # %% ../../nbs/97_run_folder.ipynb #97f00003
-def _check_apart(run: Path, prepared: Path) -> None:
+def _check_apart(path: Path, prepared: Path) -> None:
     "UserError if one of run folder and shared encoded text is inside the other."
-    a, b = resolve(run), resolve(prepared)
+    a, b = resolve(path), resolve(prepared)
     if a == b or a in b.parents or b in a.parents:
         raise UserError(
-            f"{run} and --prepared {prepared} are one inside the other: "
+            f"{path} and --prepared {prepared} are one inside the other: "
             "choose separate folders"
         )
 
 # %% ../../nbs/97_run_folder.ipynb #97f00006
+Text = Corpus | Callable[[], Corpus]  # or what reads it, in the main process alone
+
+
 def text_sha256(corpus: Corpus) -> str:
     "The fingerprints of a corpus's training and validation text, as one string."
     return f"{fingerprint(corpus.train)} {fingerprint(corpus.valid)}"
 
 
-def _encode_text(
-    run: Path,
-    n_pieces: int,
-    about: dict,
-    corpus: Corpus | None,
-    folder: Path,
-    quiet: bool,
-) -> Prepared:
-    "Open the encoded text of a run, or encode it; UserError if it is other text."
-    wanted: dict[str, str | int] = {"n_pieces": n_pieces}
-    if "text_sha256" in about:
-        wanted["text_sha256"] = about["text_sha256"]
-    missing = path_type(resolve(folder)) == "nothing"
-    if corpus is None and "text_sha256" in about and not missing:
-        return open_prepared(folder, wanted)
-    try:
-        corpus = corpus or corpus_from_source(about.get("source", {}))
-    except UserError as e:
-        which = "is missing" if missing else "may be of other text"
-        raise UserError(
-            f"{folder} with the encoded text of {run} {which}, and {e}"
-        ) from None
-    text = text_sha256(corpus)
-    if wanted.get("text_sha256", text) != text:
-        raise UserError(
-            f"{run} was started with other text than {corpus.name}: it "
-            "cannot continue with this one"
-        )
-    return prepare(folder, corpus.train, corpus.valid, text, n_pieces, quiet=quiet)
-
-# %% ../../nbs/97_run_folder.ipynb #97f00009
-def _copy_vocab(run: Path, folder: Path) -> None:
-    "Copy the vocabulary of encoded text into a run; UserError if it has another."
-    vocab = read_file(folder / "vocab.model")
-    if not (run / "vocab.model").exists():
-        write_file(run / "vocab.model", vocab)
-    if read_file(run / "vocab.model") != vocab:
-        raise UserError(
-            f"the text in {folder} has another vocabulary than {run}, "
-            "which cannot continue with it"
-        )
+def _about_text(corpus: Corpus | None, prepared: Path | None) -> dict:
+    "What config.json of a new run says of its text."
+    about: dict[str, Any] = {}
+    if corpus is not None:
+        about = {
+            "data": corpus.name,
+            "src_lang": corpus.src_lang,
+            "tgt_lang": corpus.tgt_lang,
+            "source": corpus.source,
+        }
+    if prepared is not None:
+        about["prepared"] = str(resolve(prepared))
+    return about
 
 # %% ../../nbs/97_run_folder.ipynb #97f00008
 class RunFolder:
     "A run that is trained: its settings, how far it has come, and its files."
 
-    def __init__(self, path: Path, recipe: Recipe, about: dict):
+    def __init__(
+        self,
+        path: Path,
+        recipe: Recipe,
+        about: dict,
+        corpus: Corpus | None = None,
+        prepared: Path | None = None,
+    ):
+        if prepared is not None:
+            _check_apart(path, prepared)
         self.path, self.recipe, self.about = Path(path), recipe, about
-        self.checkpoints = self.path / "checkpoints"
+        self.corpus, self.prepared = corpus, prepared
+        self.checkpoint_folder = self.path / "checkpoints"
         self.progress = Progress()
         self.saved_step: int | None = None  # of the newest checkpoint
 
     @classmethod
     @contextmanager
     def create(
-        cls, path: Path, recipe: Recipe, about: dict, prepared: Path | None = None
+        cls,
+        path: Path,
+        recipe: Recipe,
+        text: Text | None = None,
+        prepared: Path | None = None,
     ) -> Iterator["RunFolder"]:
         """A new run, locked in the block; `prepared` is a folder of shared encoded text.
 
-        An error before the first step removes the run again.
+        A wrong setting removes the run again before its first step, and so does any
+        error before its text is encoded.
         """
-        if prepared is not None:
-            _check_apart(path, prepared)
-            about = about | {"prepared": str(resolve(prepared))}
         if not is_main():
-            yield cls(path, recipe, about)
+            yield cls(path, recipe, {}, None, prepared)
             return
+        check_new_run(path)  # before a long text is read
+        corpus = text() if callable(text) else text
+        about = _about_text(corpus, prepared)
+        run = cls(path, recipe, about, corpus, prepared)
         existed = path_type(resolve(path)) == "folder"
         create_run(path, recipe, about)
         try:
             with lock_folder(path):
-                yield cls(path, recipe, about)
-        except Exception:
-            if not read_metrics(path):
+                yield run
+        except Exception as e:
+            in_vain = isinstance(e, UserError) or not (run.path / "data").exists()
+            if in_vain and not read_metrics(path):
                 remove_run_files(path, keep_folder=existed)
             raise
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path) -> Iterator["RunFolder"]:
-        "A run that was created before, locked in the block."
+    def open(
+        cls, path: Path, text: Text | None = None, prepared: Path | None = None
+    ) -> Iterator["RunFolder"]:
+        "A run that was created before, locked in the block; `prepared` as for `create`."
         _check_is_run(path)  # in another folder, not even a lock is made
-        with lock_folder(path) if is_main() else nullcontext():
-            yield cls(path, *read_config(path))
+        if not is_main():
+            yield cls(path, *read_config(path), None, prepared)
+            return
+        corpus = text() if callable(text) else text
+        with lock_folder(path):
+            yield cls(path, *read_config(path), corpus, prepared)
 
     def note(self, **entries: Any) -> None:
         "Change entries of config.json, which is written if that changes it."
@@ -392,31 +391,58 @@ class RunFolder:
             self.about = about
             write_config(self.path, self.recipe, about)
 
-    def encoded(
-        self, corpus: Corpus | None, prepared: Path | None = None, quiet: bool = False
-    ) -> Prepared:
+    def encoded(self, quiet: bool = False) -> Prepared:
         """The vocabulary and the ids of the text, which the main process encodes once.
 
-        Without `corpus`: what is encoded already, or the synthetic corpus. `prepared`
-        is as for `create`. UserError if it is not the text that the run started with.
+        Without a corpus: what is encoded already, or the synthetic corpus. UserError if
+        it is not the text that the run started with.
         """
-        if prepared is None and "prepared" in self.about:
+        if self.prepared is None and "prepared" in self.about:
             raise UserError(
                 f"{self.path} uses encoded text outside its folder: name it, by "
                 f"--prepared {self.about['prepared']!r}"
             )
-        if prepared is not None:
-            _check_apart(self.path, prepared)
-        folder = Path(prepared or self.path / "data")
+        folder = Path(self.prepared or self.path / "data")
         with main_process_first():
             if not is_main():
                 return open_prepared(folder)
-            n_pieces = self.recipe.train.n_pieces
-            data = _encode_text(self.path, n_pieces, self.about, corpus, folder, quiet)
-            _copy_vocab(self.path, folder)
-            shared = {"prepared": str(resolve(prepared))} if prepared else {}
+            data = self._encode(folder, quiet)
+            self._copy_vocab(folder)
+            shared = {"prepared": str(resolve(folder))} if self.prepared else {}
             self.note(text_sha256=data.text_sha256, **shared)
             return data
+
+    def _encode(self, folder: Path, quiet: bool) -> Prepared:
+        "Open the encoded text, or encode it; UserError if it is other text."
+        known, n_pieces = self.about.get("text_sha256"), self.recipe.train.n_pieces
+        missing = path_type(resolve(folder)) == "nothing"
+        if self.corpus is None and known is not None and not missing:
+            return open_prepared(folder, {"n_pieces": n_pieces, "text_sha256": known})
+        try:
+            corpus = self.corpus or corpus_from_source(self.about.get("source", {}))
+        except UserError as e:
+            which = "is missing" if missing else "may be of other text"
+            raise UserError(
+                f"{folder} with the encoded text of {self.path} {which}, and {e}"
+            ) from None
+        text = text_sha256(corpus)
+        if known not in (None, text):
+            raise UserError(
+                f"{self.path} was started with other text than {corpus.name}: it "
+                "cannot continue with this one"
+            )
+        return prepare(folder, corpus.train, corpus.valid, text, n_pieces, quiet=quiet)
+
+    def _copy_vocab(self, folder: Path) -> None:
+        "Copy the vocabulary of encoded text; UserError if the run has another."
+        vocab, mine = read_file(folder / "vocab.model"), self.path / "vocab.model"
+        if not mine.exists():
+            write_file(mine, vocab)
+        if read_file(mine) != vocab:
+            raise UserError(
+                f"the text in {folder} has another vocabulary than {self.path}, "
+                "which cannot continue with it"
+            )
 
     def _check_sizes(self, file: Path) -> None:
         "UserError for weights of other sizes, or more than these settings can have."
@@ -424,7 +450,7 @@ class RunFolder:
 
     def load_latest(self, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
         "Load the newest checkpoint, if there is one, and forget what came after it."
-        if last := latest(self.checkpoints):
+        if last := latest(self.checkpoint_folder):
             self._check_sizes(last / "model.safetensors")
             self.progress = load_checkpoint(last, model, optimizer)
             self.saved_step = self.progress.step
@@ -438,7 +464,7 @@ class RunFolder:
         settings, done = self.recipe.train, self.progress
         about = weights_metadata(self.recipe.model, f"checkpoint of step {done.step}")
         kept = settings.keep_last, settings.save_every
-        save_checkpoint(self.checkpoints, model, optimizer, done, about, *kept)
+        save_checkpoint(self.checkpoint_folder, model, optimizer, done, about, *kept)
         self.saved_step = done.step
 
     def count_validation(self, loss: float, model: nn.Module) -> None:
@@ -450,12 +476,12 @@ class RunFolder:
         which = self.progress.best_weights
         about = weights_metadata(self.recipe.model, which)
         if is_main():
-            save_tensors(weights, self.checkpoints / "best.safetensors", about)
+            save_tensors(weights, self.checkpoint_folder / "best.safetensors", about)
             save_tensors(weights, self.path / "model.safetensors", about)
 
     def average(self, n: int) -> tuple[dict[str, Tensor], str]:
         "The mean weights of the last `n` checkpoints (§6.1), and which they are."
-        found = checkpoints(self.checkpoints)
+        found = checkpoints(self.checkpoint_folder)
         if not 1 <= n <= len(found):
             raise UserError(
                 f"the last {n} checkpoints cannot be averaged: "
@@ -476,9 +502,9 @@ class RunFolder:
         self.note(weights=which, **entries)
 
 # %% ../../nbs/97_run_folder.ipynb #97f00018
-def use_average(run: Path, n: int) -> str:
+def use_average(path: Path, n: int) -> str:
     "Make the average of a run's last `n` checkpoints its weights; returns which."
-    with RunFolder.open(run) as folder:
-        weights, which = folder.average(n)
-        folder.use_weights(weights, which)
+    with RunFolder.open(path) as run:
+        weights, which = run.average(n)
+        run.use_weights(weights, which)
     return which

@@ -7,7 +7,6 @@ __all__ = ['panels', 'show_captions', 'lines', 'save_learning_curve', 'heatmap',
            'attention_lines', 'attention_chart']
 
 # %% ../../nbs/80_visualize.ipynb #2437b645
-import hashlib
 import importlib.util
 import json
 import re
@@ -345,61 +344,6 @@ def attention_lines(
             )
     return ax
 
-# %% ../../nbs/80_visualize.ipynb #12ece881
-def _chart_cells(
-    query_tokens: Sequence[str],
-    key_tokens: Sequence[str],
-    weights: Float[Tensor, "n_q n_k"],
-) -> list[dict]:
-    "What the tooltip of each cell shows."
-    _check_names("rows of weights", query_tokens, weights.size(0))
-    _check_names("columns of weights", key_tokens, weights.size(1))
-    return [
-        {
-            "row": i,
-            "column": j,
-            "query": query_tokens[i],
-            "key": key_tokens[j],
-            "weight": round(weight, 3),
-        }
-        for i, row in enumerate(weights.tolist())
-        for j, weight in enumerate(row)
-    ]
-
-# %% ../../nbs/80_visualize.ipynb #80000006
-def _token_axis(tokens: Sequence[str], **more):
-    "A Vega-Lite axis of positions, whose labels are the tokens."
-    import altair as alt
-
-    labels = f"{json.dumps(list(tokens))}[datum.value]"
-    return alt.Axis(labelExpr=labels, ticks=False, domain=False, **more)
-
-# %% ../../nbs/80_visualize.ipynb #80000007
-def _vega_lite(cells: list[dict], query_axis, key_axis) -> dict:
-    "The Vega-Lite description of a heat map with tooltips."
-    import altair as alt
-
-    shades = alt.Scale(
-        domain=[i / (len(SHADES) - 1) for i in range(len(SHADES))],
-        range=SHADES,
-        interpolate="rgb",
-    )
-    plain = {"titleFontWeight": "normal", "titleColor": INK, "labelColor": INK}
-    chart = (
-        alt.Chart(alt.Data(values=cells), width=alt.Step(22), height=alt.Step(22))
-        .mark_rect()
-        .encode(
-            x=alt.X("column:O", title="key", axis=key_axis),
-            y=alt.Y("row:O", title="query", axis=query_axis),
-            color=alt.Color(
-                "weight:Q", scale=shades, legend=alt.Legend(gradientLength=100)
-            ),
-            tooltip=["query:N", "key:N", "weight:Q"],
-        )
-        .configure(font="DejaVu Sans", background="white", axis=plain, legend=plain)
-    )
-    return chart.to_dict()
-
 # %% ../../nbs/80_visualize.ipynb #e880f919
 class _ShownChart(NamedTuple):
     "A chart as its Vega-Lite description, for JupyterLab, and as a drawing."
@@ -419,17 +363,33 @@ def attention_chart(
     query_tokens: Sequence[str], key_tokens: Sequence[str], weights: _Matrix
 ) -> _ShownChart:
     "An attention map that shows its weights when pointed at; for the end of a cell."
+    import altair as alt
     import vl_convert
 
     weights = torch.as_tensor(weights).detach().cpu().double()
-    cells = _chart_cells(query_tokens, key_tokens, weights)
-    axes = _token_axis(query_tokens), _token_axis(key_tokens, labelAngle=-90)
-    spec = _vega_lite(cells, *axes)
-    svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
-    # the library numbers ids on from drawing to drawing
-    mark = hashlib.sha256(json.dumps(spec).encode()).hexdigest()[:8]
-    for i, old in enumerate(re.findall(r' id="([^"]+)"', svg)):
-        svg = re.sub(
-            rf'(id="|url\(#){re.escape(old)}(?=["\)])', rf"\g<1>c{mark}-{i}", svg
+    _check_names("rows of weights", query_tokens, weights.size(0))
+    _check_names("columns of weights", key_tokens, weights.size(1))
+    # with its position, because a token may occur twice
+    queries, keys = (
+        [f"{i} {token}" for i, token in enumerate(tokens)]
+        for tokens in (query_tokens, key_tokens)
+    )
+    shades = alt.Scale(domain=[0, 1], range=[SHADES[0], SHADES[-1]], interpolate="rgb")
+    cells = [
+        {"query": query, "key": key, "weight": round(weight, 3)}
+        for query, row in zip(queries, weights.tolist(), strict=True)
+        for key, weight in zip(keys, row, strict=True)
+    ]
+    chart = (
+        alt.Chart(alt.Data(values=cells), width=alt.Step(22), height=alt.Step(22))
+        .mark_rect()
+        .encode(
+            alt.X("key:O", sort=None),
+            alt.Y("query:O", sort=None),
+            alt.Color("weight:Q", scale=shades),
+            tooltip=["query:N", "key:N", "weight:Q"],
         )
-    return _ShownChart(spec, svg)
+        .configure(font="DejaVu Sans", background="white")
+    )
+    spec = chart.to_dict()
+    return _ShownChart(spec, vl_convert.vegalite_to_svg(spec, vl_version="5.20"))

@@ -40,10 +40,7 @@ function followTheme(redraw) {
     document.documentElement.dataset.theme = themeOf(site);
     if (theme !== themeOf(site)) redraw();
   };
-  const options = {attributeFilter: ["class", "data-theme"]};
-  for (const part of [site.documentElement, site.body]) {
-    new MutationObserver(follow).observe(part, options);
-  }
+  new MutationObserver(follow).observe(site.body, {attributeFilter: ["class"]});
   follow();
 }
 
@@ -55,10 +52,10 @@ function siteAround() {
   }
 }
 
-function themeOf({documentElement, body}) {  // "" is the system's setting
+function themeOf({body}) {  // "" is the system's setting
   if (body.classList.contains("quarto-dark")) return "dark";
   if (body.classList.contains("quarto-light")) return "light";
-  return documentElement.dataset.theme ?? "";
+  return "";
 }
 
 // --- Colours of numbers
