@@ -33,11 +33,11 @@ NAMES = {
 def run_page(n_steps: int) -> dict:
     "What its cells leave behind, run with another seed up to so many training steps."
     matplotlib.use("agg")
-    (last,) = (i for i, cell in enumerate(CELLS) if "range(1, 401)" in cell)
+    (last,) = (i for i, cell in enumerate(CELLS) if "n_steps=400" in cell)
     source = "\n\n".join(CELLS if n_steps == 400 else CELLS[: last + 1])
     assert source.count("seed = 0\n") == 1
     source = source.replace("seed = 0\n", "seed = 1\n")
-    source = source.replace("range(1, 401)", f"range(1, {n_steps + 1})")
+    source = source.replace("n_steps=400", f"n_steps={n_steps}")
     space: dict = {}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(source, "01_one_page", "exec"), space)

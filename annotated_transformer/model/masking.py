@@ -23,7 +23,7 @@ def padding_mask(ids: Int[Tensor, "b n"], pad_id: int) -> Bool[Tensor, "b 1 1 n"
 # %% ../../nbs/323_masking.ipynb #a16e54eb
 def causal_mask(
     n: int, device: torch.device | None = None
-) -> Bool[Tensor, "1 1 {n} {n}"]:  # {n} is the argument
+) -> Bool[Tensor, "1 1 {n} {n}"]:
     "True = attend: position i to positions up to and including i (§3.2.3)."
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()[None, None]
 

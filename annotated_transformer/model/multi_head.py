@@ -29,8 +29,8 @@ class MultiHeadAttention(nn.Module):
     ):
         """The widths `d_k` and `d_v` of a head are d_model / n_heads unless given.
 
-        `attend` is called with query, key, value and mask of all heads, `rotate` with the
-        heads of queries or of keys, (b, h, n, d_k), and their positions, (n,).
+        `attend` is called with query, key, value and mask of all heads, `rotate` with
+        the heads of queries or of keys, (b, h, n, d_k), and their positions, (n,).
         """
         super().__init__()
         for name, size in (("n_heads", n_heads), ("d_k", d_k), ("d_v", d_v)):
