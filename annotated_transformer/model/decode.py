@@ -24,7 +24,6 @@ def length_penalty(
     return ((5 + n) / 6) ** alpha
 
 # %% ../../nbs/61a_decode.ipynb #fb867cd0
-#| code-fold: true
 class Hypothesis(NamedTuple):
     "A sentence that a search found: its tokens, without BOS and EOS, and their score."
 
@@ -79,7 +78,6 @@ def beam_search(
     return finished or [Hypothesis([], 0.0, 0.0)]
 
 # %% ../../nbs/61a_decode.ipynb #095eab4a
-#| code-fold: true
 class DecodingState(NamedTuple):
     "The tensors that a step needs again, grouped so that a search can reorder them."
 
@@ -87,7 +85,6 @@ class DecodingState(NamedTuple):
     per_sentence: list[Shaped[Tensor, "b ..."]]
 
 # %% ../../nbs/61a_decode.ipynb #095eab4d
-#| code-fold: true
 def next_log_probs(
     model: nn.Module, hidden: Float[Tensor, "*b d_model"]
 ) -> Float[Tensor, "*b n_vocab"]:
@@ -98,7 +95,6 @@ def next_log_probs(
     return log_probs
 
 # %% ../../nbs/61a_decode.ipynb #095eab4c
-#| code-fold: true
 class PrefixDecoder:
     "Decodes with a model by running its decoder over the whole prefix at each step."
 
@@ -124,7 +120,6 @@ class PrefixDecoder:
         return log_probs.unflatten(0, (-1, beam)), state
 
 # %% ../../nbs/61a_decode.ipynb #edc1a2b7
-#| code-fold: true
 @torch.no_grad()
 def _generate(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],
@@ -149,7 +144,6 @@ def _generate(
     return [[Hypothesis.up_to_eos(ids, p, p, eos_id)] for ids, p in zip(rows, scores)]
 
 # %% ../../nbs/61a_decode.ipynb #bf5c1532
-#| code-fold: true
 def greedy_search(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],
     state: Any,
@@ -182,7 +176,6 @@ def _draw(
     return log_probs.gather(-1, token)[:, 0], token[:, 0]
 
 # %% ../../nbs/61a_decode.ipynb #fae3b7cb
-#| code-fold: true
 def sample(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],
     state: Any,

@@ -45,7 +45,6 @@ def pronoun_sentences(
     ]
 
 # %% ../../nbs/80b_heads.ipynb #2a96c66b
-#| code-fold: true
 def word_ids(tokens: list[str]) -> list[int]:
     """The word of each token, of a sentence with single spaces.
 
@@ -61,7 +60,6 @@ def word_ids(tokens: list[str]) -> list[int]:
     return ids
 
 # %% ../../nbs/80b_heads.ipynb #e2a56058
-#| code-fold: true
 class PronounExample(NamedTuple):
     "A sentence pair as ids, with the positions that concern the pronoun."
 
@@ -91,7 +89,6 @@ class PronounExample(NamedTuple):
         )
 
 # %% ../../nbs/80b_heads.ipynb #22210b4b
-#| code-fold: true
 class AntecedentAttention(NamedTuple):
     "How the heads of one kind attend to the two nouns, as means over sentences."
 
@@ -143,7 +140,6 @@ def antecedent_attention(
     }
 
 # %% ../../nbs/80b_heads.ipynb #80b00001
-#| code-fold: true
 def following_head(found: Mapping[str, Iterable]) -> tuple[str, int, int]:
     """The head with the largest difference between the antecedent and the other noun.
 
@@ -207,7 +203,6 @@ def ablate_head(model: nn.Module, kind: str, layer: int, head: int) -> Iterator[
         columns.copy_(saved)
 
 # %% ../../nbs/80b_heads.ipynb #a867b087
-#| code-fold: true
 class PronounScores(NamedTuple):
     "How the pronouns were translated, as shares of the sentences."
 
@@ -240,7 +235,6 @@ def pronoun_scores(translator: Translator, sentences: list[Sentence]) -> Pronoun
     )
 
 # %% ../../nbs/80b_heads.ipynb #6d3f594c
-#| code-fold: true
 def ablate_each_head(
     translator: Translator, sentences: list[Sentence]
 ) -> dict[str, list[list[PronounScores]]]:
