@@ -314,8 +314,12 @@ def outputs(
         if references:
             lines = list(map(run.vocab.decode, said[name]))
             score = round(bleu(lines, references).value, 2)
-        n_words = sum(map(len, said[name]))
-        result[name] = {"same_as_ours": round(same, 4), "bleu": score, "words": n_words}
+        n_tokens = sum(map(len, said[name]))
+        result[name] = {
+            "same_as_ours": round(same, 4),
+            "bleu": score,
+            "tokens": n_tokens,
+        }
     return result
 
 

@@ -9,6 +9,7 @@ import torch
 from annotated_transformer.data.grammar import PATTERNS, Sentence, builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.engines.packed import ready_to_translate
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.show import heads
@@ -220,6 +221,13 @@ def test_no_such_head(vocab, where, says):
         ablate_head(made(vocab), *where),
     ):
         pass
+
+
+def test_a_head_of_fixed_weights_is_refused(vocab):
+    model = ready_to_translate(made(vocab))
+    with pytest.raises(ValueError, match="take that of load_run"):
+        with ablate_head(model, "cross", 0, 0):
+            pass
 
 
 # --- pronouns -----------------------------------------------------------------------------------------------------------------

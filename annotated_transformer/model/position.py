@@ -15,6 +15,7 @@ def positional_encoding(n: int, d_model: int) -> Float[Tensor, "{n} {d_model}"]:
     "Sines in even features, cosines in odd, wavelengths from 2π to 10000·2π (§3.5)."
     if d_model % 2:
         raise ValueError(f"d_model={d_model} must be even: sine and cosine are pairs")
+    # in double precision, because a large angle in float32 has few decimals
     pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
     frequencies = 10000.0 ** (-pairs / d_model)  # (d_model / 2,)
     positions = torch.arange(n, dtype=torch.float64)
