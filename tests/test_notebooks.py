@@ -1,7 +1,10 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
 
+import re
+
 import nbformat
 import pytest
+from conftest import ROOT
 from notebooks import FOLDED, directives, is_run, readme, relink, run
 from test_gate import cell, notebook
 
@@ -29,6 +32,18 @@ def test_directives():
     assert directives(
         '\n#| label: fig-a\n#| fig-cap: "One: two"\n\nx = 1\n#| slow'
     ) == {"label": "fig-a", "fig-cap": "One: two"}
+
+
+def test_markdown_has_code_between_backticks():
+    "In an element <code>, the site's Markdown can take * and _ for emphasis."
+    lost = r"<code>(?:[^<]*?\W)?(?:[*$]|_|\w+_\W)[^<]*</code>"
+    found = {
+        path.stem: re.findall(lost, c.source)
+        for path in sorted((ROOT / "nbs").glob("*.ipynb"))
+        for c in nbformat.read(path, 4).cells
+        if c.cell_type == "markdown" and re.search(lost, c.source)
+    }
+    assert found == {}
 
 
 def test_run_twice(tmp_path):
