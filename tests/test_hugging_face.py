@@ -544,6 +544,28 @@ def test_page_ctranslate2(served, trained, monkeypatch):
     assert space["translate"](sentences[:50]) == expected
 
 
+def test_page_onnx(served, trained, monkeypatch, unchecked):
+    """Exported, the model takes batches of other shapes; ONNX Runtime, where it is, translates.
+
+    While it is exported, its sizes are symbols, which the types of shapes refuse.
+    """
+    monkeypatch.chdir(served)
+    code, space = code_with("torch.export.export"), {}
+    to_onnx = next(line for line in code.split("\n") if "torch.onnx" in line)
+    exec(code.replace(to_onnx, ""), space)
+    src, tgt_in = torch.randint(4, 50, (3, 12)), torch.randint(4, 50, (3, 5))
+    src[1, 7:] = space["run"].vocab.pad_id
+    with torch.no_grad():
+        found = space["program"].module()(src, tgt_in)
+        assert torch.allclose(found, space["Logits"]()(src, tgt_in), atol=1e-4)
+    for needed in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(needed)
+    exec(to_onnx, space)
+    exec(code_with("onnxruntime.InferenceSession"), space)
+    expected = load(Path("runs/mine"), search=search_with(1)).translate(trained[2][:20])
+    assert [space["translate"](line) for line in trained[2][:20]] == expected
+
+
 @pytest.fixture(scope="module")
 def client(served):
     "The page's server, in this process."
