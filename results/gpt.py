@@ -5,7 +5,7 @@
     tools/record.py results/gpt.json --command "…" --seed 0 --json gpt=gpt.json
 
 Every row of `models` is trained from each seed on the same batches of the built-in corpus in the same order, and translates held-out
-sentences by greedy search. From the first seed it is trained at each learning rate, from the others at the better one. One thread, about
+sentences by greedy search. From the first seed it is trained at each learning rate, from the others at the best one. One thread, about
 twenty minutes. FILE is written after each run; started again, the command goes on.
 """
 
@@ -184,7 +184,7 @@ def main() -> None:
     add("--d-ff", type=int, default=256)
     add("--n-heads", type=int, default=4)
     add("--steps", type=int, default=600)
-    add("--rates", type=float, nargs="+", default=[2e-3, 4e-3])
+    add("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--batch-tokens", type=int, default=1000)
     add("--n-train", type=int, default=20_000, help="sentence pairs")
