@@ -5,7 +5,7 @@
     tools/record.py results/gpt.json --command "…" --seed 0 --json gpt=gpt.json
 
 Every row of `models` is trained from each seed on the same batches of the built-in corpus in the same order, and translates held-out
-sentences by greedy search. From the first seed it is trained at each learning rate, from the others at the best one. One thread, about
+sentences by greedy search. From the first seed it is trained at each learning rate, from the others at the better one. One thread, about
 fifteen minutes. FILE is written after each run; started again, the command goes on.
 """
 
@@ -184,14 +184,14 @@ def main() -> None:
     add("--d-model", type=int, default=64)
     add("--d-ff", type=int, default=256)
     add("--n-heads", type=int, default=4)
-    add("--steps", type=int, default=400)
-    add("--rates", type=float, nargs="+", default=[4e-3, 8e-3, 16e-3])
+    add("--steps", type=int, default=800)
+    add("--rates", type=float, nargs="+", default=[4e-3, 8e-3])
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    add("--batch-tokens", type=int, default=1000)
+    add("--batch-tokens", type=int, default=500)
     add("--n-train", type=int, default=20_000, help="sentence pairs")
     add("--n-test", type=int, default=500, help="sentences to translate")
     add("--n-pieces", type=int, default=1000)
-    add("--valid-every", type=int, default=100, help="steps")
+    add("--valid-every", type=int, default=200, help="steps")
     args = parser.parse_args()
     torch.set_num_threads(1)  # so that processor time compares the models
     found = {"rows": {}} | earlier(args.out, args)
