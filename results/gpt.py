@@ -132,7 +132,7 @@ def learn(
         partial(
             linear_schedule,
             peak_lr=rate,
-            warmup_steps=args.steps // 10,
+            warmup_steps=max(1, args.steps // 10),
             max_steps=args.steps + 1,
         ),
         args.steps,
