@@ -17,6 +17,8 @@ batch_tokens=400 valid_every=2 save_every=2 precision=fp32""".split()
 SCORING = """--d-k 4 16 --d-model 16 --d-ff 16 --n-layers 1 --steps 2 --rates 1e-3 2e-3
 --seeds 0 --n-train 200 --n-test 4 --n-pieces 400 --batch-tokens 200 --n 4 8
 --cost-d-k 4 --rounds 1""".split()
+GPT = """--d-model 16 --d-ff 32 --steps 2 --rates 1e-3 2e-3 --seeds 0 1 --n-train 200
+--n-test 4 --n-pieces 400 --batch-tokens 200 --valid-every 1""".split()
 RECALL = "--distances 2 --rates 0.01 --seeds 0 1 --updates 25".split()
 
 
@@ -84,6 +86,17 @@ def test_scoring_goes_on(monkeypatch, tmp_path, capsys):
     assert again == found and not capsys.readouterr().out
     with pytest.raises(SystemExit, match="has other settings"):
         run("scoring", monkeypatch, tmp_path, *SCORING, "--steps", 4)
+
+
+def test_gpt_goes_on(monkeypatch, tmp_path, capsys):
+    "Both rates from the first seed, one from the other; nothing is trained twice."
+    found = run("gpt", monkeypatch, tmp_path, *GPT)
+    for row in found["rows"].values():
+        assert [one["seed"] for one in row["runs"]] == [0, 0, 1]
+        assert [point[0] for point in row["runs"][0]["curve"]] == [1, 2]
+    capsys.readouterr()
+    assert run("gpt", monkeypatch, tmp_path, *GPT) == found
+    assert not capsys.readouterr().out
 
 
 def test_divergence(corpus, monkeypatch, tmp_path):

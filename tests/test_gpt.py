@@ -1,0 +1,259 @@
+"A decoder-only model: what it may depend on, PyTorch's own layers, rows made of pairs, sampling, and what the record holds."
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from annotated_transformer.data.batch import Batch, pad_ids
+from annotated_transformer.experiments.gpt import (
+    NextTokenLoss,
+    PromptDecoder,
+    build_gpt,
+    join_pairs,
+    prefix_mask,
+)
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.decode import greedy_search, sample
+from annotated_transformer.model.transformer import build_transformer
+
+PAD, BOS, EOS, N_VOCAB = 0, 2, 3, 12
+SIZES = {
+    norm: ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=4, norm=norm)
+    for norm in ("pre", "post")
+}
+bidirectional = partial(prefix_mask, pad_id=PAD, bos_id=BOS)
+# of numbers near 1 in float64, added in another order
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
+
+
+def build(norm="pre", mask=None, seed=0):
+    torch.manual_seed(seed)
+    return build_gpt(SIZES[norm], N_VOCAB, PAD, mask=mask).double().eval()
+
+
+def draw_pairs(b: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    "Sources and targets of 1 to 6 tokens, without special tokens."
+    rng = torch.Generator().manual_seed(seed)
+
+    def side() -> list[int]:
+        n = int(torch.randint(1, 7, (), generator=rng))
+        return torch.randint(4, N_VOCAB, (n,), generator=rng).tolist()
+
+    return [(side(), side()) for _ in range(b)]
+
+
+def batch_of(pairs) -> Batch:
+    sources, targets = zip(*pairs)
+    return Batch(
+        pad_ids(sources, PAD, last=EOS),
+        pad_ids(targets, PAD, first=BOS),
+        pad_ids(targets, PAD, last=EOS),
+        sum(len(target) + 1 for target in targets),
+    )
+
+
+# the model
+
+
+@pytest.mark.parametrize("norm", SIZES)
+@torch.no_grad()
+def test_no_position_depends_on_a_later_one(norm):
+    model, ids = build(norm), torch.tensor([[BOS, 5, 6, 7, 8, 9]])
+    before = model(ids)
+    for i in range(1, 6):
+        after = model(ids.index_fill(1, torch.tensor([i]), 10))
+        close(after[:, :i], before[:, :i])
+        assert ((after - before)[0, i:].abs().amax(-1) > 1e-3).all()
+
+
+@torch.no_grad()
+def test_source_depends_on_itself_both_ways_under_a_prefix_mask():
+    model = build(mask=bidirectional)
+    rows = [[5, 6, 7, EOS, BOS, 8, 9], [5, 6, 10, EOS, BOS, 8, 9]]
+    rows.append([5, 6, 7, EOS, BOS, 8, 10])
+    first, source, target = model(torch.tensor(rows))
+    assert ((source - first).abs().amax(-1) > 1e-3).all()
+    close(target[:6], first[:6])  # no target token is seen too early
+
+
+@pytest.mark.parametrize("norm", SIZES)
+@torch.no_grad()
+def test_it_is_torchs_encoder_with_a_causal_mask(norm):
+    model = build(norm)
+    size, d = SIZES[norm], SIZES[norm].d_model
+    layer = nn.TransformerEncoderLayer(
+        d, size.n_heads, size.d_ff, 0.0, batch_first=True, norm_first=norm == "pre"
+    )
+    final = nn.LayerNorm(d) if norm == "pre" else None
+    theirs = nn.TransformerEncoder(layer, size.n_layers, final, False).double()
+    for ours, other in zip(model.stack.layers, theirs.layers):
+        for p in (*ours.parameters(), *other.parameters()):
+            p.copy_(torch.randn_like(p) / 4)  # norms and biases too
+        attn, ff = ours.self_attn, ours.feed_forward
+        weights = torch.cat([attn.w_q.weight, attn.w_k.weight, attn.w_v.weight])
+        other.self_attn.in_proj_weight.copy_(weights)
+        other.self_attn.in_proj_bias.zero_()
+        other.self_attn.out_proj.weight.copy_(attn.w_o.weight)
+        other.self_attn.out_proj.bias.zero_()
+        for mine, its in (
+            (ff.w_1, other.linear1),
+            (ff.w_2, other.linear2),
+            (ours.residuals[0].norm, other.norm1),
+            (ours.residuals[1].norm, other.norm2),
+        ):
+            its.load_state_dict(mine.state_dict())
+    ids = torch.randint(4, N_VOCAB, (3, 7))
+    x = model.position(model.embedding(ids))
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)  # True = ignore
+    close(model(ids), theirs(x, mask=hidden))
+
+
+# rows made of pairs
+
+
+@settings(max_examples=30)
+@given(b=st.integers(1, 5), seed=st.integers(0, 999))
+def test_rows_are_those_of_plain_lists(b, seed):
+    pairs = draw_pairs(b, seed)
+    rows = [[*src, EOS, BOS, *tgt] for src, tgt in pairs]
+    after = [[PAD] * (len(src) + 1) + [*tgt, EOS] for src, tgt in pairs]
+    n = max(map(len, rows))
+    for ids, right in zip(join_pairs(batch_of(pairs), PAD), (rows, after)):
+        assert ids.tolist() == [row + [PAD] * (n - len(row)) for row in right]
+
+
+def test_loss_is_of_the_target_alone():
+    "Each pair by itself, added up by hand."
+    model, pairs, right = build(), draw_pairs(4, seed=1), 0.0
+    with torch.no_grad():
+        loss_of = NextTokenLoss(model, partial(join_pairs, pad_id=PAD))
+        found = loss_of(batch_of(pairs))
+        for src, tgt in pairs:
+            row = [*src, EOS, BOS, *tgt, EOS]
+            hidden = model(torch.tensor([row[:-1]]))[0]
+            log_probs = model.embedding.logits(hidden).log_softmax(-1)
+            for i in range(len(src) + 1, len(row) - 1):
+                right -= log_probs[i, row[i + 1]].item()
+    close(found.item(), right, atol=1e-9)
+
+
+@settings(max_examples=20)
+@given(b=st.integers(1, 4), seed=st.integers(0, 999))
+def test_prefix_mask_has_the_pairs_of_three_attentions(b, seed):
+    pairs = draw_pairs(b, seed)
+    ids, _ = join_pairs(batch_of(pairs), PAD)
+    mask = bidirectional(ids)
+    assert mask.shape == (b, 1, ids.size(1), ids.size(1))
+    for (src, tgt), allowed in zip(pairs, mask[:, 0]):
+        s, n = len(src) + 1, len(src) + len(tgt) + 2
+        right = torch.zeros_like(allowed)
+        right[:n, :s] = True  # encoder and cross-attention
+        right[s:n, s:n] = torch.ones(n - s, n - s).tril().bool()
+        assert allowed[:n].equal(right[:n])
+
+
+# generation
+
+
+@pytest.mark.parametrize("mask", [None, bidirectional], ids=["causal", "prefix"])
+@torch.no_grad()
+def test_a_step_is_the_row_alone(mask):
+    "Prompts of different lengths, two hypotheses each, over three steps."
+    model, pairs = build(mask=mask), draw_pairs(3, seed=2)
+    decoder = PromptDecoder(model)
+    state = decoder.start(batch_of(pairs).src)
+    state = state._replace(per_hypothesis=[state.per_hypothesis[0].repeat(1, 2, 1)])
+    said = [[[] for _ in range(2)] for _ in pairs]
+    for tokens in ([BOS, BOS], [5, 6], [7, 8]):
+        found, state = decoder.step(torch.tensor([tokens] * 3), state)
+        for (src, _), texts, row in zip(pairs, said, found):
+            for token, text, log_probs in zip(tokens, texts, row):
+                text.append(token)
+                hidden = model(torch.tensor([[*src, EOS, *text]]))[0, -1]
+                alone = model.embedding.logits(hidden).log_softmax(-1)
+                # `next_log_probs` is in float32
+                torch.testing.assert_close(
+                    log_probs[1:].double(), alone[1:], rtol=0, atol=1e-5
+                )
+                assert log_probs[PAD] == -torch.inf
+
+
+def analytic(log_probs, temperature: float, top_p: float) -> list[float]:
+    "What a draw's probabilities are, by plain loops."
+    weights = [p.item() for p in (log_probs / temperature).exp()]
+    probs = [weight / sum(weights) for weight in weights]
+    kept, total = [], 0.0
+    for i in sorted(range(len(probs)), key=lambda i: -probs[i]):
+        if kept and total >= top_p:
+            break
+        kept.append(i)
+        total += probs[i]
+    return [p / total if i in kept else 0.0 for i, p in enumerate(probs)]
+
+
+@pytest.mark.parametrize("temperature, top_p", [(1.0, 1.0), (0.6, 1.0), (1.0, 0.7)])
+def test_samples_have_the_distribution_of_top_p(temperature, top_p):
+    decoder, n = PromptDecoder(build()), 4000
+    prompt = torch.tensor([[5, 6, EOS]])
+    with torch.no_grad():
+        step, _ = decoder.step(torch.tensor([[BOS]]), decoder.start(prompt))
+    right = analytic(step[0, 0].double(), temperature, top_p)
+    start, limits = decoder.start(prompt.repeat(n, 1)), torch.ones(n).long()
+    drawn = sample(decoder.step, start, BOS, EOS, limits, temperature, top_p)
+    tokens = [best.ids[0] if best.ids else EOS for best, *_ in drawn]
+    for token, p in enumerate(right):
+        share = tokens.count(token) / n
+        # four standard deviations of a share of n draws; never what is cut off
+        assert abs(share - p) <= 4 * (p * (1 - p) / n) ** 0.5, token
+    assert sum(p > 0 for p in right) < N_VOCAB - (top_p < 1)
+
+
+def test_a_low_temperature_is_greedy():
+    decoder, prompts = PromptDecoder(build()), batch_of(draw_pairs(5, seed=3)).src
+    greedy, cold = (
+        search(decoder.step, decoder.start(prompts), BOS, EOS, torch.full((5,), 6))
+        for search in (greedy_search, partial(sample, temperature=1e-4))
+    )
+    assert [best.ids for best, *_ in greedy] == [best.ids for best, *_ in cold]
+
+
+# the record
+
+
+def test_record_is_consistent():
+    path = ROOT / "results/gpt.json"
+    found = json.loads(path.read_text(encoding="utf-8"))["gpt"]
+    asked, counts = found["settings"], []
+    assert len(asked["seeds"]) == 3 and len(found["rows"]) == 3
+    for row in found["rows"].values():
+        runs, first = row["runs"], asked["seeds"][0]
+        tried = [run for run in runs if run["seed"] == first]
+        assert [run["rate"] for run in tried] == asked["rates"]
+        best = min(tried, key=lambda run: run["valid_loss"])["rate"]
+        others = [(run["seed"], run["rate"]) for run in runs if run["seed"] != first]
+        assert others == [(seed, best) for seed in asked["seeds"][1:]]
+        for run in runs:
+            last = [asked["steps"], run["cpu_seconds"], run["valid_loss"]]
+            assert run["curve"][-1] == last
+            steps, seconds, _ = zip(*run["curve"])
+            assert list(steps) == sorted(steps) and list(seconds) == sorted(seconds)
+            right = run["exact_match"] * found["n_test"]
+            assert right == pytest.approx(round(right)) and 0 <= run["bleu"] <= 100
+            counts.append(run["n_parameters"])
+    assert max(counts) < 1.02 * min(counts)
+    sizes = [asked[name] for name in ("n_layers", "d_model", "d_ff", "n_heads")]
+    two = build_transformer(ModelConfig(*sizes, norm="pre"), found["n_vocab"], PAD)
+    one = ModelConfig(sizes[0] * 7 // 3, *sizes[1:], norm="pre")
+    models = {
+        "encoder–decoder": two,
+        "one sequence": build_gpt(one, found["n_vocab"], PAD),
+    }
+    for name, model in models.items():
+        n = sum(p.numel() for p in model.parameters())
+        assert n == found["rows"][name]["runs"][0]["n_parameters"]
