@@ -44,7 +44,8 @@ const search = (() => {
     const scored = entries.map(entry => {
       const fields = entry.fields ??= [entry.section || entry.title, entry.title, entry.text].map(plain);
       const found = terms.map(also => Math.max(...also.map((kinds, i) => matches(kinds, fields) * (i ? 0.6 : 1))));
-      const exact = bare(fields[0]) === name || bare(fields[0]).replace(/^\d+\w? /, "") === name ? 1000 : 0;
+      const heading = fields[0].replace(/^\d+\w? /, "");
+      const exact = heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : 0;
       return {entry, terms: found.filter(Boolean).length, score: exact + found.reduce((a, b) => a + b, 0)};
     }).filter(hit => hit.terms);
     const most = Math.max(...scored.map(hit => hit.terms));
