@@ -1,5 +1,6 @@
-// The search of the pages. Quarto's finds letters anywhere ("RoPE" in "properties"); this one puts whole words first, then beginnings of
-// words, then letters inside, and headings before text. A hyphen, a dash or an apostrophe makes no difference, nor do accents.
+// The search of the pages. Quarto's finds letters anywhere ("RoPE" in "properties") and wants every word of a question; this one puts whole
+// words first, then other forms of them, beginnings and letters inside, headings before text, and rare words before frequent ones.
+// A hyphen, a dash or an apostrophe makes no difference, nor do accents.
 // pages.py writes the entries (search.json); Quarto's script draws the results.
 "use strict";
 const search = (() => {
@@ -13,49 +14,66 @@ const search = (() => {
     rope: ["rotary"], slow: ["speed"], softmaxed: ["softmax"], sqrt: ["√", "square root"], summarisation: ["summarization"], tokenizer: ["vocabulary", "sentencepiece"],
     tokeniser: ["vocabulary", "sentencepiece"], tying: ["tied"], unk: ["unknown"], windows: ["posix"],
   };
+  const COMMON = new Set((  // words of questions that say nothing of what is asked
+    "a about all also am an and any are as at be because been but by can cannot could did do does doesnt doing done dont for from gets getting give " +
+    "gives go goes had has have her his how i if im in instead into is isnt it its just like made make makes many me mean means mine more most much " +
+    "must my need needs no not of often on one only or other our out possible really same shall should so some such than that the their them then there " +
+    "these they thing this those to too up us use used uses using very want was way we were what whats when where which while who why will with " +
+    "without wont work works would wrong you your").split(" "));
+  const LISTS = /^(map|words|reference|70_conclusion|symbols)\./;  // pages that name everything and explain little of it
   const plain = text => (text ?? "").normalize("NFKD").replace(/\p{M}/gu, "");
   const bare = term => plain(term).replace(new RegExp(MARKS, "gu"), "").toLowerCase();
   const escaped = c => c.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
   const LETTER = "[\\p{L}\\p{N}_]";
 
-  // A term as patterns, best first: a whole word, the beginning of one, letters inside one.
+  // A term as patterns, best first: a whole word, another form of it, the beginning of a word, letters inside one.
   const patterns = term => {
-    const letters = [...bare(term)].map(c => c === " " ? "\\s+" : escaped(c)).join(`${MARKS}?`);
+    const spelt = text => [...text].map(c => c === " " ? "\\s+" : escaped(c)).join(`${MARKS}?`);
+    const letters = spelt(bare(term)), stem = bare(term).replace(/(?<=\p{L}{3})(e|es|s|ed|ing|er|ers|ion|ions)$/u, "");
     const word = /^[\p{L}\p{N}_]/u.test(term) ? `(?<!${LETTER})` : "", end = /[\p{L}\p{N}_]$/u.test(term) ? `(?!${LETTER})` : "";
-    return [word + letters + end, word + letters, letters].map(p => new RegExp(p, "iu"));
+    const forms = word + spelt(stem) + "(e|es|s|ed|ing|er|ers|ion|ions)?" + end;
+    return [word + letters + end, forms, word + letters, letters].map(p => new RegExp(p, "iu"));
   };
   const asked = query => {
-    const whole = bare(query.trim()).replace(/\s+/gu, " ");
-    const terms = ALSO[whole.replaceAll(" ", "")] ? [query.trim()] : query.trim().split(/\s+/u);
-    return terms.filter(bare).map(term => [term, ...(ALSO[bare(term).replaceAll(" ", "")] ?? [])].map(patterns));
+    const words = query.split(/[\s?!,;:"“”„]+/u).filter(bare), whole = bare(words.join(" "));
+    const meant = words.filter(word => !COMMON.has(bare(word)));
+    const terms = ALSO[whole.replaceAll(" ", "")] ? [words.join(" ")] : meant.length ? meant : words;
+    return terms.map(term => [term, ...(ALSO[bare(term).replaceAll(" ", "")] ?? [])].map(patterns));
   };
-  const WORTH = [[900, 300, 100], [90, 30, 10], [9, 3, 1]];  // of a match: rows as `patterns`, columns heading, title, text
+  const WORTH = [[9, 4, 2], [6, 3, 1.5], [1, 0.8, 0.6], [0.1, 0.06, 0.04]];  // of a match: rows as `patterns`, columns heading, title, text
   const matches = (kinds, fields) => {
     let best = 0;
+    const long = Math.min(1, 2000 / (1000 + fields[2].length));  // a long text has every word once
     kinds.forEach((pattern, kind) => fields.forEach((field, at) => {
-      if (WORTH[kind][at] > best && pattern.test(field)) best = WORTH[kind][at];
+      const worth = WORTH[kind][at] * (at === 2 ? long : 1);
+      if (worth > best && pattern.test(field)) best = worth;
     }));
     return best;
   };
 
-  // The entries that have all terms, best first; if none has, those that have most of them.
+  // The entries that have a term, best first: many terms, rare ones, in headings.
   function rank(query, entries) {
     const terms = asked(query), name = bare(query.trim());
-    const scored = entries.map(entry => {
+    const found = entries.map(entry => {
       const fields = entry.fields ??= [entry.section || entry.title, entry.title, entry.text].map(plain);
-      const found = terms.map(also => Math.max(...also.map((kinds, i) => matches(kinds, fields) * (i ? 0.6 : 1))));
-      const heading = fields[0].replace(/^\d+\w? /, "");
+      return terms.map(also => Math.max(...also.map((kinds, i) => matches(kinds, fields) * (i ? 0.6 : 1))));
+    });
+    const rarity = terms.map((_, t) => Math.log(1 + entries.length / (1 + found.filter(worth => worth[t] > 0.5).length)));
+    const all = rarity.reduce((a, b) => a + b, 0);
+    const scored = entries.map((entry, i) => {
+      const sum = weights => weights.reduce((a, b) => a + b, 0), heading = entry.fields[0].replace(/^\d+\w? /, "");
       const exact = heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : 0;
-      return {entry, terms: found.filter(Boolean).length, score: exact + found.reduce((a, b) => a + b, 0)};
-    }).filter(hit => hit.terms);
-    const most = Math.max(...scored.map(hit => hit.terms));
-    return scored.filter(hit => hit.terms === most).sort((a, b) => b.score - a.score).map(hit => hit.entry);
+      const share = sum(rarity.map((weight, t) => found[i][t] ? weight : 0)) / all;
+      const score = share * share * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : 1);
+      return {entry, score: exact + score};
+    });
+    return scored.filter(hit => hit.score).sort((a, b) => b.score - a.score).map(hit => hit.entry);
   }
 
   // The letters of a text that the query found, for Quarto to mark.
   function part(query, text) {
     const kinds = asked(query).flat();
-    for (const kind of [0, 1, 2])
+    for (const kind of [0, 1, 2, 3])
       for (const term of kinds) {
         const found = term[kind].exec(text);
         if (found?.[0]) return found[0];

@@ -258,7 +258,7 @@ def test_imports_share_a_fold():
 def test_reading_path_is_that_of_the_home_page():
     "The footers lead along the pages that the home page names for one evening."
     text = (ROOT / "nbs/index.ipynb").read_text(encoding="utf-8")
-    evening = re.search(r"\| One evening \|(.*?)\| 3 hours", text)[1]
+    evening = re.search(r"\| One evening \|(.*?)\| 2 hours", text)[1]
     named = re.findall(r"\]\((\w+\.ipynb)\)", evening)
     assert [path.name for path in pages.reading_path()][: len(named)] == named
 

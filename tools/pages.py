@@ -345,13 +345,16 @@ class Folds(Processor):
             return
         source = joined(cell.source)
         opts, code = directives(source), code_of(source)
+        names = re.findall(r"^(?:def|class) (\w+)", code, re.M)
         what = (
             "Imports"
             if only_imports(code)
-            else "Checks"
-            if re.search(r"^assert\b", code, re.M)
             else "Code of the figure"
             if "fig-cap" in opts
+            else "Checks"
+            if re.search(r"^\s*(assert|test_(eq|close|fail))\b", code, re.M)
+            else "Code: " + ", ".join(names[:3])
+            if names
             else "Show the code"
         )
         new = {"code-fold": "true", "code-summary": what}

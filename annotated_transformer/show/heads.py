@@ -96,7 +96,7 @@ class AntecedentAttention(NamedTuple):
     other: Float[Tensor, "n_layers h"]  # weight on the other noun
     largest: Float[Tensor, "n_layers h"]  # share with most weight on the antecedent
 
-
+# %% ../../nbs/80b_heads.ipynb #80b00002
 def _weights_on_nouns(
     weights: Float[Tensor, "n_layers h n_k"],
     src_words: list[int],
