@@ -10,17 +10,17 @@ const search = (() => {
     debug: ["does not learn", "bug hunt"], debugging: ["does not learn", "bug hunt"], emoji: ["byte"], eos: ["end of sequence"], fast: ["speed"],
     finetune: ["fine-tuning"], finetuning: ["fine-tune"], fp16: ["float16", "half precision", "bf16"], gpu: ["gpus", "cuda"], huggingface: ["hugging face"],
     inference: ["translate"], jax: ["pytorch"], learningrate: ["learning rate"], lr: ["learning rate"], multigpu: ["data-parallel", "many gpus"],
-    nan: ["not a number"], onnx: ["export"], oom: ["memory"], overfit: ["overfitted"], pickle: ["safetensors"], prenorm: ["pre-norm"],
+    memory: ["out of memory"], nan: ["not a number"], onnx: ["export"], oom: ["memory"], overfit: ["overfitted"], pickle: ["safetensors"], prenorm: ["pre-norm"],
     rope: ["rotary"], slow: ["speed"], softmaxed: ["softmax"], sqrt: ["√", "square root"], summarisation: ["summarization"], tokenizer: ["vocabulary", "sentencepiece"],
     tokeniser: ["vocabulary", "sentencepiece"], tying: ["tied"], unk: ["unknown"], windows: ["posix"],
   };
   const COMMON = new Set((  // words of questions that say nothing of what is asked
-    "a about all also am an and any are as at be because been but by can cannot could did do does doesnt doing done dont for from gets getting give " +
+    "a about all also am an and any are as at be because been but by can cannot change changes changing could did do does doesnt doing done dont for from gets getting give " +
     "gives go goes had has have her his how i if im in instead into is isnt it its just like made make makes many me mean means mine more most much " +
-    "must my need needs no not of often on one only or other our out possible really same shall should so some such than that the their them then there " +
-    "these they thing this those to too up us use used uses using very want was way we were what whats when where which while who why will with " +
+    "must my need needs no not of often on one only or other our out possible really shall should so some such than that the their them then there " +
+    "these they thing this type those to too up us use used uses using very want was way we were what whatever whats when where which while who why will with " +
     "without wont work works would wrong you your").split(" "));
-  const LISTS = /^(map|words|reference|70_conclusion|symbols)\./;  // pages that name everything and explain little of it
+  const LISTS = /^(map|words|reference|conclusion|symbols|reading)\./;  // pages that name everything and explain little of it
   const plain = text => (text ?? "").normalize("NFKD").replace(/\p{M}/gu, "");
   const bare = term => plain(term).replace(new RegExp(MARKS, "gu"), "").toLowerCase();
   const escaped = c => c.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
@@ -35,8 +35,8 @@ const search = (() => {
     return [word + letters + end, forms, word + letters, letters].map(p => new RegExp(p, "iu"));
   };
   const asked = query => {
-    const words = query.split(/[\s?!,;:"“”„]+/u).filter(bare), whole = bare(words.join(" "));
-    const meant = words.filter(word => !COMMON.has(bare(word)));
+    const words = query.split(/[\s?!,;:"“”„()[\]]+/u).filter(bare), whole = bare(words.join(" "));
+    const meant = words.filter(word => !COMMON.has(bare(word)) && !/^\d[\d.,]*$/u.test(word));
     const terms = ALSO[whole.replaceAll(" ", "")] ? [words.join(" ")] : meant.length ? meant : words;
     return terms.map(term => [term, ...(ALSO[bare(term).replaceAll(" ", "")] ?? [])].map(patterns));
   };

@@ -106,13 +106,14 @@ def refused(run, line: str) -> str:
 # the frozen command line
 
 FROZEN = {  # what scripts rely on: a new name gets a place here, an old one stays
-    "train": "[KEY=VALUE]... --out --resume --data --data-dir --src --tgt --valid-src "
+    "train": "[KEY=VALUE]... --out --resume --from --data --data-dir --src --tgt --valid-src "
     "--valid-tgt --src-lang --tgt-lang --prepared --config --minutes --device --bleu "
     "--shard --tensorboard --quiet",
-    "prepare": "[KEY=VALUE]... --out --data --data-dir --src --tgt --valid-src "
+    "prepare": "[KEY=VALUE]... --out --from --data --data-dir --src --tgt --valid-src "
     "--valid-tgt --src-lang --tgt-lang --prepared --config --quiet",
     "average": "RUN --last",
-    "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --batch-tokens "
+    "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --sample --temperature "
+    "--top-p --seed --batch-tokens "
     "--precision --device --quiet",
     "score": "RUN... --ref --src --chrf --confidence --flavours --perplexity "
     "--beam-size --alpha --precision --device",
@@ -255,6 +256,9 @@ REFUSED = {
     "translate run asked more": "unexpected extra argument (more)",
     "translate run asked --beam-size 0": "beam_size=0: take 1 to 256",
     "translate run asked --alpha -1": "alpha=-1.0: take 0 to 10",
+    "translate run asked --sample --alpha 1": "--alpha is for a search",
+    "translate run asked --top-p 0.5": "--top-p is for --sample",
+    "translate run asked --sample --top-p 2": "top_p=2.0 is a probability",
     "translate run asked --n-best 0": "n_best=0",
     "translate run asked --n-best 5": "n_best=5 with beam_size=4",
     "translate run asked --batch-tokens 0": "batch_tokens=0",

@@ -17,6 +17,7 @@ from annotated_transformer.engines.batched_search import (
     batched_greedy_search,
     eos_among_best,
     every_eos,
+    sample_with,
 )
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.model.config import ModelConfig
@@ -70,7 +71,9 @@ def ids_of(those):
     return [found.ids for found in those]
 
 
-@pytest.mark.parametrize("search", [batched_greedy_search, batched_beam_search, sample])
+@pytest.mark.parametrize(
+    "search", [batched_greedy_search, batched_beam_search, sample, sample_with()]
+)
 def test_nothing_to_do(search):
     def never(last_ids, state):
         raise AssertionError("there is nothing to compute")
@@ -235,6 +238,44 @@ def test_top_p_draws_from_the_likeliest_alone():
     assert {tuple(one.ids) for (one,) in found} == {(0,), (1,)}
 
 
+def test_several_samples_of_each_sentence():
+    "Each is drawn anew, from its own sentence's distribution, and scored by its log-probability."
+    torch.manual_seed(0)
+    tables, limits = random_tables(3, 4, 5, 1.0), torch.tensor([2, 1, 2])
+    found = search_tables(tables, limits, sample_with(n_best=256))
+    found = [[*one] for one in found]
+    for _ in range(15):
+        more = search_tables(
+            tables, limits, sample_with(n_best=256, seed=len(found[0]))
+        )
+        found = [one + other for one, other in zip(found, more)]
+    for table, limit, drawn in zip(tables, limits.tolist(), found):
+        next_log_probs, n = look_up(table), len(drawn)
+        for ids in [
+            p for k in range(limit + 1) for p in product((0, 1, 2, 4), repeat=k)
+        ]:
+            tokens = [*ids, EOS][:limit]
+            log_p = sum(next_log_probs([*ids[:i]])[t] for i, t in enumerate(tokens))
+            same = [one for one in drawn if tuple(one.ids) == ids]
+            spread = math.sqrt(math.exp(log_p) * (1 - math.exp(log_p)) / n)
+            assert abs(len(same) / n - math.exp(log_p)) < 5 * spread, ids
+            for one in same[:1]:
+                assert one.score == one.log_prob == pytest.approx(log_p, abs=1e-4)
+
+
+def test_samples_by_seed_and_temperature():
+    tables, limits = random_tables(20, 10, 8, 2.0), torch.full((20,), 6)
+    drawing = [sample_with(seed=seed, n_best=2) for seed in (1, 1, 2)]
+    once, again, other = (search_tables(tables, limits, search) for search in drawing)
+    assert once == again != other
+    # the second batch of a translator is not drawn with the numbers of the first
+    assert search_tables(tables, limits, drawing[0]) != once
+    cold = search_tables(tables, limits, sample_with(temperature=1e-3, n_best=2))
+    greedy = search_tables(tables, limits)
+    expected = [[one.ids] * 2 for (one,) in greedy]
+    assert [ids_of(row) for row in cold] == expected
+
+
 # With the model
 
 
@@ -249,6 +290,7 @@ def test_what_is_ruled_out_is_no_hypothesis():
 SEARCHES = {
     "greedy": greedy_search,
     "sampling": partial(sample, temperature=5.0),
+    "several samples": sample_with(temperature=5.0, n_best=3),
     "batched greedy": batched_greedy_search,
     "batched beam": batched_beam_search,
 }

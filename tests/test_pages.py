@@ -308,6 +308,14 @@ def test_page_as_markdown(toy):
         ("#| code-fold: true\nassert x", "#| code-summary: Checks\n"),
         ("#| code-fold: true\nx = 1", "#| code-summary: Show the code\n"),
         (
+            "#| code-fold: true\ndef f(x):\n    return x\n\n\nclass A: ...",
+            "#| code-summary: Code of f, A\n",
+        ),
+        (
+            "#| code-fold: true\nfor i in x:\n    test_eq(i, 1)",
+            "#| code-summary: Checks\n",
+        ),
+        (
             '#| code-fold: true\n#| fig-cap: "a"\ndraw()',
             "#| code-summary: Code of the figure\n",
         ),

@@ -17,9 +17,14 @@ from annotated_transformer import UserError
 from annotated_transformer.data.corpus import Corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.io.files import lock_folder
-from annotated_transformer.model.config import get_recipe, override
+from annotated_transformer.model.config import fine_tune, get_recipe, override
 from annotated_transformer.runs.checkpoint import checkpoints
-from annotated_transformer.runs.folder import RunFolder, read_metrics, text_sha256
+from annotated_transformer.runs.folder import (
+    RunFolder,
+    read_config,
+    read_metrics,
+    text_sha256,
+)
 from annotated_transformer.runs.train_run import (
     RunOptions,
     prepare_run,
@@ -421,3 +426,73 @@ def test_killed_before_its_end_was_noted(
     assert "stopped" not in json.loads((tmp_path / "run/config.json").read_text())
     resume(tmp_path / "run")
     assert chosen(tmp_path / "run") == chosen(straight)
+
+
+# from the weights of another run
+
+TUNED = ["max_steps=6", "warmup_steps=2", "valid_every=3", "save_every=2", "dropout=0"]
+
+
+@pytest.fixture(scope="module")
+def tune(corpus, straight):
+    "Start a run of other text from the weights of the undisturbed one, by `train_run` or `prepare_run`."
+    other = Corpus("own", "en", "de", corpus.train[40:80], corpus.valid[:5], [])
+    recipe = fine_tune(read_config(straight)[0])
+
+    def start(out: Path, *settings: str) -> Path:
+        options = RunOptions("cpu", quiet=True)
+        wanted = override(recipe, [*TUNED, *settings])
+        return train_run(other, wanted, out, options, straight)
+
+    start.prepared = lambda out: prepare_run(
+        other, override(recipe, TUNED), out, start=straight, quiet=True
+    )
+    return start
+
+
+def test_a_run_starts_from_weights_and_vocabulary(tune, straight, tmp_path):
+    "Steps that are nearly 0 leave the weights where they began; the first validation pass is before them."
+    run = tune(tmp_path / "run", "peak_lr=1e-9")
+    began, ended = (load_file(one / "model.safetensors") for one in (straight, run))
+    assert began.keys() == ended.keys()
+    for name, weight in began.items():
+        torch.testing.assert_close(ended[name], weight, atol=1e-6, rtol=0)
+    assert (run / "vocab.model").read_bytes() == (straight / "vocab.model").read_bytes()
+    about = read_config(run)[1]
+    assert about["data"] == "own" and about["from"]["run"] == str(straight)
+    assert about["from"]["weights"] == read_config(straight)[1]["weights"]
+    passes = [r for r in read_metrics(run) if "valid_loss" in r]
+    assert [r["step"] for r in passes] == [0, 3, 6]
+    assert passes[0]["valid_loss"] == pytest.approx(passes[2]["valid_loss"], abs=1e-4)
+
+
+def test_a_start_that_was_interrupted(tune, tmp_path):
+    "Before the first checkpoint, the weights to start from are in the run itself."
+    straight, run = tune(tmp_path / "straight"), tune.prepared(tmp_path / "run")
+    resume_run(run, RunOptions("cpu", minutes=1e-6, quiet=True))
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    resume_run(run, RunOptions("cpu", quiet=True))
+    assert weights(run) == weights(straight)
+
+
+def test_two_processes_start_from_weights(tune, command, tmp_path):
+    straight, run = tune(tmp_path / "straight"), tune.prepared(tmp_path / "run")
+    ended = command("--resume", run, "--device", "cpu", "--quiet", n=2)
+    assert ended.returncode == 0, ended.stderr
+    assert distance(run, straight) < 1e-4
+
+
+@pytest.mark.slow
+def test_sharded_processes_start_from_weights(tune, command, tmp_path):
+    straight, run = tune(tmp_path / "straight"), tune.prepared(tmp_path / "run")
+    ended = command("--resume", run, "--device", "cpu", "--quiet", "--shard", n=2)
+    assert ended.returncode == 0, ended.stderr
+    assert distance(run, straight) < 1e-4
+
+
+@pytest.mark.parametrize("setting", ["d_model=64", "n_pieces=400"])
+def test_a_start_of_other_sizes(setting, tune, straight, tmp_path):
+    with pytest.raises(UserError, match=f"{setting} cannot start from {straight}"):
+        tune(tmp_path / "run", setting)
+    assert not (tmp_path / "run").exists()

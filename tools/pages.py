@@ -353,7 +353,7 @@ class Folds(Processor):
             if "fig-cap" in opts
             else "Checks"
             if re.search(r"^\s*(assert|test_(eq|close|fail))\b", code, re.M)
-            else "Code: " + ", ".join(names[:3])
+            else "Code of " + ", ".join(names[:3])
             if names
             else "Show the code"
         )

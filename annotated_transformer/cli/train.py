@@ -20,7 +20,7 @@ from click.exceptions import Exit
 
 from .. import UserError
 from ..data import corpus
-from ..model.config import RECIPES, get_recipe, override
+from ..model.config import RECIPES, fine_tune, get_recipe, override
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0015
 _ENTRY = re.compile(r"^(?=\S)(--\S+)? ?(\S*)  +(.+(?:\n +.+)*)", re.MULTILINE)
@@ -140,6 +140,8 @@ _RECIPES = ", ".join(RECIPES).replace("small,", "small (the default),", 1)
 _HOW = f"""
 --prepared PATH      A folder for the encoded text that several runs can share; without
                      it, the run folder. To be named again with --resume.
+--from RUN           Start from the weights and the vocabulary of this run, or of demo
+                     (the pretrained model), with its sizes and the recipe fine-tune.
 --config NAME        Sizes and settings by name: {_RECIPES}.
 """
 _DEVICE = """
@@ -150,7 +152,15 @@ _DEVICE = """
 # %% ../../nbs/94a_cli_train.ipynb #95ab0007
 def _recipe(args: SimpleNamespace):
     "The recipe that the options ask for."
-    recipe = get_recipe(_DEFAULT_RECIPE if args.config is None else args.config)
+    start = vars(args)["from"]
+    if start is not None and args.config in (None, "fine-tune"):
+        from ..runs.folder import pretrained_run, read_config
+
+        recipe = fine_tune(read_config(pretrained_run(start) or start)[0])
+    elif args.config == "fine-tune":
+        raise UserError("--config fine-tune needs --from, a run to start from")
+    else:
+        recipe = get_recipe(_DEFAULT_RECIPE if args.config is None else args.config)
     return override(recipe, list(args.key_value))
 
 # %% ../../nbs/94a_cli_train.ipynb #95ab0010
@@ -183,9 +193,11 @@ def _train(args: SimpleNamespace) -> None:
         raise UserError(
             "name either --out, a new run folder, or --resume, one to continue"
         )
-    if args.resume is not None and (args.config is not None or args.key_value):
+    start = vars(args)["from"]
+    if args.resume is not None and (args.config or args.key_value or start):
         raise UserError(
-            "--resume takes its settings from the run: leave --config and KEY=VALUE out"
+            "--resume takes its settings and weights from the run: leave --config, "
+            "KEY=VALUE and --from out"
         )
     options = runs.RunOptions(
         args.device,
@@ -203,7 +215,7 @@ def _train(args: SimpleNamespace) -> None:
         is_named = any((*named, args.src_lang, args.tgt_lang))
         runs.resume_run(run, options, text if is_named else None)
     else:
-        runs.train_run(text, _recipe(args), run, options)
+        runs.train_run(text, _recipe(args), run, options, start)
     if not launched() or os.environ["RANK"] == "0":
         _report_end(run)
 
@@ -220,7 +232,8 @@ def _prepare(args: SimpleNamespace) -> None:
 
     out, recipe = args.out, _recipe(args)
     text = partial(_load_text, args)
-    prepare_run(text, recipe, out, args.prepared, quiet=args.quiet)
+    start = vars(args)["from"]
+    prepare_run(text, recipe, out, args.prepared, start=start, quiet=args.quiet)
     more = ["--prepared", args.prepared] if args.prepared else []
     say(f"{out} is ready to train: {shell_line('train', '--resume', out, *more)}")
 

@@ -52,13 +52,24 @@ def _average(args: SimpleNamespace) -> None:
 # %% ../../nbs/94b_cli_use.ipynb #5871d459
 def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
     "A `Translator`; its search is the model's own if no option asks for another."
-    from ..engines.batched_search import search_with
+    from ..engines.batched_search import sample_with, search_with
     from ..translating.load import load
 
     _say_which_demo(run)
-    given = {"beam_size": args.beam_size, "alpha": args.alpha}
-    given = {name: value for name, value in given.items() if value is not None}
-    search = search_with(**given, n_best=n_best) if given or n_best != 1 else None
+    beam, drawing = ("beam_size", "alpha"), ("temperature", "top_p", "seed")
+    asked = {k: v for k, v in vars(args).items() if v is not None}
+    is_drawn, given = asked.get("sample", False), asked.keys() & {*beam, *drawing}
+    if wrong := sorted(given & {*(beam if is_drawn else drawing)}):
+        option = "--" + wrong[0].replace("_", "-")
+        raise UserError(
+            f"{option} is for {'a search' if is_drawn else '--sample'}: leave it "
+            f"out, or {'--sample' if is_drawn else 'add --sample'}"
+        )
+    make = sample_with if is_drawn else search_with
+    options = {name: asked[name] for name in given}
+    search = (
+        make(**options, n_best=n_best) if given or is_drawn or n_best != 1 else None
+    )
     return load(run, args.device, search, precision=args.precision, **more)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0011
@@ -75,7 +86,14 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 {_SEARCH}
 --n-best INTEGER      Translations of each line: as many lines out for each line in,
                       best first. [default: 1]
---scores              Each translation's score and a tab before it.
+--scores              Each translation's score and a tab before it: its log-probability
+                      over the length penalty; of --sample, without a penalty.
+--sample              Draw the --n-best translations at random, in place of a search.
+--temperature FLOAT   Of --sample: below 1, probable tokens become more frequent; above
+                      1, rare ones. Without it 1.
+--top-p FLOAT         Of --sample: draw from the most probable tokens that together have
+                      this probability. Without it 1.
+--seed INTEGER        Of --sample: another number draws others. Without it 0.
 --batch-tokens INTEGER  Source tokens translated at once. [default: 4096]
 --precision NAME      Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU
                       and rounds the most. [default: fp32]

@@ -6,6 +6,7 @@
 __all__ = ['Prepared', 'open_prepared', 'prepare']
 
 # %% ../../nbs/97d_prepared.ipynb #51dd0004
+import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -93,15 +94,19 @@ def _write_prepared(
     valid: Iterable[tuple[str, str]],
     # noted in about.json; `n_pieces` and `n_sample` are for `learn_bpe`
     made_from: dict[str, Any],
+    vocab: Vocab | None,  # None: learned from `train`
     quiet: bool,
 ) -> None:
     "Write the vocabulary and the ids of both splits into a folder."
-    with tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
-        vocab = learn_bpe(
-            chain.from_iterable(bar), made_from["n_pieces"], made_from["n_sample"]
-        )
+    n_train = None
+    if vocab is None:
+        with tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
+            vocab = learn_bpe(
+                chain.from_iterable(bar), made_from["n_pieces"], made_from["n_sample"]
+            )
+        n_train = bar.n
     vocab.save(folder / _VOCAB)
-    for split, pairs, total in zip(_SPLITS, (train, valid), (bar.n, None)):
+    for split, pairs, total in zip(_SPLITS, (train, valid), (n_train, None)):
         with tqdm(
             pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet
         ) as bar:
@@ -180,6 +185,7 @@ def prepare(
     n_pieces: int,  # size of the vocabulary, as for `learn_bpe`
     n_sample: int = 1_000_000,  # lines that the vocabulary is learned from
     *,
+    vocab: Vocab | None = None,  # use this one instead of learning one
     quiet: bool = False,  # without progress bars
 ) -> Prepared:
     """Vocabulary and ids of a corpus on disk, made once and then only opened (§5.1).
@@ -193,11 +199,13 @@ def prepare(
         "n_pieces": n_pieces,
         "n_sample": n_sample,
     }
+    if vocab is not None:
+        made_from["vocab_sha256"] = hashlib.sha256(vocab.model).hexdigest()
     if path_type(resolve(folder)) == "folder" and any(folder.iterdir()):
         return open_prepared(folder, made_from)
     try:
         with new_folder(folder) as new:
-            _write_prepared(new, train, valid, made_from, quiet)
+            _write_prepared(new, train, valid, made_from, vocab, quiet)
     except (UserError, OSError):
         if path_type(folder / _ABOUT) == "nothing":
             raise  # no other process has made it meanwhile

@@ -191,6 +191,16 @@ annotated_transformer {version}.
 """
 
 # %% ../../nbs/93_model_card.ipynb #93a0001d
+def _text_of(about: dict) -> str:
+    "The text of a run and its licence; before it those of the run it started from."
+    start = about.get("from")
+    before = f"{_text_of(start)}; then " if isinstance(start, dict) else ""
+    known = DATA_SETS.get(str(about.get("data")))
+    if known is None:
+        return f"{before}the author's own"
+    return f"{before}{about['data']} ({known.source}; licence: {known.licence})"
+
+
 def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     """README.md for the model of a run.
 
@@ -198,9 +208,6 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     """
     name = re.sub(r"[^\w.+-]", "_", name)  # what is in a name on the Hub
     data = about.get("data") if about.get("data") in DATA_SETS else None
-    text = "the author's own"
-    if data:
-        text = f"{data} ({DATA_SETS[data].source}; licence: {DATA_SETS[data].licence})"
     copies = ", with copies in other cases" if about.get("case_variants") else ""
     languages, scores = languages_of(about), _scores(run)
     rows = []
@@ -213,9 +220,10 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         languages=" to translate from {} to {}".format(*languages) if languages else "",
         max_len=recipe.train.max_len,
         scores="\n".join(rows) if scores else "The run has none.",
-        text=text + copies,
+        text=_text_of(about) + copies,
         steps=about.get("steps", "unknown"),
         weights=re.sub(r"[^\w ,.-]", "_", about.get("weights", "unknown")),
-        command=_training_command(recipe, data, languages),
+        command=_training_command(recipe, data, languages)
+        + (" --from START" if "from" in about else ""),
         version=_version(),
     )

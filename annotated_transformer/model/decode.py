@@ -160,7 +160,7 @@ def greedy_search(
     return _generate(step, state, bos_id, eos_id, max_lens, choose)
 
 # %% ../../nbs/61a_decode.ipynb #a4fe92fe
-def _draw(
+def draw(
     log_probs: Float[Tensor, "b n_vocab"],
     temperature: float,
     top_p: float,
@@ -175,6 +175,18 @@ def _draw(
     token = tokens.gather(-1, torch.multinomial(probs, 1, generator=rng))
     return log_probs.gather(-1, token)[:, 0], token[:, 0]
 
+# %% ../../nbs/61a_decode.ipynb #61a00010
+def check_sampling(temperature: float, top_p: float) -> None:
+    "UserError for a temperature or a share that nothing can be drawn with."
+    if not temperature > 0:
+        raise UserError(
+            f"temperature={temperature} must be above 0; 0 would be greedy_search"
+        )
+    if not 0 < top_p <= 1:
+        raise UserError(
+            f"top_p={top_p} is a probability: take more than 0 and at most 1"
+        )
+
 # %% ../../nbs/61a_decode.ipynb #fae3b7cb
 def sample(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],
@@ -187,14 +199,7 @@ def sample(
     seed: int = 0,
 ) -> list[list[Hypothesis]]:
     "Sentences drawn at random from the model's distribution (not in the paper)."
-    if not temperature > 0:
-        raise UserError(
-            f"temperature={temperature} must be above 0; 0 would be greedy_search"
-        )
-    if not 0 < top_p <= 1:
-        raise UserError(
-            f"top_p={top_p} is a probability: take more than 0 and at most 1"
-        )
+    check_sampling(temperature, top_p)
     rng = torch.Generator(max_lens.device).manual_seed(seed)
-    choose = lambda log_probs: _draw(log_probs, temperature, top_p, rng)
+    choose = lambda log_probs: draw(log_probs, temperature, top_p, rng)
     return _generate(step, state, bos_id, eos_id, max_lens, choose)

@@ -179,6 +179,8 @@ def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
             Every(settings.save_every, save),
             signal,
         ]
+        if run.start.exists() and not run.progress.step:
+            validation()  # what training has to improve
         try:
             stop = early_stop(run) or options.engines.train(
                 wrapped,
@@ -200,13 +202,14 @@ def train_run(
     recipe: Recipe,
     out: Path,  # the run folder to make
     options: RunOptions = _NO_OPTIONS,
+    start: Path | None = None,  # a run whose weights and vocabulary it starts from
 ) -> Path:  # the run folder
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
     out, device = Path(out), pick_device(options.device)
     with process_group(device):
         # before the text is read, without the rows of its vocabulary
         check_memory(recipe.model, 0, device, world_size() if options.sharded else 1)
-        with RunFolder.create(out, recipe, text, options.prepared) as run:
+        with RunFolder.create(out, recipe, text, options.prepared, start) as run:
             _train(run, device, options)
     return out
 
@@ -233,11 +236,12 @@ def prepare_run(
     out: Path,  # the run folder to make
     prepared: Path | None = None,  # encoded text that runs share; None = in the run
     *,
+    start: Path | None = None,  # as for `train_run`
     quiet: bool = False,  # without progress bars
 ) -> Path:  # the run folder, for `resume_run` to start
     "A run folder with vocabulary and encoded text, and no training yet."
     out = Path(out)
-    with RunFolder.create(out, recipe, text, prepared) as run:
+    with RunFolder.create(out, recipe, text, prepared, start) as run:
         run.encoded(quiet)
     return out
 
