@@ -4,12 +4,26 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = Path(__file__).parent
 config = ConfigParser(delimiters=["="])
 config.read(here / "settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
 readme = here / "README.md"
+
+
+class WithRecords(build_py):
+    "The package, with the records that notebooks read; in a checkout these are beside it."
+
+    def run(self):
+        super().run()
+        for folder in () if self.editable_mode else ("results", "reference"):
+            to = Path(self.build_lib, cfg["lib_path"], folder)
+            self.mkpath(str(to))
+            for path in (here / folder).glob("*.json"):
+                self.copy_file(str(path), str(to))
+
 
 setup(
     name=cfg["lib_name"],
@@ -29,6 +43,7 @@ setup(
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
     include_package_data=False,  # what is installed is named here, not in MANIFEST.in
+    cmdclass={"build_py": WithRecords},
     package_data={cfg["lib_path"]: ["py.typed", "show/pages/*", "pretrained/*/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require={

@@ -416,21 +416,14 @@ def html(text: str) -> str:
 # ---- beside the pages
 
 
-def install_cell(cfg: dict[str, str]) -> str:
-    "What Colab has to run first: the package and its records, at the commit that the page was made from."
-    at = f"v{cfg['version']}"
+def at_commit() -> str:
+    "The suffix by which pip installs what the pages were made from."
     if shutil.which("git"):
-        git = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        )
+        command = ["git", "rev-parse", "HEAD"]
+        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if git.returncode == 0:
-            at = git.stdout.strip()
-    return f"""# In Colab: {cfg["lib_name"]} {cfg["version"]}, as this page was made from it.
-import sys
-if "google.colab" in sys.modules:
-    !git clone -q --filter=blob:none {cfg["git_url"]} project && git -C project checkout -q {at}
-    !pip install -q "./project[plot,bench]" "fastcore<2"
-    %cd project/nbs"""
+            return f"@{git.stdout.strip()}"
+    return f"@v{settings()['version']}"
 
 
 FIGURE = (
@@ -455,14 +448,16 @@ def plain(path: Path, processed: Path) -> str:
 
 
 def for_colab(path: Path) -> dict:
-    "A notebook that runs in Colab, and whose links lead to the site from anywhere."
+    "A notebook whose links lead to the site from anywhere, and which installs this very version."
     cfg, nb = settings(), json.loads(path.read_text(encoding="utf-8"))
     for cell in nb["cells"]:
         for kept, kind, text in markdown_of(cell):
             kept[kind] = absolute(text, cfg)
-    first = {"cell_type": "code", "id": "colab", "metadata": {}, "outputs": []}
-    first |= {"source": install_cell(cfg), "execution_count": None}
-    nb["cells"].insert(1, first)
+        if cell["cell_type"] == "code" and "%pip" in joined(cell["source"]):
+            package = f"git+{cfg['git_url']}"
+            cell["source"] = joined(cell["source"]).replace(
+                package, package + at_commit()
+            )
     return nb
 
 
