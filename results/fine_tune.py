@@ -150,7 +150,7 @@ def main() -> None:
     base, base_run = base_recipe(args), args.work / "tatoeba"
 
     def measured(run: Path, corpus: Corpus, recipe: Recipe, start: Path | None) -> dict:
-        file = run.with_suffix(".json")
+        file = run.with_name(f"{run.name}.json")
         if not file.exists():
             about = trained(corpus, recipe, run, start)
             found = {"steps": about["steps"], "weights": about["weights"]}
