@@ -26,6 +26,7 @@ from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.model.config import Recipe, fine_tune, get_recipe
 from annotated_transformer.runs.folder import read_config
+from annotated_transformer.runs.hooks import STOP_SIGNALS
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.translating.evaluate import bleu
 
@@ -153,6 +154,8 @@ def main() -> None:
         file = run.with_name(f"{run.name}.json")
         if not file.exists():
             about = trained(corpus, recipe, run, start)
+            if about["stopped"] in STOP_SIGNALS:
+                raise SystemExit(f"{run}: {about['stopped']}; the same command goes on")
             found = {"steps": about["steps"], "weights": about["weights"]}
             write(file, found | {"bleu": scores(run, tests)})
             print(run.name, file.read_text(encoding="utf-8"), flush=True)
