@@ -21,6 +21,7 @@ from annotated_transformer.engines.batched_search import (
     batched_greedy_search,
 )
 from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.export.hugging_face import export_hf
 from annotated_transformer.model.position import positional_encoding
 from annotated_transformer.runs.folder import load_run, read_config, run_kind
 from annotated_transformer.show.visualize import attention_maps
@@ -33,13 +34,14 @@ from annotated_transformer.translating.marian import (
     in_halves,
 )
 from annotated_transformer.translating.marian_import import (
-    _FILES,
+    MARIAN_FILES,
     MarianVocab,
     _marian_search,
     _MarianTranslator,
     _read_marian,
     _read_marian_weights,
     _with_marian_rules,
+    fine_tune_marian,
     import_marian,
 )
 from annotated_transformer.translating.translate import translate_stream
@@ -440,7 +442,7 @@ def test_long_lines_keep_their_code(folder, vocab):
 
 def test_an_imported_run(folder, run):
     "It translates streams too; what needs a run that was trained here refuses it."
-    names = {*_FILES, "config.json", "model.safetensors"}
+    names = {*MARIAN_FILES, "config.json", "model.safetensors"}
     assert {file.name for file in run.iterdir()} == names
     assert [file.name for file in run.parent.iterdir()] == ["en-de"]
     values = json.loads((run / "config.json").read_text())
@@ -453,6 +455,32 @@ def test_an_imported_run(folder, run):
     for read in (read_config, load_run):
         with pytest.raises(ValueError, match="was imported from Marian: it translates"):
             read(run)
+
+
+def test_the_whole_way_in_and_out(run, tokenizer, tmp_path):
+    "Imported, trained further on a few pairs, exported: `transformers` translates them as we do."
+    pairs = [(s.en, s.de) for s in builtin(12, seed=7)]
+    before, losses = load(run), []
+    see = lambda record: losses.append(record.loss)
+    fine_tune_marian(run, pairs, tmp_path / "tuned", 40, 3e-3, 300, hooks=[see])
+    assert losses[-1] < losses[0] - 1
+    tuned, lines = load(tmp_path / "tuned"), [en for en, _ in pairs]
+    found = tuned.translate(lines)
+    assert found != before.translate(lines)
+    old, new = (
+        load_file(one / "model.safetensors") for one in (run, tmp_path / "tuned")
+    )
+    assert torch.equal(old["embedding.bias"], new["embedding.bias"])
+    export_hf(tmp_path / "tuned", tmp_path / "hub")
+    theirs = transformers.MarianMTModel.from_pretrained(tmp_path / "hub").eval()
+    reader = transformers.MarianTokenizer.from_pretrained(tmp_path / "hub")
+    for line, ours in zip(lines, found):
+        batch = reader(line, return_tensors="pt")
+        assert batch.input_ids.equal(tokenizer(line, return_tensors="pt").input_ids)
+        longest = batch.input_ids.size(1) + 51
+        with torch.no_grad():
+            (best,) = theirs.generate(**batch, max_length=longest)
+        assert reader.decode(best, skip_special_tokens=True) == ours
 
 
 def test_older_folders(folder, run, tmp_path):
@@ -471,7 +499,7 @@ def test_older_folders(folder, run, tmp_path):
     del weights[_COPIES[0]]  # what is left says it as well
     save_file(weights, old / "model.safetensors")
     import_marian(old, tmp_path / "run")
-    for name in ("config.json", "model.safetensors", *_FILES):
+    for name in ("config.json", "model.safetensors", *MARIAN_FILES):
         assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
 
 

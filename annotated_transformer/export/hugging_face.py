@@ -23,15 +23,21 @@ from .ct2 import (
     write_sentencepiece,
 )
 from .model_card import languages_of, model_card
-from ..io.files import check_new_folder, new_folder, write_json
+from ..io.files import (
+    check_new_folder,
+    new_folder,
+    read_file,
+    write_json,
+)
 from ..model.config import ModelConfig, Recipe
-from ..runs.folder import load_run
+from ..runs.folder import load_run, read_settings, run_kind
 from ..translating.marian import (
     MarianConfig,
     in_halves,
     marian_names,
     marian_shapes,
 )
+from ..translating.marian_import import MARIAN_FILES, load_marian
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b0000d
 _EXTRA_POSITIONS = 52  # 50 tokens (§6.1), EOS, a language code
@@ -104,7 +110,9 @@ def _check_sizes(config: ModelConfig) -> None:
             )
 
 # %% ../../nbs/93a_hugging_face.ipynb #93b00025
-def _model_settings(config: MarianConfig, recipe: Recipe) -> dict[str, Any]:
+def _model_settings(
+    config: MarianConfig, dropout: float, attention_dropout: float
+) -> dict[str, Any]:
     "config.json of the folder."
     values = asdict(config)
     for name in ("ban_pad", "renormalize_logits", "num_beams", "length_penalty"):
@@ -118,8 +126,8 @@ def _model_settings(config: MarianConfig, recipe: Recipe) -> dict[str, Any]:
         "is_encoder_decoder": True,
         "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
-        "dropout": recipe.train.dropout,
-        "attention_dropout": recipe.train.attention_dropout,
+        "dropout": dropout,
+        "attention_dropout": attention_dropout,
         "dtype": "float32",
     }
 
@@ -166,6 +174,32 @@ def _write_weights(weights: dict[str, Tensor], folder: Path) -> None:
     save_file(weights, path, {"format": "pt"})
     path.chmod((folder / "vocab.json").stat().st_mode & 0o777)
 
+# %% ../../nbs/93a_hugging_face.ipynb #93ft0002
+def _export_marian(run: Path, settings: dict, out: Path) -> None:
+    "Write an imported run as `transformers` publishes such models."
+    translator = load_marian(run, settings)
+    config = MarianConfig.from_dict(run / "config.json", settings["marian"])
+    ours = translator.model.state_dict()
+    weights = {theirs: ours[name] for theirs, name in marian_names(config).items()}
+    search = _search_settings(config) | {"forced_eos_token_id": config.eos_token_id}
+    if not config.ban_pad:
+        del search["bad_words_ids"]
+    if config.renormalize_logits:
+        search["renormalize_logits"] = True
+    with new_folder(out) as new:
+        for name in MARIAN_FILES:
+            (new / name).write_bytes(read_file(run / name))
+        write_json(
+            new / "tokenizer_config.json",
+            {
+                "tokenizer_class": "MarianTokenizer",
+                "model_max_length": config.max_position_embeddings,
+            },
+        )
+        _write_weights(weights, new)
+        write_json(new / "generation_config.json", search)
+        write_json(new / "config.json", _model_settings(config, 0.1, 0.0))
+
 # %% ../../nbs/93a_hugging_face.ipynb #93b0002e
 def export_hf(run: Path, out: Path) -> Path:
     """Export a run for Hugging Face's `transformers`: make the folder `out`, return it.
@@ -175,6 +209,9 @@ def export_hf(run: Path, out: Path) -> Path:
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
+    if run_kind(run) == "marian":
+        _export_marian(run, read_settings(run), out)
+        return out
     model, vocab, recipe, about = load_run(run)
     _check_sizes(recipe.model)
     config = _marian_config(recipe, vocab)
@@ -185,5 +222,6 @@ def export_hf(run: Path, out: Path) -> Path:
         _write_weights(weights, new)
         (new / "README.md").write_text(card, encoding="utf-8")
         write_json(new / "generation_config.json", _search_settings(config))
-        write_json(new / "config.json", _model_settings(config, recipe))
+        rates = recipe.train.dropout, recipe.train.attention_dropout
+        write_json(new / "config.json", _model_settings(config, *rates))
     return out

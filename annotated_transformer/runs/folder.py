@@ -220,8 +220,8 @@ def read_config(
     if "kind" in values:
         raise UserError(
             f"{path} was imported from {values['kind'].capitalize()}: it translates, "
-            "but cannot be trained further, exported or shown; "
-            "for that take the folder that it came from"
+            "and export-hf takes it; in Python, fine_tune_marian trains it further; "
+            "for all else take the folder that it came from"
         )
     check_no_links(path, _own_names(path))
     check_entries(file, values, _ABOUT)
