@@ -316,6 +316,10 @@ def test_page_as_markdown(toy):
             "#| code-summary: Checks\n",
         ),
         (
+            "#| code-fold: true\nfor i in x:\n    print(i)\nassert x",
+            "#| code-summary: Code of the output\n",
+        ),
+        (
             '#| code-fold: true\n#| fig-cap: "a"\ndraw()',
             "#| code-summary: Code of the figure\n",
         ),

@@ -351,6 +351,8 @@ class Folds(Processor):
             if only_imports(code)
             else "Code of the figure"
             if "fig-cap" in opts
+            else "Code of the output"
+            if re.search(r"^\s*print\(", code, re.M)
             else "Checks"
             if re.search(r"^\s*(assert|test_(eq|close|fail))\b", code, re.M)
             else "Code of " + ", ".join(names[:3])
