@@ -6,18 +6,23 @@
 const search = (() => {
   const MARKS = "[-\u2010-\u2015\u2019']";
   const ALSO = {  // what readers type: what the pages call it
-    bidirectional: ["encoder-only"], byte: ["bytes"], chatgpt: ["gpt", "decoder-only"], compile: ["torch.compile", "export"], crash: ["resume"],
-    debug: ["does not learn", "bug hunt"], debugging: ["does not learn", "bug hunt"], emoji: ["byte"], eos: ["end of sequence"], fast: ["speed"],
-    finetune: ["fine-tuning"], finetuning: ["fine-tune"], fp16: ["float16", "half precision", "bf16"], gpu: ["gpus", "cuda"], huggingface: ["hugging face"],
-    inference: ["translate"], jax: ["pytorch"], learningrate: ["learning rate"], lr: ["learning rate"], multigpu: ["data-parallel", "many gpus"],
-    memory: ["out of memory"], nan: ["not a number"], onnx: ["export"], oom: ["memory"], overfit: ["overfitted"], pickle: ["safetensors"], prenorm: ["pre-norm"],
-    rope: ["rotary"], slow: ["speed"], softmaxed: ["softmax"], sqrt: ["√", "square root"], summarisation: ["summarization"], tokenizer: ["vocabulary", "sentencepiece"],
-    tokeniser: ["vocabulary", "sentencepiece"], tying: ["tied"], unk: ["unknown"], windows: ["posix"],
+    __proto__: null, "<unk>": ["unknown"], batchnorm: ["batch normalisation"], bidirectional: ["encoder-only"], byte: ["bytes"],
+    chatgpt: ["gpt", "decoder-only"], compile: ["torch.compile", "export"], constant: ["stuck", "same"], crash: ["resume"], custom: ["own"],
+    dataset: ["data set"], debug: ["does not learn", "bug hunt"], debugging: ["does not learn", "bug hunt"], emoji: ["byte"], eos: ["end of sequence"],
+    fast: ["speed"], finetune: ["fine-tuning"], finetuning: ["fine-tune"], fp16: ["float16", "half precision", "bf16"], garbage: ["nonsense"],
+    gpu: ["gpus", "cuda"], huggingface: ["hugging face"], inference: ["translate"], jax: ["pytorch"], k: ["keys"], layernorm: ["layer normalisation"],
+    learningrate: ["learning rate"], longer: ["beyond"], loop: ["repeats"], lr: ["learning rate"], memory: ["out of memory"],
+    multigpu: ["data-parallel", "many gpus"], multiple: ["more than one", "multi-head", "many"], nan: ["not a number"], onnx: ["export"], oom: ["memory"],
+    overfit: ["overfitted"], pickle: ["safetensors"], postln: ["post-norm"], preln: ["pre-norm"], prenorm: ["pre-norm"], q: ["queries"],
+    repeated: ["repeats"], repetition: ["repeats"], rope: ["rotary"], sequence: ["text", "sentence"], sequences: ["texts", "lengths"], slow: ["speed"],
+    softmaxed: ["softmax"], sqrt: ["√", "square root"], summarisation: ["summarization"], tokenizer: ["vocabulary", "sentencepiece"],
+    tokeniser: ["vocabulary", "sentencepiece"], tying: ["tied"], unk: ["unknown"], useless: ["nonsense"], v: ["values"], vocab: ["vocabulary"],
+    windows: ["posix"],
   };
   const COMMON = new Set((  // words of questions that say nothing of what is asked
-    "a about all also am an and any are as at be because been but by can cannot change changes changing could did do does doesnt doing done dont for from gets getting give " +
-    "gives go goes had has have her his how i if im in instead into is isnt it its just like made make makes many me mean means mine more most much " +
-    "must my need needs no not of often on one only or other our out possible really shall should so some such than that the their them then there " +
+    "a about all also am an and any are as at be because been better but by can cannot change changes changing choose could did do does doesnt doing done dont explain explained for from gets getting give " +
+    "gives go goes had handle has have her his how i if im in instead into is isnt it its just like made make makes many me mean means mine more most much " +
+    "must my need needs no not of often on one only or other our out possible really shall should show so some such than that the their them then there " +
     "these they thing this type those to too up us use used uses using very want was way we were what whatever whats when where which while who why will with " +
     "without wont work works would wrong you your").split(" "));
   const LISTS = /^(map|words|reference|conclusion|symbols|reading)\./;  // pages that name everything and explain little of it
@@ -35,8 +40,9 @@ const search = (() => {
     return [word + letters + end, forms, word + letters, letters].map(p => new RegExp(p, "iu"));
   };
   const asked = query => {
-    const words = query.split(/[\s?!,;:"“”„()[\]]+/u).filter(bare), whole = bare(words.join(" "));
-    const meant = words.filter(word => !COMMON.has(bare(word)) && !/^\d[\d.,]*$/u.test(word));
+    const split = query.split(/[\s?!,;:"“”„()[\]]+/u).filter(bare), words = split.length ? split : [query.trim()].filter(bare);
+    const whole = bare(words.join(" "));
+    const meant = words.filter(word => !COMMON.has(bare(word)));
     const terms = ALSO[whole.replaceAll(" ", "")] ? [words.join(" ")] : meant.length ? meant : words;
     return terms.map(term => [term, ...(ALSO[bare(term).replaceAll(" ", "")] ?? [])].map(patterns));
   };
@@ -64,7 +70,7 @@ const search = (() => {
       const sum = weights => weights.reduce((a, b) => a + b, 0), heading = entry.fields[0].replace(/^\d+\w? /, "");
       const exact = heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : 0;
       const share = sum(rarity.map((weight, t) => found[i][t] ? weight : 0)) / all;
-      const score = share * share * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : 1);
+      const score = share ** 1.5 * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : 1);
       return {entry, score: exact + score};
     });
     return scored.filter(hit => hit.score).sort((a, b) => b.score - a.score).map(hit => hit.entry);

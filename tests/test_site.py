@@ -189,15 +189,52 @@ ENTRIES = {
     ],
 )
 def test_search_puts_whole_words_first(browser, tmp_path, query, finds):
-    (tmp_path / "t.html").write_text(BARE + "<script src=search.js></script>")
-    shutil.copy(ROOT / "nbs/search.js", tmp_path)
-    browser.open((tmp_path / "t.html").as_uri())
+    assert ranked(browser, tmp_path, query, ENTRIES) == finds
+
+
+QUESTIONS = {
+    "stuck": ("Answers", "The loss is stuck and does not go down", "at ln V, 8.99"),
+    "own": ("Answers", "How do I use my own data set?", "two text files"),
+    "heads": ("Heads", "Why more than one head", "each attends elsewhere"),
+    "decode": ("Decoding", "Sampling", "it repeats a token"),
+    "what": ("Corpus", "What does it do?", "a grammar"),
+    "map.html": ("Map", "Gradient clipping", "where"),
+    "clip": ("Training", "Gradient clipping", "at a norm of one"),
+    **{f"loss{n}": ("Loss", f"Loss {n}", "translating the loss") for n in range(9)},
+}
+
+
+@pytest.mark.parametrize(
+    "query, first",
+    [
+        ("why is my loss stuck at ln V?", "stuck"),
+        ("what does it do with heads", "heads"),
+        ("loss elsewhere", "heads"),  # the rarer word counts more
+        ("what does it", "what"),  # nothing but stop words  # nothing but stop words
+        ("how do I train on a custom dataset", "own"),
+        ("multiple", "heads"),
+        ("8.99 tokens", "stuck"),
+        ("repetition of tokens", "decode"),
+        ("translates", "loss0"),
+        ("clipping of gradients", "clip"),  # a list comes after what it lists
+        ("constructor", None),  # a name that every object has
+    ],
+)
+def test_search_takes_questions(browser, tmp_path, query, first):
+    assert [*ranked(browser, tmp_path, query, QUESTIONS), None][0] == first
+
+
+def ranked(browser: Browser, folder: Path, query: str, texts: dict) -> list[str]:
+    "The names of the entries that search.js finds, best first."
+    (folder / "t.html").write_text(BARE + "<script src=search.js></script>")
+    shutil.copy(ROOT / "nbs/search.js", folder)
+    browser.open((folder / "t.html").as_uri())
     entries = [
         {"href": name, "title": title, "section": section, "text": text}
-        for name, (title, section, text) in ENTRIES.items()
+        for name, (title, section, text) in texts.items()
     ]
     ask = f"search.rank({json.dumps(query)}, {json.dumps(entries)}).map(e => e.href)"
-    assert browser.ask(ask) == finds
+    return browser.ask(ask)
 
 
 # ---- the checks can fail
