@@ -106,11 +106,10 @@ $(VENV)/.stamp-run: $(VENV)/.stamp-torch $(SETUP)
 	@$(BIN)/pip install --quiet $(PIN) -e .
 	@touch $@
 
-# tools.pth: nbdev's own commands find the processors that settings.ini names, which are in tools/.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	@echo 'setting up $(VENV), once: the tools for notebooks and tests'
 	@$(BIN)/pip install --quiet $(PIN) -e '.[dev]'
-	@$(BIN)/python -c 'import os, sysconfig; print(os.path.abspath("tools"), file=open(sysconfig.get_path("purelib") + "/tools.pth", "w"))'
+	@$(BIN)/python tools/notebooks.py setup
 	@touch $@
 
 # The peers; JoeyNMT, which asks for other versions of much, is not among them.

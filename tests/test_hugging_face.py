@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -564,6 +565,36 @@ def test_page_onnx(served, trained, monkeypatch, unchecked):
     exec(code_with("onnxruntime.InferenceSession"), space)
     expected = load(Path("runs/mine"), search=search_with(1)).translate(trained[2][:20])
     assert [space["translate"](line) for line in trained[2][:20]] == expected
+
+
+@pytest.mark.slow
+def test_page_export_and_compile(served, monkeypatch, unchecked):
+    "The saved program gives the model's logits; so does the compiled one, where a compiler is."
+    monkeypatch.chdir(served)
+    onnx = code_with("torch.export.export")
+    space: dict = {}
+    exec("\n".join(x for x in onnx.split("\n") if "torch.onnx" not in x), space)
+    code = code_with("torch.compile")
+    if not shutil.which("c++"):
+        code = code.replace("torch.compile(", "(lambda model, dynamic: model)(")
+    exec(code, space)
+    with torch.no_grad():
+        expected = space["Logits"]()(*space["example"])
+        for found in (space["logits"], space["compiled"](*space["example"])):
+            assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_page_nn_transformer(served, monkeypatch):
+    "With padding: the logits of nn.Transformer with our weights are ours."
+    monkeypatch.chdir(served)
+    space: dict = {}
+    exec(code_with("nn.Transformer("), space)
+    src, tgt_in = torch.randint(4, 50, (3, 12)), torch.randint(4, 50, (3, 5))
+    src[1, 7:] = space["run"].vocab.pad_id
+    ours = space["ours"]
+    with torch.no_grad():
+        expected = ours.embedding.logits(ours(src, tgt_in))
+        assert torch.allclose(space["logits"](src, tgt_in), expected, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

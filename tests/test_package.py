@@ -109,7 +109,12 @@ def test_wheel_holds_the_package(wheel):
     "Every module, and the files that the modules read: what git tracks of the package."
     shipped = {n for n in wheel.namelist() if ".dist-info/" not in n}
     folder = "annotated_transformer/"
-    assert shipped == {name for name in files_of(ROOT) if name.startswith(folder)}
+    records = r"(results|reference)/\w+\.json"
+    assert shipped == {
+        folder + name if re.fullmatch(records, name) else name
+        for name in files_of(ROOT)
+        if name.startswith(folder) or re.fullmatch(records, name)
+    }
     pretrained = {f"{folder}pretrained/demo/model.safetensors"}
     assert {
         f"{folder}py.typed",
@@ -123,6 +128,8 @@ from annotated_transformer.show import explorer
 one = explorer.AttentionExample(["a"], ["b"], {"cross": [[[[1.0]]]]})
 print(explorer.__file__, len(explorer.attention_page([one])), sep="\\n")
 print(load("demo").translate(["The dog is tired."])[0])
+from annotated_transformer.io.files import read_record
+print(read_record("results/demo")["seed"], len(read_record("reference/paper_tables")))
 """
 
 
@@ -131,7 +138,8 @@ def test_installed_wheel_works(wheel, tmp_path):
     wheel.extractall(tmp_path)
     env = {"PYTHONPATH": str(tmp_path), "PYTHONUTF8": "1"}
     said = python("-c", INSTALLED, cwd=tmp_path, **env)
-    path, length, german = said.split("\n")[:-1]
+    path, length, german, records = said.split("\n")[:-1]
+    assert re.fullmatch(r"0 \d+", records)
     assert path.startswith(str(tmp_path)) and int(length) > 10_000
     assert german == "Der Hund ist müde."
 
@@ -196,7 +204,8 @@ EXTRAS = ["plot", "ct2", "moses"]
 IMPORTS = {
     "package, at its top": (["annotated_transformer/**/*.py"], False, []),
     "package": (["annotated_transformer/**/*.py"], True, EXTRAS),
-    "notebooks": (["nbs/*.ipynb"], True, ["dev"]),
+    "notebooks": (["nbs/[0-9]*.ipynb"], True, ["notebooks"]),
+    "guides": (["nbs/[a-z]*.ipynb"], True, ["dev"]),
     "tools": (["tools/*.py"], True, ["dev"]),
     "tests": (["tests/*.py"], True, ["dev"]),
     "benchmarks": (["benchmarks/*.py"], True, ["bench"]),
@@ -211,7 +220,7 @@ def code_in(path: Path) -> str:
         return source
     cells = [c for c in json.loads(source)["cells"] if c["cell_type"] == "code"]
     code = "\n".join(code_of(joined(cell["source"])) for cell in cells)
-    return re.sub(r"^\s*[%!].*", "", code, flags=re.M)
+    return re.sub(r"^([ \t]*)[%!](?!=).*", r"\1pass", code, flags=re.M)
 
 
 def imported(source: str, in_functions: bool) -> set[str]:

@@ -2,6 +2,7 @@
 """Export the notebooks, run them, make README.md from the index.
 
 tools/notebooks.py export            notebooks → package, notebooks cleaned, README.md made; nothing is run
+tools/notebooks.py setup             once in an environment: nbdev's own commands find what settings.ini names in tools/
 tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default: all) run top to bottom, their outputs stored
 """
 
@@ -12,6 +13,7 @@ import os
 import posixpath
 import re
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -330,13 +332,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["export", "run"])
+    parser.add_argument("command", choices=["setup", "export", "run"])
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="notebooks, by their stem: 31_stack"
     )
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     os.chdir(ROOT)
+    if args.command == "setup":
+        to = Path(sysconfig.get_path("purelib"), "tools.pth")
+        to.write_text(f"{ROOT / 'tools'}\n", encoding="utf-8")
+        (ROOT / "README.md").touch()  # nbdev would make it anew from a newer index
+        return 0
     export()
     if args.command == "export":
         return 0
