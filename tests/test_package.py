@@ -220,7 +220,7 @@ def code_in(path: Path) -> str:
         return source
     cells = [c for c in json.loads(source)["cells"] if c["cell_type"] == "code"]
     code = "\n".join(code_of(joined(cell["source"])) for cell in cells)
-    return re.sub(r"^([ \t]*)[%!](?!=).*", r"\1pass", code, flags=re.M)
+    return re.sub(r"^\s*[%!].*", "", code, flags=re.M)
 
 
 def imported(source: str, in_functions: bool) -> set[str]:

@@ -37,7 +37,11 @@ POSIX_MODULES = "fcntl pwd grp resource termios tty pty".split()
 
 def held(path: os.PathLike | str) -> list[str]:
     "Files at or below a path that this process has open or mapped."
-    names = [line[5] for line in map(str.split, open("/proc/self/maps")) if line[5:]]
+    names = [
+        line[5]
+        for line in map(str.split, open("/proc/self/maps", encoding="utf-8"))
+        if line[5:]
+    ]
     for link in glob.glob("/proc/self/fd/*"):
         try:
             names.append(readlink(link))

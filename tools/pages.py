@@ -455,7 +455,7 @@ def for_colab(path: Path) -> dict:
     for cell in nb["cells"]:
         for kept, kind, text in markdown_of(cell):
             kept[kind] = absolute(text, cfg)
-        if cell["cell_type"] == "code" and "%pip" in joined(cell["source"]):
+        if cell["cell_type"] == "code" and "[notebooks] @" in joined(cell["source"]):
             package = f"git+{cfg['git_url']}"
             cell["source"] = joined(cell["source"]).replace(
                 package, package + at_commit()
