@@ -32,6 +32,7 @@ TINY = (
     "n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=4 batch_tokens=400 "
     "valid_every=2 save_every=2 average_last=0"
 )
+TEXT_OF = ("en", "de")
 TEXT = "--src en --tgt de"
 QUIET = "--device cpu --quiet"
 TRAIN = f"train {TEXT} --config tiny {QUIET} {TINY}"
@@ -107,10 +108,10 @@ def refused(run, line: str) -> str:
 
 FROZEN = {  # what scripts rely on: a new name gets a place here, an old one stays
     "train": "[KEY=VALUE]... --out --resume --from --data --data-dir --src --tgt --valid-src "
-    "--valid-tgt --src-lang --tgt-lang --prepared --config --minutes --device --bleu "
+    "--valid-tgt --pairs --valid-pairs --src-lang --tgt-lang --prepared --config --minutes --device --bleu "
     "--shard --tensorboard --quiet",
     "prepare": "[KEY=VALUE]... --out --from --data --data-dir --src --tgt --valid-src "
-    "--valid-tgt --src-lang --tgt-lang --prepared --config --quiet",
+    "--valid-tgt --pairs --valid-pairs --src-lang --tgt-lang --prepared --config --quiet",
     "average": "RUN --last",
     "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --sample --temperature "
     "--top-p --seed --batch-tokens "
@@ -225,12 +226,17 @@ REFUSED = {
     f"train --out run {TEXT}": "already holds a run",
     "train --resume nowhere": "is not a run folder",
     "train --resume run dropout=0.3": "takes its settings from the run",
-    "train --resume run --tgt x": "name either --data or --src with --tgt",
+    "train --resume run --tgt x": "name either --data, or --src with --tgt",
     "prepare --data builtin": "Missing option '--out'",
     "prepare --out run --data builtin": "already holds a run",
     # the text
-    "train --out new": "name either --data or --src with --tgt",
+    "train --out new": "name either --data, or --src with --tgt",
     "train --out new --src en": "--src needs --tgt",
+    f"{NEW} --pairs en": "name either --data, or --src with --tgt, or --pairs",
+    "train --out new --src en --valid-pairs en": "for text without --src and --tgt",
+    "train --out new --data builtin --pairs en": "name either --data, or --src",
+    "train --out new --pairs en": "en, line 1 has no tab",
+    "train --out new --pairs run --src-lang en": "needs the package datasets",
     f"{NEW} --valid-src en": "--valid-src and --valid-tgt go together",
     "train --out new --data wmt99": "data='wmt99' is unknown",
     "train --out new --data builtin --tgt-lang de": "of --data builtin are known",
@@ -253,6 +259,7 @@ REFUSED = {
     "translate 'a\nb'": "a b is not a run folder",
     # translate
     "translate run nowhere": "No such file or directory: 'nowhere'",
+    "translate run bad.gz": "bad.gz cannot be read: Not a gzipped file",
     "translate run asked more": "unexpected extra argument (more)",
     "translate run asked --beam-size 0": "beam_size=0: take 1 to 256",
     "translate run asked --alpha -1": "alpha=-1.0: take 0 to 10",
@@ -304,6 +311,7 @@ def test_mistakes(line, run):
     Path("empty").touch()
     Path("bytes").write_bytes(b"eins\nzw\xffei\ndrei\n")
     Path("cut.gz").write_bytes(gzip.compress(b"eins\nzwei\ndrei\n")[:-9])
+    Path("bad.gz").write_bytes(b"not compressed")
     Path("mine.html").write_text("<p>mine</p>")
     for name in ("folder.html", "empty_folder"):
         Path(name).mkdir()
@@ -378,6 +386,21 @@ def test_text_of_its_own_to_validate_on(run):
     assert Path(source["valid_src"]).name == "asked"
 
 
+def test_pairs_in_one_file(run):
+    "The run that two files give; its text is at hand when it is named again."
+    sides = (
+        Path(name).read_text(encoding="utf-8").split("\n")[:-1] for name in TEXT_OF
+    )
+    write(Path("pairs.tsv"), ["\t".join(pair) for pair in zip(*sides)])
+    one = TRAIN.replace(TEXT, "--pairs pairs.tsv")
+    done(run, f"{one} --out new")
+    found = [Path(at, "model.safetensors").read_bytes() for at in ("new", "run")]
+    assert found[0] == found[1]
+    shutil.rmtree("new/data")
+    assert "by --pairs, or by" in refused(run, f"train --resume new {QUIET}")
+    done(run, f"train --resume new --pairs pairs.tsv {QUIET}")
+
+
 def test_bleu_and_tensorboard(run, monkeypatch):
     "Both where they are asked for; refused without TensorBoard, before any text."
     notes: list = []
@@ -450,6 +473,8 @@ def test_lines_in_lines_out(run):
     assert len(answers) == len(lines) and answers[1] == answers[2] == ""
     Path("dos").write_bytes(b"\xef\xbb\xbfThe dog was tired.\r\n\r\nWhere is the cat?")
     assert done(run, "translate run dos") == done(run, "translate run asked")
+    Path("asked.gz").write_bytes(gzip.compress(Path("asked").read_bytes()))
+    assert done(run, "translate run asked.gz") == done(run, "translate run asked")
 
 
 def test_the_best_few(run):

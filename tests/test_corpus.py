@@ -6,6 +6,7 @@ import http.server
 import io
 import json
 import os
+import sys
 import tarfile
 import threading
 import zlib
@@ -28,6 +29,7 @@ from annotated_transformer.data.corpus import (
     _unpack,
     _wmt14,
     corpus_from_files,
+    corpus_from_pairs,
     corpus_from_source,
     load_corpus,
 )
@@ -519,6 +521,112 @@ def test_same_sentences_are_set_aside_as_ever(tmp_path, n):
     assert [s for s, _ in own.train] == [s for s in lines if s in left]
     both = corpus_from_files(*[tmp_path / "a"] * 4)
     assert [s for s, _ in both.valid] == [s for s, _ in both.train] == lines
+
+
+def test_pairs_in_one_file(tmp_path):
+    "As two files: the same sentences are set aside; what follows a second tab is not read."
+    lines = [f"s {i}\tt {i}\tby {i}" for i in range(300)] + ["", "\tx", "x\t", "a\tb"]
+    one = corpus_from_pairs(write(tmp_path / "pairs", lines))
+    both = [
+        write(tmp_path / side, [f"{side} {i}" for i in range(300)]) for side in "st"
+    ]
+    two = corpus_from_files(*both)
+    assert [*one.train] + [*one.valid] and [*one.valid] == [*two.valid]
+    assert [*one.train] == [*two.train, ("a", "b")]
+    own = corpus_from_pairs(*[tmp_path / "pairs"] * 2, src_lang="fr", tgt_lang="zh")
+    assert [*own.train] == [*own.valid] and (own.src_lang, own.tgt_lang) == ("fr", "zh")
+    assert fingerprint(own.train) == fingerprint(own.valid)
+    write(tmp_path / "bad", ["a\tb", "", "c d"])
+    write(tmp_path / "none", ["\tb", "a\t"])
+    for name, says in (
+        ("bad", "bad, line 3 has no tab"),
+        ("none", "no pair with text"),
+    ):
+        for files in ((name, "pairs"), ("pairs", name)):
+            with pytest.raises(UserError, match=says):
+                corpus_from_pairs(*(tmp_path / name for name in files))
+
+
+class FakeDatasets:
+    "What `load_from_disk` of Hugging Face's `datasets` returns, without the library."
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def load_from_disk(self, folder: str):
+        if self.rows is None:
+            raise FileNotFoundError("Directory is neither")
+        return self.rows
+
+
+ROWS = [{"en": f"s {i}", "fr": f"t {i}" if i else None, "id": "1"} for i in range(50)]
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda row: {"translation": row}])
+def test_a_saved_data_set(tmp_path, monkeypatch, wrap):
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets([*map(wrap, ROWS)]))
+    own = corpus_from_pairs(tmp_path, src_lang="fr", tgt_lang="en")
+    found = [*own.train, *own.valid]
+    assert sorted(found) == sorted((f"t {i}", f"s {i}") for i in range(1, 50))
+    assert fingerprint(own.train) == fingerprint([*own.train])
+    whole = TextPairs([(tmp_path,)], columns=("fr", "en"))
+    assert fingerprint(whole) == fingerprint([*whole])
+
+
+@pytest.mark.parametrize(
+    "rows, says",
+    [
+        (ROWS, "has the columns en, fr, id: name the languages of two"),
+        (
+            {"train": ROWS, "test": ROWS},
+            r"several splits: name one of .*train, .*test$",
+        ),
+        (None, "is no folder of a saved data set: Directory is neither"),
+    ],
+)
+def test_not_a_saved_data_set(tmp_path, monkeypatch, rows, says):
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(rows))
+    with pytest.raises(UserError, match=says):
+        corpus_from_pairs(tmp_path, src_lang="fr", tgt_lang=None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="needs the package datasets: pip install"):
+        corpus_from_pairs(tmp_path, src_lang="fr", tgt_lang="en")
+
+
+class FakeZstd:
+    "A compression as Zstandard's, without the library: frames of gzip."
+
+    ZstdError = zlib.error
+
+    @staticmethod
+    def ZstdDecompressor():
+        return zlib.decompressobj(wbits=31)
+
+
+def test_zstandard(tmp_path, monkeypatch):
+    "Frame after frame, of any size; a file that is cut off is an error."
+    lines = [f"line {i} " + "x" * (i % 700) for i in range(3000)]
+    frames = [
+        gzip.compress("".join(f"{x}\n" for x in part).encode())
+        for part in (lines[:2000], lines[2000:])
+    ]
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"".join(frames))
+    for name in ("compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        UserError, match="a.zst needs the package zstandard: pip install"
+    ):
+        read_lines(path)
+    for name in ("compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, FakeZstd)
+        assert read_lines(path) == lines
+    path.write_bytes(b"".join(frames)[:-20])
+    with pytest.raises(UserError, match="a.zst cannot be read: it is cut off"):
+        read_lines(path)
+    path.write_bytes(b"no frame")
+    with pytest.raises(UserError, match="a.zst cannot be read: .*header"):
+        read_lines(path)
 
 
 def test_all_or_one_sentence(tmp_path):

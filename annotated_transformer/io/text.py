@@ -15,10 +15,11 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .. import UserError
 from .files import sha256
@@ -64,9 +65,64 @@ def _raw_lines(
     """
     return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
 
+# %% ../../nbs/96a_text.ipynb #96a00007
+def _optional(what: str, *names: str) -> Any:
+    "The first of these modules that is installed; UserError if none is."
+    for name in names:
+        with suppress(ImportError):
+            return import_module(name)
+    raise UserError(f"{what} needs the package {names[-1]}: pip install {names[-1]}")
+
+
+class _ZstdReader(io.RawIOBase):
+    "A file compressed with Zstandard, as bytes; EOFError if it is cut off."
+
+    def __init__(self, file: Any, zstd: Any):
+        new = zstd.ZstdDecompressor
+        self.file, self.new = file, getattr(new(), "decompressobj", new)
+        self.frame: Any = None
+        self.data = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self.data:
+            # few, since a little of it may become very much
+            chunk = self.file.read(1024)
+            if not chunk and self.frame and not self.frame.eof:
+                raise EOFError("it is cut off")
+            if not chunk:
+                return 0
+            while chunk:
+                if self.frame is None or self.frame.eof:
+                    self.frame = self.new()
+                self.data += self.frame.decompress(chunk)
+                chunk = self.frame.unused_data
+        n = min(len(buffer), len(self.data))
+        buffer[:n], self.data = self.data[:n], self.data[n:]
+        return n
+
+
+@contextmanager
+def open_text(
+    path: str | Path,  # plain, .gz or .zst
+) -> Iterator[Any]:
+    "A file opened in binary; UserError if what is compressed is damaged."
+    path = Path(path)
+    broken: tuple = (EOFError, zlib.error, gzip.BadGzipFile)
+    if is_zstd := path.suffix == ".zst":
+        zstd = _optional(str(path), "compression.zstd", "zstandard")
+        broken += (zstd.ZstdError,)
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            yield io.BufferedReader(_ZstdReader(file, zstd)) if is_zstd else file
+    except broken as e:
+        raise UserError(f"{path} cannot be read: {e}") from None
+
 # %% ../../nbs/96a_text.ipynb #62841706
 def _stream_lines(
-    path: str | Path,  # UTF-8, plain or .gz
+    path: str | Path,  # UTF-8, plain, .gz or .zst
 ) -> Iterator[str]:
     """The lines of a file, one at a time, cut at line feeds only.
 
@@ -74,22 +130,20 @@ def _stream_lines(
     """
     path, has_text = Path(path), False
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        with open_text(path) as file:
             for line in decode_lines(_raw_lines(file), f"{path}, "):
                 has_text = has_text or line != ""
                 yield line
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as e:
-        raise UserError(
-            f"{path} cannot be read: {getattr(e, 'strerror', None) or e}"
-        ) from None
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror or e}") from None
     if not has_text:
         raise UserError(f"{path} is empty: it needs one sentence per line")
 
 # %% ../../nbs/96a_text.ipynb #d9bad3c9
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a UTF-8 file, plain or .gz, cut at line feeds only.
+    """All lines of a UTF-8 file, plain, .gz or .zst, cut at line feeds only.
 
     UserError names what is wrong with the file.
     """
@@ -118,6 +172,50 @@ def _stream_pairs(
     if not n_pairs:
         raise UserError(f"{src_path} and {tgt_path} have no line with text in both")
 
+# %% ../../nbs/96a_text.ipynb #96a00009
+def _tab_pairs(path: str | Path) -> Iterator[tuple[str, str]]:
+    "The pairs of a file with tabs; UserError names a line that has none."
+    for i, line in enumerate(_stream_lines(path), start=1):
+        src, tab, rest = line.partition("\t")
+        if line.strip() and not tab:
+            raise UserError(
+                f"{path}, line {i} has no tab: write the source, a tab, the target"
+            )
+        yield src, rest.partition("\t")[0]
+
+# %% ../../nbs/96a_text.ipynb #96a0000b
+def _saved_pairs(folder: Path, columns: tuple[str | None, ...]) -> Iterator[tuple]:
+    "The pairs of a folder that `save_to_disk` of `datasets` made."
+    datasets = _optional(f"the folder {folder}", "datasets")
+    try:
+        rows = datasets.load_from_disk(str(folder))
+    except OSError as e:
+        raise UserError(f"{folder} is no folder of a saved data set: {e}") from None
+    if isinstance(rows, dict):
+        parts = ", ".join(f"{folder / name}" for name in rows)
+        raise UserError(f"{folder} has several splits: name one of {parts}")
+    for row in rows:
+        texts = row.get("translation", row)
+        if not texts.keys() >= {*columns}:
+            raise UserError(
+                f"{folder} has the columns {', '.join(texts)}: name the languages of two "
+                "of them, source and target"
+            )
+        yield tuple(texts[name] or "" for name in columns)
+
+# %% ../../nbs/96a_text.ipynb #96a0000c
+def _pairs_in_one(
+    path: Path, columns: tuple[str | None, ...]
+) -> Iterator[tuple[str, str]]:
+    "The pairs of a file or folder that has both sides, without those of an empty side."
+    n_pairs = 0
+    for src, tgt in _saved_pairs(path, columns) if path.is_dir() else _tab_pairs(path):
+        if src.strip() and tgt.strip():
+            n_pairs += 1
+            yield src, tgt
+    if not n_pairs:
+        raise UserError(f"{path} has no pair with text on both sides")
+
 # %% ../../nbs/96a_text.ipynb #43da96ca
 class TextPairs:
     """Sentence pairs that are read from their files anew in each pass.
@@ -127,15 +225,23 @@ class TextPairs:
 
     def __init__(
         self,
-        # source and target file of each part, read one part after the other
-        parts: Iterable[tuple[str | Path, str | Path]],
+        # the files of each part, read one part after the other: source and target, or
+        # one that has both
+        parts: Iterable[tuple[str | Path, ...]],
         # True for source sentences whose pairs are kept; None keeps all
         keep: Callable[[str], bool] | None = None,
+        columns: tuple[str | None, ...] = (None, None),  # of a saved data set
     ):
-        self.parts, self.keep = [(Path(src), Path(tgt)) for src, tgt in parts], keep
+        self.parts = [tuple(map(Path, files)) for files in parts]
+        self.keep, self.columns = keep, columns
+
+    def _part(self, files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+        if len(files) == 1:
+            return _pairs_in_one(*files, self.columns)
+        return _stream_pairs(*files)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        pairs = chain.from_iterable(_stream_pairs(*files) for files in self.parts)
+        pairs = chain.from_iterable(map(self._part, self.parts))
         if self.keep is None:
             return pairs
         return (pair for pair in pairs if self.keep(pair[0]))
@@ -146,9 +252,11 @@ def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:
 
     Of the bytes of the files for `TextPairs` without `keep`, otherwise of the pairs.
     """
-    total = hashlib.sha256()
+    total, paths = hashlib.sha256(), []
     if isinstance(pairs, TextPairs) and pairs.keep is None:
-        for path in chain.from_iterable(pairs.parts):
+        paths = list(chain.from_iterable(pairs.parts))
+    if paths and not any(path.is_dir() for path in paths):
+        for path in paths:
             total.update(bytes.fromhex(sha256(path)))
     else:
         for pair in pairs:
