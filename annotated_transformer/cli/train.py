@@ -85,35 +85,46 @@ _TEXT = f"""
 --data NAME          A data set: {_DATA_SETS}.
 --data-dir PATH      A folder that holds multi30k/ or wmt14/; without it they are
                      downloaded. [envvar: ANNOTATED_TRANSFORMER_DATA]
---src PATH           Source text, a sentence a line, plain or .gz.
+--src PATH           Source text, a sentence a line, plain, .gz or .zst.
 --tgt PATH           Target text, line by line the translation of --src.
 --valid-src PATH     Source text to validate on; without it some lines of --src are
                      set aside.
 --valid-tgt PATH     Its translation.
---src-lang LANGUAGE  Language code of --src, such as en or pt-BR, for pages and model
-                     cards; without it they say source.
---tgt-lang LANGUAGE  Language code of --tgt, in the same way.
+--pairs PATH         Instead of --src and --tgt: source, tab, target on each line. Or a
+                     folder that Hugging Face's datasets saved, with the columns
+                     --src-lang and --tgt-lang, also inside a column translation.
+--valid-pairs PATH   Pairs to validate on; without it some of --pairs are set aside.
+--src-lang LANGUAGE  Language code of the source, such as en or pt-BR, for pages and
+                     model cards; without it they say source.
+--tgt-lang LANGUAGE  Language code of the target, in the same way.
 """
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0013
 def _load_text(args: SimpleNamespace) -> corpus.Corpus:
     "The text that the options name: a data set, or files."
     languages = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
-    if args.data is not None and args.src is None:
+    named = [x for x in (args.data, args.src, args.pairs) if x is not None]
+    if len(named) != 1:
+        raise UserError("name either --data, or --src with --tgt, or --pairs")
+    in_two = (args.src, args.tgt, args.valid_src, args.valid_tgt)
+    if any(in_two if args.valid_pairs or args.pairs else ()):
+        raise UserError(
+            "--pairs and --valid-pairs are for text without --src and --tgt"
+        )
+    if args.data is not None:
         if any(languages.values()):
             raise UserError(
-                "--src-lang and --tgt-lang are for --src and --tgt: the languages "
+                "--src-lang and --tgt-lang are for text of your own: the languages "
                 f"of --data {args.data} are known"
             )
         return corpus.load_corpus(args.data, args.data_dir)
-    if args.data is not None or args.src is None:
-        raise UserError("name either --data or --src with --tgt")
+    if args.src is None:
+        return corpus.corpus_from_pairs(args.pairs, args.valid_pairs, **languages)
     if args.tgt is None:
         raise UserError("--src needs --tgt, its translation")
     if (args.valid_src is None) != (args.valid_tgt is None):
         raise UserError("--valid-src and --valid-tgt go together")
-    files = (args.src, args.tgt, args.valid_src, args.valid_tgt)
-    return corpus.corpus_from_files(*files, **languages)
+    return corpus.corpus_from_files(*in_two, **languages)
 
 # %% ../../nbs/94a_cli_train.ipynb #7cf76f08
 def _report_end(run: Path) -> None:
@@ -212,7 +223,8 @@ def _train(args: SimpleNamespace) -> None:
     is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if args.resume is not None or (is_restart and (run / "config.json").exists()):
         named = (args.data, args.src, args.tgt, args.valid_src, args.valid_tgt)
-        is_named = any((*named, args.src_lang, args.tgt_lang))
+        in_one = (args.pairs, args.valid_pairs)
+        is_named = any((*named, *in_one, args.src_lang, args.tgt_lang))
         runs.resume_run(run, options, text if is_named else None)
     else:
         runs.train_run(text, _recipe(args), run, options, start)

@@ -82,7 +82,8 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012
 @command(f"""
 {_RUN}
-[FILE]                Text, a sentence a line; without it standard input.
+[FILE]                Text, a sentence a line, plain, .gz or .zst; without it standard
+                      input.
 {_SEARCH}
 --n-best INTEGER      Translations of each line: as many lines out for each line in,
                       best first. [default: 1]
@@ -104,7 +105,7 @@ def _translate(args: SimpleNamespace) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     from tqdm import tqdm
 
-    from ..io.text import typed_lines
+    from ..io.text import open_text, typed_lines
     from ..translating import translate
 
     file = args.file
@@ -113,7 +114,7 @@ def _translate(args: SimpleNamespace) -> None:
     translator = _load(args.run, args, args.n_best, batch_tokens=args.batch_tokens)
     typing = file is None and sys.stdin.isatty()
     silent = args.quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
-    with open(file, "rb") if file else nullcontext(sys.stdin.buffer) as stream:
+    with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
         found = translate.translate_stream(translator, lines, name)
@@ -139,7 +140,7 @@ def _run_folders(args: SimpleNamespace) -> list[Path]:
 @command(f"""
 RUN...                A run folder, demo (the pretrained model), or a file of translations
                       made already; further ones are compared with the first.
---ref PATH            The reference translation, plain or .gz. [required]
+--ref PATH            The reference translation, plain, .gz or .zst. [required]
 --src PATH            Source text, line by line what --ref translates: what a run
                       translates.
 --chrf                chrF too.
