@@ -225,7 +225,7 @@ REFUSED = {
     "train": "name either --out, a new run folder, or --resume, one to continue",
     f"train --out run {TEXT}": "already holds a run",
     "train --resume nowhere": "is not a run folder",
-    "train --resume run dropout=0.3": "takes its settings from the run",
+    "train --resume run dropout=0.3": "leave --config, KEY=VALUE and --from out",
     "train --resume run --tgt x": "name either --data, or --src with --tgt",
     "prepare --data builtin": "Missing option '--out'",
     "prepare --out run --data builtin": "already holds a run",
@@ -597,11 +597,14 @@ def test_there_and_back(run):
     assert done(run, f"translate back {how}")[0] == done(run, f"translate run {how}")[0]
     done(run, "score back run --src few.en --ref few.de --beam-size 1")
     done(run, "attention back 'The dog was tired.' --out a.html")
+    done(run, "export-hf back again")
+    written = [Path(name, "model.safetensors").read_bytes() for name in ("hf", "again")]
+    assert written[0] == written[1]
     for line in (
         "import-marian hf back",
         "export-ct2 back new",
-        "export-hf back new",
         "train --resume back",
+        "train --from back --src few.en --tgt few.de --out new",
         "average back --last 2",
     ):
         assert "back" in refused(run, line)
