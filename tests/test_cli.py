@@ -114,8 +114,7 @@ FROZEN = {  # what scripts rely on: a new name gets a place here, an old one sta
     "--valid-tgt --pairs --valid-pairs --src-lang --tgt-lang --prepared --config --quiet",
     "average": "RUN --last",
     "translate": "RUN [FILE] --beam-size --alpha --n-best --scores --sample --temperature "
-    "--top-p --seed --batch-tokens "
-    "--precision --device --quiet",
+    "--top-p --seed --batch-tokens --engine --precision --device --quiet",
     "score": "RUN... --ref --src --chrf --confidence --flavours --perplexity "
     "--beam-size --alpha --precision --device",
     "attention": "RUN SENTENCE --out --device",
@@ -268,6 +267,8 @@ REFUSED = {
     "translate run asked --sample --top-p 2": "top_p=2.0 is a probability",
     "translate run asked --n-best 0": "n_best=0",
     "translate run asked --n-best 5": "n_best=5 with beam_size=4",
+    "translate run asked --engine onnx": "engine='onnx' is neither pytorch nor",
+    "translate run asked --engine ctranslate2 --sample": "a search of its own",
     "translate run asked --batch-tokens 0": "batch_tokens=0",
     "translate run asked --precision fp33": "precision='fp33'",
     "translate run asked --device ''": "device '' cannot be used here",
@@ -491,6 +492,31 @@ def test_the_best_few(run):
     assert rows[3:6] == [["0.0000", ""]] * 3  # a line without text
     plain, _ = done(run, f"{how} --n-best 3")
     assert plain.split("\n")[:-1] == [text for _, text in rows]
+
+
+def test_another_engine(run):
+    pytest.importorskip("ctranslate2")
+    write(Path("in"), [s.en for s in builtin(20, seed=5)])
+    how = "translate run in --n-best 2"
+    assert done(run, f"{how} --engine ctranslate2") == done(run, how)
+    assert len([*Path("run/ctranslate2").iterdir()]) == 1
+
+
+def test_samples(run):
+    "The same of a seed, the right number of lines, and greedy search without chance."
+    write(Path("in"), [s.en for s in builtin(20, seed=5)])
+    how = "translate run in --scores --sample"
+    once, other = (done(run, f"{how} --n-best 3 --seed {i}")[0] for i in (1, 2))
+    assert once != other and once == done(run, f"{how} --seed 1 --n-best 3")[0]
+    assert once.count("\n") == 60
+    assert (
+        done(run, how)[0] == done(run, f"{how} --seed 0 --top-p 1 --temperature 1")[0]
+    )
+    cold, narrow = (f"{how} --{one}" for one in ("temperature 1e-9", "top-p 1e-9"))
+    greedy = done(run, "translate run in --scores --beam-size 1")[0].split("\n")
+    for found in (done(run, cold)[0], done(run, narrow)[0]):
+        texts = [line.partition("\t")[2] for line in found.split("\n")]
+        assert texts == [line.partition("\t")[2] for line in greedy]
 
 
 def test_the_papers_search_is_the_default(run):

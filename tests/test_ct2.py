@@ -1,8 +1,12 @@
 "The same weights in CTranslate2: the same log-probabilities in every shape, the same sentences, a folder whole or none."
 
+import shutil
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
+import pooch
 import pytest
 import torch
 from small_runs import TIE, random_run, trained_run
@@ -13,17 +17,20 @@ from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
     eos_among_best,
+    every_eos,
+    sample_with,
     search_with,
 )
 from annotated_transformer.engines.kv_cache import KVCache
-from annotated_transformer.export.ct2 import (
+from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.runs.folder import foreign_entries, load_run
+from annotated_transformer.runs.weights import save_weights
+from annotated_transformer.translating.ct2 import (
     _N_POSITIONS,
     _QUANTIZATIONS,
     _engine_spec,
     export_ct2,
 )
-from annotated_transformer.model.multi_head import MultiHeadAttention
-from annotated_transformer.runs.folder import load_run
 from annotated_transformer.translating.load import load
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -210,6 +217,107 @@ def test_the_readme_translates(trained):
     )
     expected = load(folder / "run", search=search_with(4, 0.0)).translate(lines)
     assert done.stdout.decode().split("\n") == expected
+
+
+# inside our translator
+
+
+@pytest.mark.parametrize("how", [{}, {"beam_size": 1}, {"n_best": 4}, {"alpha": 0.0}])
+def test_the_engine_in_our_translator(trained, how):
+    "Text and scores of ours, in one batch with long lines, empty ones and bytes."
+    run, folder, rows = trained
+    lines = [run.vocab.decode(row) for row in rows]
+    lines += ["", "  ", "Ünï — 漢字 \u2581 went.", " ".join(lines[:30])]
+    search = search_with(**how)
+    mine, other = (
+        load(folder / "run", search=search, engine=engine).n_best(lines)
+        for engine in ("pytorch", "ctranslate2")
+    )
+    assert [len(found) for found in mine] == [len(found) for found in other]
+    pairs = [pair for some, more in zip(mine, other) for pair in zip(some, more)]
+    assert sum(a.text != b.text for a, b in pairs) <= 0.01 * len(pairs)
+    assert max(abs(a.score - b.score) for a, b in pairs) < 20 * TIE
+
+
+def test_limits_and_padding(small):
+    "Weights at random generate padding, and never stop: neither is in a translation."
+    for how in ({"beam_size": 1}, {"n_best": 2}):
+        both = [
+            load(small / "run", search=search_with(**how), engine=engine)
+            for engine in ("pytorch", "ctranslate2")
+        ]
+        rows = [[*row, 3] for row in random_rows(20, 12, len(both[0].vocab))]
+        mine, other = (translator.search_ids(rows) for translator in both)
+        lengths = [[len(one.ids) for one in found] for found in other]
+        assert lengths == [[len(one.ids) for one in found] for found in mine]
+        assert not any(0 in one.ids for found in other for one in found)
+
+
+def exports(folder) -> list[str]:
+    return sorted(path.name for path in (folder / "ctranslate2").glob("*"))
+
+
+def test_an_export_is_made_once_for_some_weights(trained, tmp_path, monkeypatch):
+    "Again for other weights, and the old one goes; it is part of the run."
+    run = tmp_path / "run"
+    shutil.copytree(trained[1] / "run", run, ignore=lambda *_: ["ctranslate2"])
+    line = ["The dog was tired."]
+    expected = load(run).translate(line)
+    made: list = []
+    spied = lambda *args: made.append(args[2]) or export_ct2(*args)
+    monkeypatch.setattr(f"{export_ct2.__module__}.export_ct2", spied)
+    for precision in ("fp32", "int8", "fp32"):
+        found = load(run, precision=precision, engine="ctranslate2").translate(line)
+        assert precision != "fp32" or found == expected
+    assert made == ["float32", "int8"] and len(exports(run)) == 2
+    assert foreign_entries(run) == []
+    before = exports(run)
+    model = load_run(run).model
+    with torch.no_grad():
+        model.embedding.weight.mul_(-1)
+    save_weights(model, run / "model.safetensors")
+    changed = load(run, engine="ctranslate2").translate(line)
+    assert changed == load(run).translate(line) != expected
+    assert len(exports(run)) == 2 and len({*exports(run), *before}) == 3
+
+
+def test_where_nothing_can_be_written(small, tmp_path, monkeypatch):
+    "The package's model, and a run on a read-only disk, have theirs in the cache."
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(pooch, "os_cache", lambda name: cache)
+    load("demo", engine="ctranslate2")
+    assert len(exports(cache)) == 1
+    run, module = small / "run", export_ct2.__module__
+    shutil.rmtree(run / "ctranslate2", ignore_errors=True)
+
+    def export(path, out, quantization):
+        if tmp_path / "cache" not in out.parents:
+            raise PermissionError("read-only")
+        return export_ct2(path, out, quantization)
+
+    monkeypatch.setattr(f"{module}.export_ct2", export)
+    load(run, engine="ctranslate2")
+    assert len(exports(cache)) == 2 and exports(run) == []
+    cache = Path("nowhere")
+    with pytest.raises(PermissionError):
+        load(run, engine="ctranslate2", precision="int8")
+
+
+@pytest.mark.parametrize(
+    "how, says",
+    [
+        ({"engine": "onnx"}, "engine='onnx' is neither pytorch nor ctranslate2"),
+        ({"precision": "bf16"}, "precision='bf16': with the engine ctranslate2"),
+        ({"search": sample_with()}, "a search of its own"),
+        ({"search": partial(batched_beam_search, may_end=every_eos)}, "search of its"),
+        ({"device": "meta"}, "cannot be used here|computes on cpu or cuda"),
+    ],
+)
+def test_what_the_engine_cannot_do(small, how, says):
+    before = exports(small / "run")
+    with pytest.raises(UserError, match=says):
+        load(small / "run", **{"engine": "ctranslate2"} | how)
+    assert exports(small / "run") == before
 
 
 # the folder

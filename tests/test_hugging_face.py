@@ -32,7 +32,6 @@ from annotated_transformer.engines.batched_search import (
 )
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.export import model_card as cards
-from annotated_transformer.export.ct2 import export_ct2
 from annotated_transformer.export.hugging_face import (
     _marian_config,
     _marian_weights,
@@ -44,6 +43,7 @@ from annotated_transformer.model.config import RECIPES, get_recipe, override
 from annotated_transformer.model.stack import PreNorm
 from annotated_transformer.runs.folder import create_run, load_run
 from annotated_transformer.runs.weights import read_tensors
+from annotated_transformer.translating.ct2 import export_ct2
 from annotated_transformer.translating.load import load
 from annotated_transformer.translating.marian import build_marian, marian_names
 from annotated_transformer.translating.marian_import import import_marian

@@ -1,5 +1,6 @@
 """The program as a process: streams that are closed, full, endless or in another encoding, and Ctrl-C."""
 
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
+from annotated_transformer.io.text import ProgressBar
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="streams of POSIX")
 SIZES = "n_layers=1 d_model=16 d_ff=32 n_heads=2 n_pieces=320 max_steps=2 save_every=2"
@@ -158,3 +160,42 @@ def test_score_reads_pipes(work, tmp_path, capsys, monkeypatch):
         main([str(word) for word in words])
     out = capsys.readouterr().out
     assert left.value.code == 0 and out.count("= 100.00") == 4
+
+
+class Clock:
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_a_line_a_minute_in_a_log(terminal, monkeypatch):
+    screen, clock = io.StringIO(), Clock()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    often = {"clock": clock, "mininterval": 0, "miniters": 1}
+    with ProgressBar(total=300, desc="lines", **often) as bar:
+        for _ in range(300):
+            clock.now += 1
+            bar.set_postfix_str(f"loss {clock.now}", refresh=False)
+            bar.update()
+    shown = screen.getvalue()
+    if terminal:
+        assert shown.count("\r") > 100
+        return
+    lines = shown.split("\n")[:-1]
+    assert [line.split("[")[0] for line in lines] == [
+        f"lines: {20 * i:3}% {60 * i}/300 " for i in (1, 2, 3, 4, 5)
+    ]
+    assert all(f"loss {60 * i}]" in line for i, line in enumerate(lines, start=1))
+    with ProgressBar(total=3, disable=True, **often) as bar:
+        clock.now += 100
+        bar.update()
+    assert screen.getvalue() == shown
+
+
+def test_a_log_of_training(work):
+    "Messages, validation passes and no part of a bar."
+    _, _, err = shell(work, f"{TRAIN} --out logged")
+    assert "\r" not in err and "%|" not in err and "step 2: validation loss" in err

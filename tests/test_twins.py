@@ -40,7 +40,6 @@ from annotated_transformer.engines.packed import (
     fast_decoder,
     ready_to_translate,
 )
-from annotated_transformer.export.ct2 import PAPER_MODULES, check_parts
 from annotated_transformer.model.attention import attention, attention_weights
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import (
@@ -54,6 +53,7 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.training.label_smoothing import smoothed_loss
 from annotated_transformer.training.r_drop import RDrop
+from annotated_transformer.translating.ct2 import PAPER_MODULES, check_parts
 
 # A precision is a dtype of the inputs, or float32 inputs under autocast to bfloat16.
 DTYPES = {

@@ -98,27 +98,29 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 --batch-tokens INTEGER  Source tokens translated at once. [default: 4096]
 --precision NAME      Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU
                       and rounds the most. [default: fp32]
+--engine NAME         pytorch, or ctranslate2, which is faster for one sentence at a time.
+                      It needs the extra ct2, computes in fp32 or int8, and has our
+                      translations unless --alpha is large. [default: pytorch]
 {_DEVICE}
 --quiet               No progress bar.
 """)
 def _translate(args: SimpleNamespace) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
-    from tqdm import tqdm
-
-    from ..io.text import open_text, typed_lines
+    from ..io.text import ProgressBar, open_text, typed_lines
     from ..translating import translate
 
     file = args.file
     if file is None and sys.stdin is None:
         raise UserError("standard input is closed: name a FILE")
-    translator = _load(args.run, args, args.n_best, batch_tokens=args.batch_tokens)
+    more = {"batch_tokens": args.batch_tokens, "engine": args.engine}
+    translator = _load(args.run, args, args.n_best, **more)
     typing = file is None and sys.stdin.isatty()
-    silent = args.quiet or typing or sys.stdout.isatty() or not sys.stderr.isatty()
+    silent = args.quiet or typing or sys.stdout.isatty()
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
         found = translate.translate_stream(translator, lines, name)
-        for translations in tqdm(found, unit=" lines", disable=silent):
+        for translations in ProgressBar(found, unit=" lines", disable=silent):
             _write_translations(translations, args.n_best, args.scores)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0013
@@ -240,7 +242,7 @@ DIR                   The CTranslate2 folder to make.
 """)
 def _export_ct2(args: SimpleNamespace) -> None:
     "Export a run for CTranslate2."
-    from ..export.ct2 import export_ct2
+    from ..translating.ct2 import export_ct2
 
     _say_which_demo(args.run)
     export_ct2(args.run, args.dir, args.quantization)

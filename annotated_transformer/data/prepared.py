@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from .. import UserError
 from .batch import EncodedPairs, RaggedArray, id_dtype
@@ -32,6 +31,7 @@ from ..io.files import (
     sha256,
     write_json,
 )
+from ..io.text import ProgressBar
 
 # %% ../../nbs/97d_prepared.ipynb #ffc3e2a2
 _FORMAT = 1  # of the folder; one more whenever what is written changes
@@ -100,14 +100,14 @@ def _write_prepared(
     "Write the vocabulary and the ids of both splits into a folder."
     n_train = None
     if vocab is None:
-        with tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
+        with ProgressBar(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
             vocab = learn_bpe(
                 chain.from_iterable(bar), made_from["n_pieces"], made_from["n_sample"]
             )
         n_train = bar.n
     vocab.save(folder / _VOCAB)
     for split, pairs, total in zip(_SPLITS, (train, valid), (n_train, None)):
-        with tqdm(
+        with ProgressBar(
             pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet
         ) as bar:
             _write_pairs(folder / split, bar, vocab)

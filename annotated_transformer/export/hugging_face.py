@@ -17,11 +17,6 @@ from torch import Tensor, nn
 
 from .. import UserError
 from ..data.vocab import Vocab
-from .ct2 import (
-    PAPER_MODULES,
-    check_parts,
-    write_sentencepiece,
-)
 from .model_card import languages_of, model_card
 from ..io.files import (
     check_new_folder,
@@ -31,6 +26,11 @@ from ..io.files import (
 )
 from ..model.config import ModelConfig, Recipe
 from ..runs.folder import load_run, read_settings, run_kind
+from ..translating.ct2 import (
+    PAPER_MODULES,
+    check_parts,
+    write_sentencepiece,
+)
 from ..translating.marian import (
     MarianConfig,
     in_halves,

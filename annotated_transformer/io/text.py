@@ -19,7 +19,10 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import chain, zip_longest
 from pathlib import Path
+from time import monotonic
 from typing import Any, BinaryIO
+
+from tqdm import tqdm
 
 from .. import UserError
 from .files import sha256
@@ -307,3 +310,25 @@ def typed_lines() -> Iterator[list[bytes]]:
         if not line:
             return print(file=sys.stderr)
         yield [line]
+
+# %% ../../nbs/96a_text.ipynb #96a00011
+class ProgressBar(tqdm):
+    "A `tqdm` at a terminal; elsewhere a line a minute on standard error."
+
+    def __init__(
+        self, *args: Any, clock: Callable[[], float] = monotonic, **options: Any
+    ):
+        self.clock, self.last = clock, clock()
+        self.is_log = not sys.stderr.isatty()
+        if self.is_log:  # what tqdm draws besides lines is dropped
+            options |= {"file": io.StringIO(), "ncols": 0, "dynamic_ncols": False}
+        super().__init__(*args, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+        "Draw the bar; in a log, print it if a minute has passed since the last line."
+        if not self.is_log:
+            return super().display(msg, pos)
+        if msg is None and self.clock() >= self.last + 60:
+            self.last = self.clock()
+            print(self, file=sys.stderr, flush=True)
+        return False

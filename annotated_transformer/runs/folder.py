@@ -75,7 +75,9 @@ _RUN_ENTRY = re.compile(  # everything in a run, by its path in the run folder
     r"curve\.svg|checkpoints(/best\.safetensors|/step-\d{7,}(\.\d+)?"
     r"(/(model|optimizer)\.safetensors|/state\.json)?)?|"
     r"data(/(about\.json|vocab\.model|(train|valid)\.(src|tgt)\.(ids|starts)))?|"
-    r"tensorboard(/events\.out\.tfevents\.[^/]+)?"
+    r"tensorboard(/events\.out\.tfevents\.[^/]+)?|"
+    r"ctranslate2(/(float32|int8)-[0-9a-f]{16}(/(README\.md|config\.json|model\.bin|"
+    r"shared_vocabulary\.json|(source|target)\.spm))?)?"
 )
 
 # %% ../../nbs/97_run_folder.ipynb #0ab07e07

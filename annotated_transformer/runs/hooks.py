@@ -17,8 +17,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from tqdm import tqdm
+from typing import Any
 
 from .. import UserError
 from ..data.batch import (
@@ -28,6 +27,7 @@ from ..data.batch import (
 )
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
+from ..io.text import ProgressBar
 from ..model.transformer import Transformer
 from .folder import RunFolder
 from .recipe import BatchLoss, validation_loss
@@ -133,10 +133,12 @@ def progress_bar(
     first_step: int = 0,  # steps done before this run of the loop
 ) -> Observer:
     "An observer that shows a bar on standard error, and a line for each validation."
+    options: dict[str, Any]
     if minutes is None:
-        bar = tqdm(total=max_steps, initial=first_step, unit="step", dynamic_ncols=True)
+        options = {"total": max_steps, "initial": first_step, "unit": "step"}
     else:
-        bar = tqdm(total=round(60 * minutes), unit="s", dynamic_ncols=True)
+        options = {"total": round(60 * minutes), "unit": "s"}
+    bar = ProgressBar(**options, dynamic_ncols=True)
     n_tokens = 0
 
     def show(record: StepRecord) -> None:

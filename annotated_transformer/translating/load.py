@@ -9,6 +9,7 @@ __all__ = ['load']
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import UserError
 from ..engines.batched_search import batched_beam_search
 from ..engines.packed import ready_to_translate
 from ..runs.folder import load_run, pretrained_run, read_settings
@@ -22,12 +23,20 @@ def load(
     search: Callable | None = None,  # as in `Translator`; None = the run's own
     batch_tokens: int = 4096,  # source tokens translated at once
     precision: str = "fp32",  # of the products: "fp32", "bf16" or "int8" (90g)
+    engine: str = "pytorch",  # or "ctranslate2", which has to be installed (92)
 ) -> Translator:
     """The translator of a run of any kind, made ready for inference (90g).
 
     UserError if the folder or the device cannot be used. Its weights are fixed.
     """
+    if engine not in ("pytorch", "ctranslate2"):
+        raise UserError(f"engine={engine!r} is neither pytorch nor ctranslate2")
     where = pick_device("cpu" if device is None else device)
+    if engine == "ctranslate2":
+        from .ct2 import load_ct2
+
+        search = search or batched_beam_search
+        return load_ct2(Path(run), where, search, batch_tokens, precision)
     path = pretrained_run(Path(run)) or Path(run)
     settings = read_settings(path)
     if settings.get("kind") == "marian":
