@@ -326,7 +326,7 @@ class CT2Translator(Translator):
 
     def _call(self, rows: list[list[str]], **options: Any) -> list:
         "What the engine finds for rows of one length."
-        patience = 1 if self.beam_size == 1 else 2
+        patience = 1 if self.beam_size == 1 else 4
         return self.engine.translate_batch(
             rows,
             beam_size=self.beam_size,
