@@ -19,6 +19,9 @@ from annotated_transformer.runs.folder import create_run, write_config
 from annotated_transformer.runs.train_run import RunOptions, train_run
 from annotated_transformer.runs.weights import save_weights
 
+_CPU = Path("/proc/cpuinfo")
+# without 8-bit dot products, the sums of CTranslate2's int8 saturate
+HAS_VNNI = _CPU.exists() and "vnni" in _CPU.read_text()
 TIE = 1e-4  # nats: two sentences so close are ordered by rounding
 TEXT = [
     "the old dog sleeps under the bridge.",

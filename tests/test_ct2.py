@@ -9,7 +9,7 @@ from pathlib import Path
 import pooch
 import pytest
 import torch
-from small_runs import TIE, random_run, trained_run
+from small_runs import HAS_VNNI, TIE, random_run, trained_run
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import pad_ids
@@ -188,10 +188,8 @@ def test_fewer_bits(trained, tmp_path):
         sizes.append((tmp_path / kind / "model.bin").stat().st_size)
         gaps.append(largest_gap(engine, run, rows, greedy))
         found = [ids for ((ids, _),) in theirs(run, engine, rows, 40, beam_size=1)]
-        # without 8-bit dot products (VNNI) the engine's sums saturate: 10 of 200 and
-        # 1.4 nats on such a processor
-        least = 0.02 if kind == "int8" else 0.5
-        assert sum(map(list.__eq__, greedy, found)) > least * len(rows)
+        if kind != "int8" or HAS_VNNI:  # without it, 10 of 200, and a gap of 1.4 nats
+            assert sum(map(list.__eq__, greedy, found)) > len(rows) / 2
     assert sizes == sorted(sizes, reverse=True) and gaps == sorted(gaps)
     assert gaps[-1] < 3
 

@@ -94,7 +94,7 @@ def test_an_imported_run_only_translates(tmp_path):
     path = folder_of_kind(tmp_path / "run", "marian")
     assert run_kind(path) == "marian"
     for read in (read_config, load_run):
-        with pytest.raises(UserError, match="imported from Marian: it translates, but"):
+        with pytest.raises(UserError, match="imported from Marian: it translates, and"):
             read(path)
 
 

@@ -474,8 +474,9 @@ def test_metrics_file_is_appended_to_and_readable_at_any_time(tmp_path):
         (None, 1e9, "100/100 step 100 loss 1000000000.000 ppl"),
     ],
 )
-def test_progress_bar(minutes, loss, shown, capsys):
+def test_progress_bar(minutes, loss, shown, capsys, monkeypatch):
     "In steps or in seconds, never beyond its end; with a huge loss, too."
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     bar = progress_bar(100, minutes)
     for step in range(1, 101):
         bar(record(step, step * 0.4)._replace(loss=loss))
@@ -485,8 +486,9 @@ def test_progress_bar(minutes, loss, shown, capsys):
     assert end in last and text in last
 
 
-def test_progress_bar_of_a_resumed_run(capsys):
+def test_progress_bar_of_a_resumed_run(capsys, monkeypatch):
     "It begins where the run stood, and knows how much time is left."
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     bar = progress_bar(100, first_step=60)
     assert "60/100" in capsys.readouterr().err
     bar(record(61, 0.5))

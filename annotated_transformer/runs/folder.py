@@ -222,8 +222,8 @@ def read_config(
     if "kind" in values:
         raise UserError(
             f"{path} was imported from {values['kind'].capitalize()}: it translates, "
-            "and export-hf takes it; in Python, fine_tune_marian trains it further; "
-            "for all else take the folder that it came from"
+            "and export-hf takes it, but it cannot be trained by train, exported "
+            "otherwise or shown; in Python, fine_tune_marian trains it further"
         )
     check_no_links(path, _own_names(path))
     check_entries(file, values, _ABOUT)
