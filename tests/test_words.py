@@ -21,7 +21,8 @@ from notebooks import code_of, directives, joined
 
 from annotated_transformer.model.config import ModelConfig, TrainConfig, get_recipe
 
-NBS, DRAWINGS = ROOT / "nbs", sorted((ROOT / "nbs/images").glob("*.svg"))
+NBS, BUTTON = ROOT / "nbs", "colab.svg"
+DRAWINGS = sorted(p for p in (NBS / "images").glob("*.svg") if p.name != BUTTON)
 
 
 @cache
