@@ -14,20 +14,24 @@ import pytest
 import torch
 
 from annotated_transformer import UserError
-from annotated_transformer.data.batch import Batch
+from annotated_transformer.data.batch import Batch, encode_pairs
+from annotated_transformer.engines.choose import FAST, PLAIN
 from annotated_transformer.model.config import ModelConfig, get_recipe, override
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import load_run, read_metrics
 from annotated_transformer.runs.hooks import Every
 from annotated_transformer.runs.recipe import (
     BatchLoss,
+    build_training,
     precision_context,
+    validation_loss,
 )
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.show.visualize import save_learning_curve
 from annotated_transformer.training.r_drop import RDrop
 from annotated_transformer.translating.evaluate import validation_bleu
 from annotated_transformer.translating.load import load
+from annotated_transformer.translating.translate import Translator
 
 SMALL = [
     "n_layers=1",
@@ -264,3 +268,72 @@ def test_validation_computes_each_batch_once():
     objective = BatchLoss(model, 0.0, r_drop=RDrop(5.0))
     losses = [objective.train(mode)(batch).item() for mode in (True, False)]
     assert rows == [4, 2] and losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_validation_loss_is_that_of_all_batches(training):
+    "Batches of different loss and size, each counted once; no gradient, and the model stays in its mode."
+    torch.manual_seed(0)
+    config = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
+    model, needs_grad = build_transformer(config, 20, 0, dropout=0.5), []
+    model.register_forward_hook(lambda *call: needs_grad.append(call[2].requires_grad))
+    objective, batches = BatchLoss(model, 0.1).train(training), []
+    for n in (3, 7):
+        ids = torch.randint(4, 20, (2, n))
+        batches.append(Batch(ids, ids, ids, ids.numel()))
+    found = validation_loss(objective, batches)
+    assert (
+        objective.training == model.training == training and needs_grad == [False] * 2
+    )
+    nats = sum(objective.eval()(batch).item() for batch in batches)
+    assert found == pytest.approx(nats / 20, rel=1e-6)
+
+
+def test_validation_over_ranks_counts_each_batch_once(monkeypatch):
+    "With three batches and two ranks, the second rank repeats one, which does not count."
+    config = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
+    objective = BatchLoss(build_transformer(config, 20, 0), 0.0)
+    batches, totals = [], []
+    for n in (3, 7, 4):
+        ids = torch.randint(4, 20, (2, n))
+        batches.append(Batch(ids, ids, ids, ids.numel()))
+    alone = validation_loss(objective, batches)
+    of = "annotated_transformer.runs.recipe."
+    monkeypatch.setattr(of + "world_size", lambda: 2)
+    monkeypatch.setattr(of + "sum_over_ranks", lambda x: totals.append(x.clone()) or x)
+    for i in range(2):
+        monkeypatch.setattr(of + "rank", lambda i=i: i)
+        validation_loss(objective, batches)
+    nats, n_tokens = sum(totals).tolist()
+    assert n_tokens == 28 and nats / n_tokens == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_validation_bleu_compares_with_the_target_side(training, monkeypatch):
+    pairs = [("the dog was tired.", "der Hund war müde."), ("it slept.", "er schlief.")]
+    german = dict(pairs)
+    monkeypatch.setattr(
+        Translator, "translate", lambda self, lines: [german[line] for line in lines]
+    )
+    run = load_run(Path("demo"))
+    model = run.model.train(training)
+    found = validation_bleu(model, run.vocab, encode_pairs(pairs, run.vocab))
+    assert found == {"valid_bleu": pytest.approx(100)}
+    assert model.training == training
+
+
+def test_the_fast_engines_build_their_own_modules():
+    "Twins compute the same, so that results do not show which one was built."
+    recipe = override(get_recipe("tiny"), [*SMALL, "attention_dropout=0.1"])
+    vocab, kinds = load_run(Path("demo")).vocab, []
+    for engines in (PLAIN, FAST):
+        objective, *_ = build_training(
+            recipe, vocab, torch.device("cpu"), engines=engines
+        )
+        kinds.append({type(module).__name__ for module in objective.modules()})
+    assert kinds[0] - kinds[1] == {"Dropout", "MultiHeadAttention", "AttentionDropout"}
+    assert kinds[1] - kinds[0] == {
+        "FastDropout",
+        "FusedMultiHeadAttention",
+        "FusedAttentionDropout",
+    }
