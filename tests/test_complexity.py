@@ -1,20 +1,14 @@
 "Table 1, swept: counts, chains, paths and bytes equal to what they should be by arithmetic; the layers equal to their oracles."
 
-import json
-
 import pytest
 import torch
-from conftest import ROOT
 
 from annotated_transformer.experiments.complexity import (
     RestrictedAttention,
     _Convolution,
     _longest_chain,
-    table_1_layers,
 )
 from annotated_transformer.experiments.layer_costs import (
-    activation_bytes,
-    fit_exponent,
     flash_attention,
 )
 from annotated_transformer.model.attention import attention
@@ -94,28 +88,3 @@ def test_the_longest_of_two_ways_counts():
 
 
 # the record
-
-
-RECORD = json.loads((ROOT / "results/complexity.json").read_text("utf-8"))["complexity"]
-
-
-def test_the_record_says_what_section_4_says():
-    large = [i for i, n in enumerate(RECORD["n"]) if n >= 512]
-    lengths = [RECORD["n"][i] for i in large]
-
-    def slopes(name):
-        return [
-            fit_exponent(lengths, [times[i] for i in large])
-            for times in RECORD["seconds"][name].values()
-        ]
-
-    assert len(large) >= 6
-    assert all(1.7 <= slope <= 2.2 for slope in slopes("self-attention"))
-    assert all(0.8 <= slope <= 1.2 for slope in slopes("recurrent"))
-
-
-def test_the_records_bytes_repeat():
-    for name, layer in table_1_layers(256, RECORD["k"], RECORD["r"]).items():
-        sizes = dict(zip(RECORD["n"], RECORD["bytes"][name]["256"]))
-        for n in (16, 128, 512):
-            assert sizes[n] == activation_bytes(layer, torch.randn(1, n, 256))

@@ -15,7 +15,7 @@ from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import next_log_probs
 from annotated_transformer.model.multi_head import MultiHeadAttention
-from annotated_transformer.model.position import LearnedPosition, positional_encoding
+from annotated_transformer.model.position import positional_encoding
 from annotated_transformer.model.stack import (
     DecoderLayer,
 )
@@ -376,21 +376,6 @@ def test_bf16_autocast(norm):
 
 
 # Positions
-
-
-def test_positions_count_from_the_start_in_both_sequences():
-    for changes in ({}, {"position": "learned"}):
-        model = make(changes)
-        same = torch.full((1, 5), 7)
-        table = model._embed(same) - model.embedding(same)
-        expected = (
-            model.position.table[:5]
-            if isinstance(model.position, LearnedPosition)
-            else positional_encoding(5, 16)
-        )
-        close(table[0], expected)
-        embedded = model.embedding(same)
-        close(model.position(embedded[:, :2], start=3), model._embed(same)[:, 3:])
 
 
 def test_learned_positions_end():

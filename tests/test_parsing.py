@@ -208,17 +208,12 @@ NP, VP = (
     "(VP (VBZ sleeps) (PP (IN in) (NP (DT the) (NN barn))))",
 )
 GOLD = f"(TOP (S {NP} {VP} (. .)))"  # S, NP, VP, PP, NP
-FLAT = "(DT the) (NN dog) (VBZ sleeps) (IN in) (DT the) (NN barn) (. .)"
 HIGH = "(VP (VBZ sleeps)) (PP (IN in) (NP (DT the) (NN barn)))"
 HAND = {  # what is wrong: gold, predicted, and the brackets matched, of gold, of predicted
-    "two labels": (GOLD, GOLD.replace("(NP", "(QP"), 3, 5, 5),
     "attached higher": (GOLD, GOLD.replace(VP, HIGH), 4, 5, 5),
-    "a flat S": (GOLD, f"(TOP (S {FLAT}))", 1, 5, 1),
-    "tags": (GOLD, GOLD.replace("(NN", "(VB").replace("(. .)", "(NN .)"), 5, 5, 5),
     "another root": (GOLD, GOLD.replace("TOP", "S1"), 5, 5, 5),
     "a root that counts": (GOLD, GOLD.replace("TOP", "ROOT"), 5, 5, 6),
     "half of a chain": ("(S (VP (VB go)))", "(VP (VB go))", 1, 2, 1),
-    "a label once of twice": ("(NP (NP (NN dog)))", "(NP (NN dog))", 1, 2, 1),
     "a label three times": ("(NP (NN dog))", "(NP (NP (NP (NN dog))))", 1, 1, 3),
     "twice of three": ("(NP (NP (NP (NN a))))", "(NP (NP (NN a)))", 2, 3, 2),
     "a chain turned": ("(S (VP (VB go)))", "(VP (S (VB go)))", 2, 2, 2),

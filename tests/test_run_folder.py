@@ -1,8 +1,6 @@
 "Kinds of run folders and their loaders. What a run of ours holds is tested in test_checkpoint.py."
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -90,14 +88,6 @@ def test_unknown_kinds_are_refused(tmp_path, kind):
             read(path)
 
 
-def test_an_imported_run_only_translates(tmp_path):
-    path = folder_of_kind(tmp_path / "run", "marian")
-    assert run_kind(path) == "marian"
-    for read in (read_config, load_run):
-        with pytest.raises(UserError, match="imported from Marian: it translates, and"):
-            read(path)
-
-
 def test_links_and_other_formats_are_refused_whatever_the_kind(tmp_path):
     real = folder_of_kind(tmp_path / "real", "marian")
     linked = tmp_path / "linked"
@@ -115,27 +105,6 @@ def test_the_vocabulary_is_compared_with_the_bytes_that_were_loaded(run):
     (run / "config.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match="is not the vocabulary that this run"):
         load_run(run)
-
-
-def test_the_weights_are_opened_once(run, monkeypatch):
-    opened, plain = [], weights.safe_open
-    spy = lambda *args: opened.append(args) or plain(*args)
-    monkeypatch.setattr(weights, "safe_open", spy)
-    load_run(run)
-    assert len(opened) == 1
-
-
-def test_loading_imports_neither_other_kinds_nor_the_compiler(run):
-    "What `torch.compile` needs takes a second."
-    code = (
-        "import sys; from annotated_transformer import load; load(sys.argv[1])"
-        ".translate(['the dog']); print(*sys.modules)"
-    )
-    command = [sys.executable, "-c", code, str(run)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    imported = shown.stdout.split()
-    assert not {"sympy", "torch._dynamo"}.intersection(imported)
-    assert not any("marian" in name for name in imported)
 
 
 def test_the_embedding_is_checked_before_the_model_is_built(run, monkeypatch):
@@ -213,15 +182,6 @@ def test_run_and_shared_text_are_apart(tmp_path):
             with RunFolder.create(tmp_path / "run", recipe, None, prepared):
                 pass
     assert not any(tmp_path.iterdir())
-
-
-def test_settings_are_written_when_they_change(run):
-    before = (run / "config.json").stat().st_mtime_ns
-    with RunFolder.open(run) as folder:
-        folder.note(**folder.about)
-        assert (run / "config.json").stat().st_mtime_ns == before
-        folder.note(data="other")
-    assert read_config(run)[1]["data"] == "other"
 
 
 def test_text_is_the_runs_own(tmp_path):
