@@ -147,15 +147,6 @@ def test_a_search_may_reorder_and_leave_out(model):
         torch.testing.assert_close(found[row, j].double(), whole, rtol=0, atol=1e-5)
 
 
-def test_refusals(model, unchecked):
-    src, tgt = draw(3, 5, 4)
-    with pytest.raises(
-        ValueError,
-        match=r"last_ids is \(3, 2\), the state's hypotheses are \(b, beam\) = \(3, 1\)",
-    ):
-        model.step(tgt[:, :2], model.start(src))
-
-
 def test_two_ways_are_torchs_bidirectional_lstm():
     torch.manual_seed(0)
     encoder, both = (

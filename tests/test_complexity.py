@@ -5,7 +5,6 @@ import torch
 
 from annotated_transformer.experiments.complexity import (
     RestrictedAttention,
-    _Convolution,
     _longest_chain,
 )
 from annotated_transformer.experiments.layer_costs import (
@@ -51,32 +50,6 @@ def test_fused_is_the_same_attention(n):
     torch.testing.assert_close(flash_attention(x, x, x, mask), attention(x, x, x, mask))
 
 
-@pytest.mark.parametrize(
-    "n, k, dilation, n_ahead",
-    [
-        (9, 3, 1, None),
-        (9, 4, 1, None),
-        (9, 3, 2, 0),
-        (5, 3, 9, 1),
-        (6, 2, 1, 1),
-        (4, 1, 1, 0),
-    ],
-)
-def test_convolution_by_hand(n, k, dilation, n_ahead):
-    layer, x = (
-        _Convolution(4, k, dilation, n_ahead).double(),
-        torch.randn(2, n, 4, dtype=torch.float64),
-    )
-    ahead = k // 2 if n_ahead is None else n_ahead
-    want = layer.conv.bias.repeat(2, n, 1)
-    for i in range(n):
-        for tap in range(k):
-            j = i + dilation * (tap - (k - 1 - ahead))
-            if 0 <= j < n:
-                want[:, i] = want[:, i] + x[:, j] @ layer.conv.weight[:, :, tap].T
-    torch.testing.assert_close(layer(x), want)
-
-
 # sequential operations and paths
 
 
@@ -85,6 +58,3 @@ def test_the_longest_of_two_ways_counts():
     y = x.exp()
     assert _longest_chain(y.sin().sin().sin() + y, "Sin") == 3
     assert _longest_chain(y + y.sin().sin().sin(), "Sin") == 3
-
-
-# the record

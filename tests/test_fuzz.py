@@ -237,9 +237,6 @@ def test_other_floats_are_taken(dtype, work, capfd):
     assert call(capfd, *TRANSLATE)[0] == call(capfd, *IMPORT)[0] == 0
 
 
-# vocabularies
-
-
 # text
 
 NOISE = random.Random(0).randbytes(2000)

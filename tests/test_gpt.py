@@ -209,6 +209,3 @@ def test_samples_have_the_distribution_of_top_p(temperature, top_p):
         # four standard deviations of a share of n draws; never what is cut off
         assert abs(share - p) <= 4 * (p * (1 - p) / n) ** 0.5, token
     assert sum(p > 0 for p in right) < N_VOCAB - (top_p < 1)
-
-
-# the record

@@ -258,6 +258,3 @@ def test_pronoun_scores_count(sentences):
     change(3, "weil|obwohl", "denn")
     wanted = PronounScores(right=5 / 8, other=2 / 8, rest=7 / 8)
     assert pronoun_scores(Says(said), some) == wanted
-
-
-# --- the benchmark

@@ -297,22 +297,6 @@ def test_constraints_are_exact_and_allowed(cfg):
     assert wrong == {}
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-WORKFLOW = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
-
-
-def test_oldest_python_has_one_source(cfg):
-    "The whole suite runs on the oldest Python that settings.ini allows, and the pages name it."
-    jobs = yaml.safe_load(WORKFLOW)["jobs"]
-    setups = [step.get("with", {}) for step in jobs["test"]["steps"]]
-    assert {"python-version": cfg["min_python"]}.items() <= setups[1].items()
-    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
-    said = [re.findall(r"Python (3\.\d+) or newer", text) for text in texts]
-    assert said[0] and {v for found in said for v in found} == {cfg["min_python"]}
-    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
-    assert container["image"].endswith(f"python:{cfg['min_python']}")
-
-
 def test_command_line_starts_without_torch():
     "`--help` must not wait for torch: heavy imports happen inside the commands."
     code = "import sys, annotated_transformer.cli.main; print('torch' in sys.modules)"

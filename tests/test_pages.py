@@ -111,18 +111,6 @@ def ids_of(nb) -> list[str]:
     ]
 
 
-def test_names_have_a_place():
-    "Each name of the package's index: its anchor is on the page of its notebook once."
-    ids = {}
-    for path in PAGES:
-        nb = read_nb(path)
-        NBProcessor(nb=nb, procs=[pages.Definitions]).process()
-        ids[page_name(path)] = ids_of(nb)
-    for name, places in names_of_package().places.items():
-        for page, anchor in places.items():
-            assert ids[page].count(anchor) == 1, f"{name}: {page}#{anchor}"
-
-
 def test_a_place_is_made_once():
     "Not where a heading has the name already, and once for names that differ in their capitals alone."
     cells = [

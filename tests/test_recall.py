@@ -106,6 +106,3 @@ def test_learns_and_stops():
     assert all(min(pair) < 0.99 for pair in zip(found[:-2], found[1:-1]))
     tokens, values = recall_batch(300, 4, rng(99))
     assert _accuracy(model, tokens, values) > 0.9
-
-
-# the record

@@ -257,6 +257,3 @@ def test_prefixes_predicted_by_hand(vocab, separated):
         norm.bias.copy_(10 * model.embedding.weight[token])
     same = [first_token(s) == token for s in some]
     assert prefixes_predicted(model, vocab, some).tolist() == same and same[0]
-
-
-# the record

@@ -114,9 +114,6 @@ def test_every_setting_has_its_row_and_its_values():
     assert wrong == []
 
 
-# ---- the terms
-
-
 # ---- the map
 
 SETTINGS = {f.name for kind in (ModelConfig, TrainConfig) for f in fields(kind)}
