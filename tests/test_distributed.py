@@ -298,7 +298,7 @@ def found(request, tmp_path_factory):
         [*command, os.path.dirname(__file__), folder],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -298,8 +298,9 @@ def endless(step, state, bos_id, eos_id, max_lens):
     return batched_greedy_search(without_end, state, bos_id, eos_id, max_lens)
 
 
-@pytest.mark.parametrize("n_positions", [5, 6, 9, 54, 102, 400])
-@pytest.mark.parametrize("more", [0, 50])
+@pytest.mark.parametrize(
+    "n_positions, more", [(5, 0), (6, 50), (9, 0), (54, 50), (102, 0), (400, 50)]
+)
 def test_search_stays_within_learned_positions(vocab, n_positions, more):
     "The longest source with EOS fits, and BOS with the longest translation."
     model = learned_model(vocab, n_positions)
