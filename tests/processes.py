@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 _PRELOADED = "torch._dynamo torch.distributed.fsdp torch.distributed.nn.functional "
-_PRELOADED += "annotated_transformer.runs.train_run annotated_transformer.cli.main"
+_PRELOADED += "annotated_transformer.runs.train_run annotated_transformer.cli.main "
+_PRELOADED += "hypothesis pytest"
 
 
 def _begin(function: Callable, args: tuple, env: Mapping[str, str], said: Path) -> None:

@@ -205,6 +205,7 @@ REFUSED = {
     # runs
     "translate empty_folder asked": "is not a run folder",
     "average run --last 3": "has 2",
+    "average run --last x": "'x' is not a valid integer",
     "average demo --last 2": "demo is not a run folder",
     "train --resume demo": "demo is not a run folder",
     "translate 'a\nb'": "a b is not a run folder",
@@ -245,6 +246,7 @@ REFUSED = {
     # Table 3, and the demo
     "variations --data wmt14": "there is a base for builtin and for multi30k",
     "variations --data builtin --rows 'A h=3'": "no row is called 'A h=3'",
+    "variations --data builtin --seeds 0": "'--seeds': 0 is not in the range x>=1",
     "variations --data builtin --steps 0": "max_steps=0",
     "demo --out run": "run is not a demo, or was changed since: choose another --out",
     "demo --out de": "choose another place",

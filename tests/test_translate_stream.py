@@ -54,7 +54,7 @@ def exchange(process, rest: bytes, enough, pause: float = 0) -> bytes:
     out = b""
     while not enough(out):
         pipes = [process.stdin] if rest else []
-        ready, writable, _ = select.select([process.stdout], pipes, [], 30)
+        ready, writable, _ = select.select([process.stdout], pipes, [], 120)
         if writable:
             rest = rest[os.write(process.stdin.fileno(), rest[:4096]) :]
         if ready:
@@ -69,7 +69,7 @@ def test_a_line_is_answered_before_the_next_one_is_there(lines, answers):
         for line, answer in zip(lines[:3], answers):
             process.stdin.write(joined([line]))
             process.stdin.flush()
-            assert select.select([process.stdout], [], [], 30)[0], "no answer"
+            assert select.select([process.stdout], [], [], 120)[0], "no answer"
             assert process.stdout.readline() == joined([answer])
         process.stdin.write(lines[3].encode())  # the last line needs no line break
         process.stdin.close()
@@ -110,7 +110,9 @@ def test_an_interruption_leaves_whole_lines(lines, answers):
         process.send_signal(signal.SIGINT)
         out += process.stdout.read()
         err = process.stderr.read().decode()
-        assert process.wait(30) == 130 and err == "annotated-transformer: interrupted\n"
+        assert (
+            process.wait(120) == 130 and err == "annotated-transformer: interrupted\n"
+        )
     found = out.decode().split("\n")
     assert found.pop() == "" and 100 <= len(found) < len(lines)
     assert found[:200] == answers[: len(found)]
@@ -146,7 +148,7 @@ def test_somebody_types(lines, answers):
         def prompted() -> bytes:
             found = b""
             while not found.endswith(b"> "):
-                assert select.select([process.stderr], [], [], 30)[0]
+                assert select.select([process.stderr], [], [], 120)[0]
                 found += os.read(process.stderr.fileno(), 100)
             return found
 
@@ -156,6 +158,6 @@ def test_somebody_types(lines, answers):
             assert process.stdout.readline() == joined([answer])
             assert prompted() == b"> "
         os.write(ours, b"\x04")
-        assert process.wait(30) == 0 and process.stdout.read() == b""
+        assert process.wait(120) == 0 and process.stdout.read() == b""
         assert process.stderr.read() == b"\n"
     os.close(ours)
