@@ -137,17 +137,22 @@ def pack_run(run: Path, out: Path) -> None:
     (out / "model.safetensors").chmod(0o644)  # whoever installs the package reads it
 
 
-def on_grammar(run: Path, n: int = 1000) -> dict[str, int | float]:
-    "Of n held-out synthetic sentences: exact matches as each is typed; pronouns, in %."
+def exact_as_typed(run: Path, n: int) -> dict[str, int]:
+    "How many of n held-out sentences are translated exactly, typed in each way."
     translator, plain = load(run), builtin(n, seed=1, split="test")
-    wanted, it = [s.de for s in plain], pronoun_sentences(n)
-    exact: dict[str, int | float] = {}
-    for way, typed in TYPED.items():
+    wanted, exact = [s.de for s in plain], {}
+    for name, typed in TYPED.items():
         found = translator.translate([typed(s.en) for s in plain])
-        exact[way] = sum(map(str.__eq__, found, wanted))
-    found = translator.translate([s.en for s in it])
-    exact["pronouns"] = 100 * pronoun_accuracy(found, [s.de for s in it])
+        exact[name] = sum(map(str.__eq__, found, wanted))
     return exact
+
+
+def on_grammar(run: Path, n: int = 1000) -> dict:
+    "Exact matches among n held-out synthetic sentences, and the share of right pronouns."
+    it = pronoun_sentences(n)
+    found = load(run).translate([s.en for s in it])
+    pronouns = pronoun_accuracy(found, [s.de for s in it])
+    return {"n": n, "exact": exact_as_typed(run, n), "pronouns": pronouns}
 
 
 def on_real_text(run: Path, data_dir: Path | None) -> dict:
