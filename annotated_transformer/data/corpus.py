@@ -288,7 +288,7 @@ def _tatoeba(
     """
     store = _Store("tatoeba", (file,), data_dir)
     with zipfile.ZipFile(store.fetch(file)) as archive:
-        text = archive.read(*file.members).decode().translate(_PLAIN)
+        text = archive.read(file.members[0]).decode().translate(_PLAIN)
     pairs = [tuple(line.split("\t")[:2]) for line in text.strip().split("\n")]
     random.Random(0).shuffle(pairs)
     train, held_out = [], {}
