@@ -9,7 +9,6 @@ from conftest import ROOT
 from annotated_transformer.experiments.complexity import (
     RestrictedAttention,
     _Convolution,
-    _longest_chain,
     table_1_layers,
 )
 from annotated_transformer.experiments.layer_costs import (
@@ -81,16 +80,6 @@ def test_convolution_by_hand(n, k, dilation, n_ahead):
             if 0 <= j < n:
                 want[:, i] = want[:, i] + x[:, j] @ layer.conv.weight[:, :, tap].T
     torch.testing.assert_close(layer(x), want)
-
-
-# sequential operations and paths
-
-
-def test_the_longest_of_two_ways_counts():
-    x = torch.ones(2, requires_grad=True)
-    y = x.exp()
-    assert _longest_chain(y.sin().sin().sin() + y, "Sin") == 3
-    assert _longest_chain(y + y.sin().sin().sin(), "Sin") == 3
 
 
 # the record
