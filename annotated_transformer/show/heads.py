@@ -196,12 +196,11 @@ def ablate_head(model: nn.Module, kind: str, layer: int, head: int) -> Iterator[
     modules = attention_modules(model)
     if kind not in modules:
         raise ValueError(f"kind={kind!r} is unknown: take {', '.join(modules)}")
-    n_layers = len(modules[kind])
-    if not 0 <= layer < n_layers:
-        raise ValueError(f"layer={layer} is not there: take 0 to {n_layers - 1}")
+    n_layers, n_heads = len(modules[kind]), modules[kind][0].n_heads
+    for name, i, n in (("layer", layer, n_layers), ("head", head, n_heads)):
+        if not 0 <= i < n:
+            raise ValueError(f"{name}={i} is not there: take 0 to {n - 1}")
     attn = modules[kind][layer]
-    if not 0 <= head < attn.n_heads:
-        raise ValueError(f"head={head} is not there: take 0 to {attn.n_heads - 1}")
     if not isinstance(attn.w_o, nn.Linear):
         raise ValueError(
             "this model was made ready to translate, its weights are fixed: "
