@@ -5,7 +5,6 @@ import torch
 
 from annotated_transformer.experiments.complexity import (
     RestrictedAttention,
-    _longest_chain,
 )
 from annotated_transformer.experiments.layer_costs import (
     flash_attention,
@@ -48,13 +47,3 @@ def test_fused_is_the_same_attention(n):
     mask = torch.rand(2, n, n) < 0.5
     mask[:, :, 0] = True
     torch.testing.assert_close(flash_attention(x, x, x, mask), attention(x, x, x, mask))
-
-
-# sequential operations and paths
-
-
-def test_the_longest_of_two_ways_counts():
-    x = torch.ones(2, requires_grad=True)
-    y = x.exp()
-    assert _longest_chain(y.sin().sin().sin() + y, "Sin") == 3
-    assert _longest_chain(y + y.sin().sin().sin(), "Sin") == 3

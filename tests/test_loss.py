@@ -93,8 +93,8 @@ def test_errors(loss_of):
     "loss_of, part",
     [
         (chunked_loss, "engines.chunked_loss._grad_of_chunk"),
-        (chunked_loss, "engines.chunked_loss.add_product"),
-        (ChunkedRDrop(5.0), "engines.chunked_r_drop.add_product"),
+        (chunked_loss, "engines.chunked_loss._add_product"),
+        (ChunkedRDrop(5.0), "engines.chunked_loss._add_product"),
     ],
 )
 def test_without_gradients_none_is_computed(loss_of, part):
