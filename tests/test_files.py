@@ -258,7 +258,7 @@ USES = {
     "a folder, broken off": lambda path: fill(new_folder(path), fails=True),
     "our folder": lambda path: fill(new_folder(path, only_ours)),
     "our folder, broken off": lambda path: fill(new_folder(path, only_ours), True),
-    "remove": lambda path: remove(path, Path("ours")),
+    "remove": lambda path: remove(path),
     "remove known": lambda path: (
         only_ours(resolve(path)),
         remove_known(path, {"weights", "away", "up"}),

@@ -41,7 +41,7 @@ from annotated_transformer.export.model_card import _training_command, model_car
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, get_recipe, override
 from annotated_transformer.model.stack import PreNorm
-from annotated_transformer.runs.folder import create_run, load_run
+from annotated_transformer.runs.folder import load_run, write_config
 from annotated_transformer.runs.weights import read_tensors
 from annotated_transformer.translating.ct2 import export_ct2
 from annotated_transformer.translating.load import load
@@ -364,7 +364,8 @@ def card_of(tmp_path, about: dict, name: str = "some-model", passes=(), **settin
     hub = pytest.importorskip("huggingface_hub")
     recipe = get_recipe("multi30k-tiny")
     recipe = replace(recipe, train=replace(recipe.train, **settings))
-    create_run(tmp_path / "run", recipe, about)
+    (tmp_path / "run").mkdir()
+    write_config(tmp_path / "run", recipe, about)
     lines = "".join(f"{json.dumps(record)}\n" for record in passes)
     (tmp_path / "run/metrics.jsonl").write_text(lines)
     card = model_card(name, tmp_path / "run", recipe, about)

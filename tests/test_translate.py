@@ -20,7 +20,7 @@ from annotated_transformer.io.text import MAX_LINE_BYTES
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.decode import Hypothesis, sample
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.evaluate import perplexity
 from annotated_transformer.translating.load import load
@@ -335,7 +335,7 @@ def test_load(tmp_path, vocab, position, longest):
     "Lines are cut where training cut them, earlier if the positions end earlier."
     sizes = replace(SIZES, position=position, n_positions=90)
     recipe, run = Recipe(sizes, TrainConfig(max_len=89)), tmp_path / "run"
-    create_run(run, recipe, {})
+    run.mkdir()
     vocab.save(run / "vocab.model")
     write_config(run, recipe, {})
     model = build_transformer(sizes, len(vocab), vocab.pad_id)

@@ -110,8 +110,6 @@ def _translate(args: SimpleNamespace) -> None:
     from ..translating import translate
 
     file = args.file
-    if file is None and sys.stdin is None:
-        raise UserError("standard input is closed: name a FILE")
     more = {"batch_tokens": args.batch_tokens, "engine": args.engine}
     translator = _load(args.run, args, args.n_best, **more)
     typing = file is None and sys.stdin.isatty()

@@ -219,7 +219,7 @@ def fill_table(
             return False
         _add_row(table, row, recipe, found | {"curve": _loss_curve(run)})
         write_json(folder / "table.json", table)
-        remove(run / "checkpoints", inside=run)
+        remove(run / "checkpoints")
         echo(
             f"{i} of {len(todo)}: {row.name}, seed {seed}: "
             f"perplexity {math.exp(found['valid_loss']):.3f}, BLEU {found['bleu']:.2f}"
