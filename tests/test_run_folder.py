@@ -163,6 +163,7 @@ def test_a_new_run_that_fails_is_removed(tmp_path, existed):
     for n_steps in (0, 1):
         with pytest.raises(OSError), RunFolder.create(path, recipe) as run:
             for step in range(n_steps):
+                run.note(text_sha256="of its text")
                 append_json(run.path / "metrics.jsonl", {"step": step + 1})
             raise OSError
         assert path.exists() == (existed or n_steps > 0)
