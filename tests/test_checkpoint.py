@@ -166,7 +166,7 @@ WRONG_RUNS = [
     (edited("train", dropout="0.1"), "dropout='0.1'"),
     (edited("train", strange=1), "train.strange is unknown"),
     # refused before a model of that size is built; the others do not show in shapes
-    (edited("model", d_ff=2 * 10**9), "with d_ff=32, but config.json says d_ff=20"),
+    (edited("model", d_ff=2 * 10**9), "d_ff=2000000000 makes .* so take smaller sizes"),
     (edited("model", norm="pre"), "with norm='post', but config.json says norm='pre'"),
     (edited("model", n_positions=77), "says n_positions=77"),
     (edited("model", d_k=8), "says d_k=8"),
@@ -185,7 +185,7 @@ def test_a_run_that_is_refused(run, damage, says):
 NONSENSE = ["{", "[1]", "3", '{"model": 3}', "[" * 100_000, '{"weights": 3}']
 
 
-@pytest.mark.parametrize("about", [*NONSENSE, '{"weights": "a\\nb"}'])
+@pytest.mark.parametrize("about", NONSENSE)
 def test_a_header_that_says_nonsense(run, model, about):
     save_file(model.state_dict(), run / MODEL, {"about": about})
     with pytest.raises(UserError, match="model.safetensors is not a readable"):

@@ -337,7 +337,12 @@ def test_seconds_are_those_of_all_parts(run):
 
 
 def test_lines_that_are_no_records(run):
-    lines = ['{"step": 1, "loss": 2.0}', "[1]", '{"step": -1}', '{"step": 2, "a": "b"}']
+    lines = [
+        '{"step": 1, "loss": 2.0}',
+        "[1]",
+        '{"step": "1"}',
+        '{"step": 2, "a": "b"}',
+    ]
     lines += ['{"step": 3, "loss": NaN}', "[" * 100_000, '{"step": 4']
     (run / "metrics.jsonl").write_text("\n".join(lines))
     assert [record["step"] for record in read_metrics(run)] == [1, 3]
