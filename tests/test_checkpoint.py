@@ -151,7 +151,7 @@ WRONG_RUNS = [
     (edited(None, model=3), "not the settings of a recipe"),
     (edited(None, steps="many"), "steps='many'"),
     # refused before a model of that size is built; the others do not show in shapes
-    (edited("model", d_ff=2 * 10**9), "with d_ff=32, but config.json says d_ff=20"),
+    (edited("model", d_ff=2 * 10**9), "d_ff=2000000000 makes .* so take smaller sizes"),
     (edited("model", norm="pre"), "with norm='post', but config.json says norm='pre'"),
     (edited("model", n_positions=77), "says n_positions=77"),
     (edited("model", d_k=8), "says d_k=8"),

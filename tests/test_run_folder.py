@@ -132,6 +132,7 @@ def test_a_new_run_that_fails_is_removed(tmp_path, existed):
     for n_steps in (0, 1):
         with pytest.raises(OSError), RunFolder.create(path, recipe) as run:
             for step in range(n_steps):
+                run.note(text_sha256="of its text")
                 append_json(run.path / "metrics.jsonl", {"step": step + 1})
             raise OSError
         assert path.exists() == (existed or n_steps > 0)
@@ -296,7 +297,12 @@ def test_seconds_are_those_of_all_parts(run):
 
 
 def test_lines_that_are_no_records(run):
-    lines = ['{"step": 1, "loss": 2.0}', "[1]", '{"step": -1}', '{"step": 2, "a": "b"}']
+    lines = [
+        '{"step": 1, "loss": 2.0}',
+        "[1]",
+        '{"step": "1"}',
+        '{"step": 2, "a": "b"}',
+    ]
     lines += ['{"step": 3, "loss": NaN}', "[" * 100_000, '{"step": 4']
     (run / "metrics.jsonl").write_text("\n".join(lines))
     assert [record["step"] for record in read_metrics(run)] == [1, 3]

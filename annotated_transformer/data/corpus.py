@@ -170,8 +170,11 @@ class _Store:
 
     @property
     def cache(self) -> Path:
-        "The folder of downloads."
-        return Path(pooch.os_cache("annotated_transformer")) / self.name
+        "The folder of downloads; UserError for a user without a home directory."
+        try:
+            return Path(pooch.os_cache("annotated_transformer")) / self.name
+        except RuntimeError as e:
+            raise UserError(f"no folder for downloads: {e}, or {self.advice}") from None
 
     def fetch(self, file: _Download) -> Path:
         "A file with the right checksum; UserError says which files to put where."
@@ -491,7 +494,7 @@ def corpus_from_source(source: dict) -> Corpus:
             "its text is not at hand: name it, by --data, by --pairs, or by --src and --tgt"
         )
     if not sizes.keys() <= {"n_train", "n_valid", "n_test", "seed"} or not all(
-        isinstance(value, int) and value >= 0 for value in sizes.values()
+        type(value) is int and value >= 0 for value in sizes.values()
     ):
         raise UserError(f"source={source} does not describe the synthetic corpus")
     return load_corpus("builtin", **sizes)

@@ -52,9 +52,11 @@ from .checkpoint import (
     save_checkpoint,
 )
 from .weights import (
+    compare_sizes,
     gather_tensors,
     load_model,
     load_weights,
+    read_metadata,
     save_tensors,
     weights_metadata,
 )
@@ -474,6 +476,8 @@ class RunFolder:
         Without one, the weights that the run starts from are loaded, if it has them.
         """
         if last := latest(self.checkpoint_folder):
+            file = last / "model.safetensors"
+            compare_sizes(file, read_metadata(file), self.recipe.model)
             self.progress = load_checkpoint(last, model, optimizer)
             self.saved_step = self.progress.step
         elif self.start.exists():

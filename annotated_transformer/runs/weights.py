@@ -238,7 +238,7 @@ def read_metadata(path: Path) -> dict:
         return _about_of(path, file)
 
 # %% ../../nbs/97b_weights.ipynb #0ab07e05
-def _compare_sizes(path: Path, about: dict, config: ModelConfig) -> None:
+def compare_sizes(path: Path, about: dict, config: ModelConfig) -> None:
     "UserError if the header of a weights file names other sizes than the settings."
     sizes = asdict(config)
     saved = about.get("model", sizes)
@@ -290,6 +290,6 @@ def load_model(
     "The model that `build` makes, with a file's weights, and what its header says."
     with _opened(path) as file:
         about = _about_of(path, file)
-        _compare_sizes(path, about, config)
+        compare_sizes(path, about, config)
         weights = unpack_weights(_tensors_of(file))
     return build_with_weights(build, path, weights), about

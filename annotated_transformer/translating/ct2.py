@@ -377,7 +377,10 @@ def _cached_export(run: Path, quantization: str) -> Path:
     parts = [sha256(path / name) for name in ("model.safetensors", "vocab.model")]
     key = hashlib.sha256(" ".join([*parts, __version__]).encode()).hexdigest()[:16]
     name, own = f"{quantization}-{key}", path / "ctranslate2"
-    cache = Path(pooch.os_cache("annotated_transformer")) / "ctranslate2"
+    try:
+        cache = Path(pooch.os_cache("annotated_transformer")) / "ctranslate2"
+    except RuntimeError as e:  # no home directory
+        raise UserError(f"no folder for the export: {e}") from None
     folders = [cache] if pretrained_run(run) else [own, cache]
     for folder in folders:
         if path_type(folder / name) == "folder":
