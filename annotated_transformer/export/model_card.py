@@ -214,8 +214,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     data = about.get("data") if about.get("data") in DATA_SETS else None
     copies = ", with copies in other cases" if about.get("case_variants") else ""
     languages, scores = languages_of(about), _scores(run)
-    source = about.get("source")
-    in_one = isinstance(source, dict) and "pairs" in source
+    in_one = "pairs" in about.get("source", {})
     rows = []
     for score in scores:
         signature = f"; signature `{score.signature()}`" if score.signature() else ""

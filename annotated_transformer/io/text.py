@@ -327,7 +327,7 @@ class ProgressBar(tqdm):
             options |= {"file": io.StringIO(), "ncols": 0, "dynamic_ncols": False}
             if "bar_format" in options:  # as tqdm leaves the drawing out of its own
                 shown = options["bar_format"].replace("{l_bar}{bar}|", _NO_DRAWING)
-                options["bar_format"] = shown
+                options |= {"bar_format": shown, "ncols": None}  # 0 would ignore it
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
