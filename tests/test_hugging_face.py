@@ -409,6 +409,10 @@ def test_card_of_own_text(tmp_path, languages, known):
     assert ("to translate from en to pt-BR" in card) == bool(known)
     named = " --src-lang en --tgt-lang pt-BR" if known else ""
     assert f"--src SOURCE --tgt TARGET{named} --config" in card
+    (tmp_path / "pairs").mkdir()
+    source = {"pairs": "mine.tsv", "valid_pairs": None}
+    card, _ = card_of(tmp_path / "pairs", about | {"source": source})
+    assert f" train --pairs PAIRS{named} --config" in card and "mine.tsv" not in card
 
 
 def test_card_of_a_demo(small, tmp_path):

@@ -301,3 +301,15 @@ def test_command_line_starts_without_torch():
     "`--help` must not wait for torch: heavy imports happen inside the commands."
     code = "import sys, annotated_transformer.cli.main; print('torch' in sys.modules)"
     assert python("-c", code, cwd=ROOT) == "False\n"
+
+
+def test_a_mistake_does_not_wait_for_torch():
+    code = """import contextlib, io, sys
+from annotated_transformer.cli.main import main
+try:
+    with contextlib.redirect_stderr(io.StringIO()):
+        main("translate demo --temperature 2".split())
+except SystemExit as e:
+    print(e.code, "torch" in sys.modules)
+"""
+    assert python("-c", code, cwd=ROOT) == "2 False\n"

@@ -186,6 +186,7 @@ def resume_by(n: int, run: Path, folder: Path, harm: str = "", at: int = 0, **op
     return run_ranks(n, resume_here, run, options, folder=folder, env=env)
 
 
+@pytest.mark.posix
 def test_killed_and_resumed(text, command, straight, tmp_path):
     "SIGKILL in step 8, after a checkpoint at 6: the same weights and losses as without."
     run = tmp_path / "run"
@@ -196,6 +197,7 @@ def test_killed_and_resumed(text, command, straight, tmp_path):
     assert weights(run) == weights(straight) and losses(run) == losses(straight)
 
 
+@pytest.mark.posix
 def test_asked_to_stop(text, command, straight, tmp_path):
     "It saves, says how to resume, and leaves with the signal's status."
     run = tmp_path / "run"
@@ -224,6 +226,7 @@ def without_dropout(train, tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("runs") / "one", WITHOUT_DROPOUT)
 
 
+@pytest.mark.posix
 def test_torchrun_restarts_a_killed_rank(text, command, without_dropout, tmp_path):
     "Two processes, one is killed in step 8, torchrun starts both again: they end where one undisturbed process ends."
     run = tmp_path / "two"
@@ -236,6 +239,7 @@ def test_torchrun_restarts_a_killed_rank(text, command, without_dropout, tmp_pat
     assert distance(run, without_dropout) < 1e-4
 
 
+@pytest.mark.posix
 def test_sharded_and_resumed_by_one_process(train, without_dropout, tmp_path):
     "Two processes that hold slices are killed in step 8, two resume, then one of its own: with the losses of a run that never was sharded."
     run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6, prepared=None)

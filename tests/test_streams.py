@@ -197,6 +197,12 @@ def test_progress_is_a_line_a_minute_in_a_log(terminal, monkeypatch):
         clock.now += 100
         bar.update()
     assert screen.getvalue() == shown
+    form = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
+    with ProgressBar(total=240, bar_format=form, **often) as bar:
+        clock.now += 60
+        bar.set_postfix_str("loss 1", refresh=False)
+        bar.update(60)
+    assert screen.getvalue() == f"{shown} 25% 60/240 s, loss 1\n"
 
 
 def test_a_log_of_training(work, capsys, monkeypatch):

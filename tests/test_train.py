@@ -468,7 +468,7 @@ def test_metrics_file_is_appended_to_and_readable_at_any_time(tmp_path):
     "minutes, loss, shown",
     [
         (None, 2.0, "100/100 step 100 loss 2.000 ppl 7.4 lr 1.0e-03 250 tokens/s"),
-        (0.5, 2.0, "30/30 step 100 loss 2.000 ppl 7.4 lr 1.0e-03 250 tokens/s"),
+        (0.5, 2.0, "30/30 s, step 100 loss 2.000 ppl 7.4 lr 1.0e-03 250 tokens/s"),
         (None, 1e9, "100/100 step 100 loss 1000000000.000 ppl"),
     ],
 )

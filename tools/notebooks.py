@@ -314,6 +314,13 @@ def readme(index: Path) -> str:
     return retarget("\n\n".join([head, *parts]), move) + "\n"
 
 
+def unix_lines(lib: Path) -> None:
+    "Lines end as in git wherever the modules are exported; on Windows nbdev writes CRLF."
+    for path in lib.rglob("*.py"):
+        if b"\r\n" in (data := path.read_bytes()):
+            path.write_bytes(data.replace(b"\r\n", b"\n"))
+
+
 def relative_imports(lib: Path) -> None:
     "nbdev makes imports from the package relative only where they stand on one line: here all of them."
     for path in lib.glob("*/**/*.py"):
@@ -335,6 +342,7 @@ def export(root: Path = ROOT) -> None:
     from nbdev.doclinks import nbdev_export
 
     nbdev_export()
+    unix_lines(root / settings(root)["lib_path"])
     relative_imports(root / settings(root)["lib_path"])
     for path in (root / "nbs").glob("[!_.]*.ipynb"):
         write_clean(json.loads(path.read_text(encoding="utf-8")), path)

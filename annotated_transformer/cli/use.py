@@ -32,8 +32,8 @@ _PAGE = "--out PAGE  The page to write, ending in .html. [required]\n"
 _DEVICE = "--device NAME  cpu, cuda or mps; cpu without it.\n"
 _SEARCH = """
 --beam-size INTEGER   Hypotheses at each step; 1 is greedy search. Without it 4; an
-                      imported model uses its own search if none of --beam-size, --alpha
-                      and --n-best is given.
+                      imported model uses its own search if no option of a search is
+                      given.
 --alpha FLOAT         Exponent of the length penalty; 0 is none, a larger one prefers
                       longer sentences. Without it 0.6.
 """
@@ -52,10 +52,6 @@ def _average(args: SimpleNamespace) -> None:
 # %% ../../nbs/94b_cli_use.ipynb #5871d459
 def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
     "A `Translator`; its search is the model's own if no option asks for another."
-    from ..engines.batched_search import sample_with, search_with
-    from ..translating.load import load
-
-    _say_which_model(run)
     beam, drawing = ("beam_size", "alpha"), ("temperature", "top_p", "seed")
     asked = {k: v for k, v in vars(args).items() if v is not None}
     is_drawn, given = asked.get("sample", False), asked.keys() & {*beam, *drawing}
@@ -65,6 +61,11 @@ def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
             f"{option} is for {'a search' if is_drawn else '--sample'}: leave it "
             f"out, or {'--sample' if is_drawn else 'add --sample'}"
         )
+    # here, so that a mistake does not wait for torch
+    from ..engines.batched_search import sample_with, search_with
+    from ..translating.load import load
+
+    _say_which_model(run)
     make = sample_with if is_drawn else search_with
     options = {name: asked[name] for name in given}
     search = (
@@ -106,12 +107,12 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 """)
 def _translate(args: SimpleNamespace) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
-    from ..io.text import ProgressBar, open_text, typed_lines
-    from ..translating import translate
-
     file = args.file
     more = {"batch_tokens": args.batch_tokens, "engine": args.engine}
     translator = _load(args.run, args, args.n_best, **more)
+    from ..io.text import ProgressBar, open_text, typed_lines
+    from ..translating import translate
+
     typing = file is None and sys.stdin.isatty()
     silent = args.quiet or typing or sys.stdout.isatty()
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:

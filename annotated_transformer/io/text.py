@@ -303,6 +303,9 @@ def typed_lines() -> Iterator[list[bytes]]:
         yield [line]
 
 # %% ../../nbs/96a_text.ipynb #96a00011
+_NO_DRAWING = "{desc}{percentage:3.0f}%"
+
+
 class ProgressBar(tqdm):
     "A `tqdm` at a terminal; elsewhere a line a minute on standard error."
 
@@ -313,6 +316,9 @@ class ProgressBar(tqdm):
         self.is_log = not sys.stderr.isatty()
         if self.is_log:  # what tqdm draws besides lines is dropped
             options |= {"file": io.StringIO(), "ncols": 0, "dynamic_ncols": False}
+            if "bar_format" in options:  # as tqdm leaves the drawing out of its own
+                shown = options["bar_format"].replace("{l_bar}{bar}|", _NO_DRAWING)
+                options |= {"bar_format": shown, "ncols": None}  # 0 would ignore it
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
