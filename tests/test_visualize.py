@@ -37,7 +37,7 @@ CAPTIONED = """
 import sys
 from annotated_transformer.show.visualize import show_captions
 show_captions()  # nothing without IPython
-print([name for name in ("IPython", "matplotlib", "vl_convert") if name in sys.modules])
+print([name for name in ("IPython", "matplotlib", "altair", "vl_convert") if name in sys.modules])
 import matplotlib
 from execnb.shell import CaptureShell
 shell = CaptureShell()

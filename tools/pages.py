@@ -367,7 +367,7 @@ class NameLinks(Processor):
 
 
 class LiveCharts(Processor):
-    "A Vega-Lite chart becomes its drawing and its description in one box; charts.js makes the box live."
+    "An Altair chart becomes its drawing and its description in one box; charts.js makes the box live."
 
     def cell(self, cell):
         for out in cell.get("outputs") or []:

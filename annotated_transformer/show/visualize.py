@@ -363,6 +363,7 @@ def attention_chart(
     query_tokens: Sequence[str], key_tokens: Sequence[str], weights: _Matrix
 ) -> _ShownChart:
     "An attention map that shows its weights when pointed at; for the end of a cell."
+    import altair as alt
     import vl_convert
 
     weights = torch.as_tensor(weights).detach().cpu().double()
@@ -373,25 +374,22 @@ def attention_chart(
         [f"{i} {token}" for i, token in enumerate(tokens)]
         for tokens in (query_tokens, key_tokens)
     )
+    shades = alt.Scale(domain=[0, 1], range=[SHADES[0], SHADES[-1]], interpolate="rgb")
     cells = [
         {"query": query, "key": key, "weight": round(weight, 3)}
         for query, row in zip(queries, weights.tolist(), strict=True)
         for key, weight in zip(keys, row, strict=True)
     ]
-    kinds = {"query": "nominal", "key": "nominal", "weight": "quantitative"}
-    shades = {"domain": [0, 1], "range": [SHADES[0], SHADES[-1]], "interpolate": "rgb"}
-    spec = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.20.1.json",
-        "config": {"background": "white", "font": "DejaVu Sans"},
-        "data": {"values": cells},
-        "mark": {"type": "rect"},
-        "width": {"step": 22},
-        "height": {"step": 22},
-        "encoding": {
-            "x": {"field": "key", "type": "ordinal", "sort": None},
-            "y": {"field": "query", "type": "ordinal", "sort": None},
-            "color": {"field": "weight", "type": "quantitative", "scale": shades},
-            "tooltip": [{"field": name, "type": kinds[name]} for name in kinds],
-        },
-    }
+    chart = (
+        alt.Chart(alt.Data(values=cells), width=alt.Step(22), height=alt.Step(22))
+        .mark_rect()
+        .encode(
+            alt.X("key:O", sort=None),
+            alt.Y("query:O", sort=None),
+            alt.Color("weight:Q", scale=shades),
+            tooltip=["query:N", "key:N", "weight:Q"],
+        )
+        .configure(font="DejaVu Sans", background="white")
+    )
+    spec = chart.to_dict()
     return _ShownChart(spec, vl_convert.vegalite_to_svg(spec, vl_version="5.20"))
