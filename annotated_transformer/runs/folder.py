@@ -127,6 +127,11 @@ def check_new_run(path: Path) -> None:
         ) from None
 
 # %% ../../nbs/97_run_folder.ipynb #a99428df
+def _is_lines(value: object) -> bool:
+    "Is a value from a file a list of lines?"
+    return isinstance(value, list) and all(map(is_line, value))
+
+
 # the other entries of config.json in a run that was trained here
 _ABOUT = {
     "data": is_text,
@@ -139,6 +144,8 @@ _ABOUT = {
     "steps": is_count,
     "weights": is_line,
     "case_variants": is_flag,  # copies of training sentences in other cases
+    "examples": _is_lines,  # sentences that the live page begins with
+    "attribution": is_line,  # whose text it was trained on, for the live page
     "text_sha256": is_line,
     "vocab_sha256": is_line,
 }

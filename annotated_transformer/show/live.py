@@ -211,13 +211,14 @@ def live_page(
     """A self-contained HTML page that translates with this model; `weights` as above.
 
     The page links to the notebooks at `site`: "" for a page next to them, None for the
-    published ones. `examples` are sentences to start with; None for those of the demo.
+    published ones. `examples` are sentences to start with; None for those of the run's
+    config.json, or of the demo.
     `file` is its name on that site, and `lang` the language of its texts.
     """
     model = pack_model(run, weights)
     src_lang, tgt_lang = known_languages(run.about)
     training = _training_text(run)
-    examples = examples or _EXAMPLES
+    examples = examples or run.about.get("examples") or _EXAMPLES
     page = {
         "site": _published_site() if site is None else site,
         "file": file,
@@ -246,8 +247,7 @@ def write_live_page(
     "The live page of the run folder `path`, as `live_page`; replaces only such a page."
     path, run = Path(path), load_run(path)
     is_synthetic = run.about.get("source", {}).get("data") == "builtin"
-    examples = run.about.get("examples")
-    if examples is None and not is_synthetic:
-        examples = _validation_sentences(path, run)
+    has_examples = is_synthetic or "examples" in run.about
+    examples = None if has_examples else _validation_sentences(path, run)
     page = live_page(run, weights, site, examples, file, lang)
     write_page(page, out, _GENERATOR)

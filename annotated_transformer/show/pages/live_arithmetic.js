@@ -70,7 +70,7 @@ function project({path, head, row, column}, letter) {
   const isCross = path.endsWith("cross") && letter !== "q";
   const input = isCross ? lastNorm() : inputOf(path);
   const d = run.trace.get(`${path}.${letter}`).shape[2];
-  const formula = say(`formula.${letter}${isCross ? ".memory" : ""}`);
+  const formula = isCross ? say(`formula.${letter}.memory`) : say(`formula.${letter}`);
   return linearMap(
     formula, tracedRow(input, row), path, `w_${letter}`, head * d + column);
 }

@@ -31,6 +31,10 @@ const wordsOf = text => text.split(/\s+/)
   .map(word => word.replace(/^\P{L}+|\P{L}+$/gu, "")).filter(Boolean);
 const knownWords = new Set(about.words?.map(word => word.toLowerCase()));
 const trainingWords = new Set(about.words);
+// A character, or its code point if it cannot be seen alone.
+const visible = character => /[\p{M}\p{C}\p{Z}]/u.test(character)
+  ? `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`
+  : character;
 const quoted = words => `${words.slice(0, 5).map(word => `“${word}”`).join(", ")}${
   words.length > 5 ? " …" : ""}`;
 
@@ -86,7 +90,7 @@ function remarkOn(typed) {
     return say("remark.german");
   }
   if (letters.length) {
-    return say("remark.characters", {characters: quoted(letters)});
+    return say("remark.characters", {characters: quoted(letters.map(visible))});
   }
   if (unknown.length) {
     return say("remark.words", {words: quoted(unknown)});
