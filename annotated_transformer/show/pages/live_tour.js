@@ -30,6 +30,7 @@ const isTouring = () => byId("tour").contains(document.activeElement);
 
 function goTo(tour) {
   const wasTouring = isTouring();
+  stopPlaying();
   change({...START, text: state.text, ...tourState(tour)});
   if (!wasTouring) byId("tour-title").focus({preventScroll: true});
   else if (document.activeElement.disabled) {
