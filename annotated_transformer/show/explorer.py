@@ -106,7 +106,7 @@ def page_strings(name: str, lang: str = "en") -> dict[str, str]:
 # %% ../../nbs/80a_explorer.ipynb #80aa0016
 def json_in_html(values: object) -> str:
     "JSON that may be inside a script element, whatever the values are."
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(values, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
 

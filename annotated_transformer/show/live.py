@@ -128,7 +128,7 @@ def pack_model(run: Run, weights: str = "int8") -> dict:
         ),
     }
 
-# %% ../../nbs/81_live.ipynb #81000036
+# %% ../../nbs/81_live.ipynb #81000049
 def _published_site() -> str:
     "Where the notebooks are published; empty if the package is not installed."
     try:

@@ -2,7 +2,7 @@
 // colours of the light page on white.
 
 const [SIZE, LINE, GAP] = [13, 22, 8];  // of the text, of a row, around drawings
-const COLUMN = {named: 24, matrix: 640, lines: 220, node: 130};  // widths
+const COLUMN = {named: 24, matrix: 640, lines: 220};  // widths
 const NODE_HEIGHT = 54;
 
 const pen = element("canvas").getContext("2d");
@@ -102,7 +102,7 @@ function linesSvg() {
   const group = {fill: "none", stroke, "stroke-width": 2.2, "stroke-linecap": "round"};
   const end = {"text-anchor": "end"};
   const titles = ["q", "k"].map(role => byId(`${role}-label`).textContent);
-  const start = Math.max(0, widthOf([titles[0]]) + GAP - left);
+  const start = Math.max(0, widthOf([titles[0]]) + 2 * GAP - left);
   return svgText(drawingTitle(),
     start + right + Math.max(widthOf(k), widthOf([titles[1]])) + 2 * GAP,
     top + Math.max(q.length, k.length) * LINE + GAP,
