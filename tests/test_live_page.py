@@ -368,7 +368,7 @@ def test_by_keyboard_alone(page):
     wanted = [name.replace("HEAD", str(head)) for name in STOPS]
     wanted[3:4] = texts
     stops = []
-    for _ in range(45):
+    for _ in range(60):
         press(page, "Tab")
         if page.ask(
             "!document.activeElement.matches('a:not(#link), [data-key^=action]')"

@@ -270,7 +270,7 @@ def test_drawings_are_saved_as_they_are_shown(browser, url, tmp_path):
     name, matrix = saved(browser, tmp_path, "matrix")
     assert name == "decoder.self-masked-1-1.svg"
     rows = browser.ask(
-        "view.rows.map(row => row.map(x => x === -Infinity ? null : x + 0))"
+        "view.rows.map(row => [...row].map(x => x === -Infinity ? null : x + 0))"
     )
     largest = browser.ask("view.max")
     cells = [x for x in matrix.iter(f"{SVG}rect") if x.get("fill-opacity")]

@@ -97,17 +97,19 @@ def marked(text: str) -> str:
 LEAKS = """((allowed) => {
   const known = new Set(allowed.flatMap(text => text.match(/[a-z]+/gi) ?? []));
   const found = new Set();
+  const LEFT_OUT = "script, style, [hidden]";  // what is hidden is of an earlier state
   const look = text => (text.match(/[a-z]{2,}/gi) ?? []).filter(
     word => !known.has(word)).forEach(word => found.add(`${word} in: ${text}`));
   const walk = document.createTreeWalker(document, NodeFilter.SHOW_ALL);
   while (walk.nextNode()) {
     const node = walk.currentNode;
-    if (node.nodeType === 3 && !node.parentElement.closest("script, style")) {
+    if (node.nodeType === 3 && !node.parentElement.closest(LEFT_OUT)) {
       look(node.data);
     }
     for (const name of ["aria-label", "title", "aria-valuetext",
         "aria-roledescription", "alt", "placeholder"]) {
-      const text = node.nodeType === 1 && node.getAttribute(name);
+      const isSeen = node.nodeType === 1 && !node.closest(LEFT_OUT);
+      const text = isSeen && node.getAttribute(name);
       if (text) look(text);
     }
     if (node.nodeType === 1 && node.name === "description") look(node.content);

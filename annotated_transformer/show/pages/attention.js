@@ -122,7 +122,8 @@ lines.onHighlight = token => {
 function describe(token, weights = weightsByHead(token)) {
   if (!token) return instructions();
   const name = element("b", {textContent: tokenName(token)});
-  const subject = element("span", {}, ...rich(`attends.${token.role}`, {token: name}), " ");
+  const texts = rich(`attends.${token.role}`, {token: name});
+  const subject = element("span", {}, ...texts, " ");
   const role = otherRole(token.role);
   if (weights.length === 1) {
     return [element("p", {}, subject, ...largest(weights[0], role, 5))];

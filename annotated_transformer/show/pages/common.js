@@ -34,7 +34,7 @@ function typeset(text, values = {}) {
     const [, name] = /^\{(\w+)\}$/.exec(part) ?? [];
     if (name && name in values) return values[name];
     const [, content, page] = /^\[(.*)\]\((.*)\)$/.exec(part) ?? [];
-    if (page) return element("a", {href: site + page, target: "_top"}, ...typeset(content));
+    if (page) return notebookLink(page, typeset(content));
     const tag = {_: "sub", "^": "sup"}[part[0]];
     return tag ? element(tag, {textContent: part.slice(1).replace(/[()]/g, "")}) : part;
   });
@@ -49,6 +49,10 @@ function drawn(tag, attributes = {}, ...children) {  // an element of a drawing
   made.append(...children);
   return made;
 }
+
+// A link to a notebook: on the site next to this page, otherwise the published one.
+const notebookLink = (page, content) =>
+  element("a", {href: site + page, target: "_top"}, ...content);
 
 // --- Light or dark
 
@@ -124,8 +128,8 @@ function heatmap(rows, [positive, negative = positive, masked = positive], max =
 
 // --- Long computations
 
-// Takes the steps of a generator one by one, so that the page stays responsive, until it
-// ends or is not wanted any more.
+// Takes the steps of a generator one by one, so that the page stays responsive, until
+// it ends or is not wanted any more.
 function inSlices(steps, isWanted = () => true) {
   if (isWanted() && !steps.next().done) setTimeout(() => inSlices(steps, isWanted));
 }

@@ -1,6 +1,7 @@
 // A heat map per head: a row of buttons per layer, in the element #heads.
 
-const headName = ({layer, head}) => say("head.name", {layer: layer + 1, head: head + 1});
+const headName = ({layer, head}) =>
+  say("head.name", {layer: layer + 1, head: head + 1});
 
 // `paint({layer, head})` gives a head's heat map, and `select({layer, head}, event)` is
 // called when a head is chosen.

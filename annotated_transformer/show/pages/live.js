@@ -15,7 +15,8 @@ for (const name of ["temperature", "beam", "heads"]) {
   byId(`${name}-text`).replaceChildren(...rich(`${name}.text`));
 }
 if (about.attribution) {
-  byId("attribution").textContent = say("attribution", {attribution: about.attribution});
+  const {attribution} = about;
+  byId("attribution").textContent = say("attribution", {attribution});
 }
 
 // The name of a language code in the page's language; the code itself where the browser

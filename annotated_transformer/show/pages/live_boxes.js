@@ -31,8 +31,8 @@ function attentionStages(stack, kind) {
     "decoder.cross": ["tgt", "src"],
   }[`${stack}.${kind}`];
   const isMasked = stack === "decoder" && kind === "self";
-  const shown = Object.entries(ATTENTION).filter(([key]) => key !== "masked" || isMasked);
-  return shown.map(([key, columns]) => ({
+  const list = Object.entries(ATTENTION);
+  return list.filter(([key]) => key !== "masked" || isMasked).map(([key, columns]) => ({
     key,
     name: key,
     path: layer => `${stack}.${layer}.${kind}.${key}`,

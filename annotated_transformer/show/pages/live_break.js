@@ -121,7 +121,8 @@ let shuffled = {text: "", original: "", order: []};
 
 function shuffleButtons() {
   const isShuffled = shuffled.text === state.text;
-  const restore = isShuffled ? [actionButton("restore", say("shuffle.restore"), restoreOrder)] : [];
+  const restore = isShuffled
+    ? [actionButton("restore", say("shuffle.restore"), restoreOrder)] : [];
   const buttons = element("div", {className: "buttons"},
     actionButton("shuffle", say("shuffle"), shuffleWords), ...restore);
   const texts = isShuffled ? [...orderComparison(), memoryComparison()] : [];
@@ -173,7 +174,8 @@ function memoryDifference() {
 function memoryComparison() {
   const difference = memoryDifference();
   const values = {difference: show(difference)};
-  return difference < 1e-3 ? say("shuffle.same", values) : say("shuffle.changed", values);
+  const isSame = difference < 1e-3;
+  return isSame ? say("shuffle.same", values) : say("shuffle.changed", values);
 }
 
 // --- The effect on the translation

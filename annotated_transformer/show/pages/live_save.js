@@ -1,5 +1,5 @@
-// Drawings as SVG files for papers and slides: they hold all that they need, and have the
-// colours of the light page on white.
+// Drawings as SVG files for papers and slides: they hold all that they need, and have
+// the colours of the light page on white.
 
 const [SIZE, LINE, GAP] = [13, 22, 8];  // of the text, of a row, around drawings
 const COLUMN = {named: 24, matrix: 640, lines: 220};  // widths
@@ -52,6 +52,7 @@ function matrixSvg() {
   const top = isNamed ? widthOf(names) + 2 * GAP : LINE;
   const [right, bottom] = [left + width * names.length, top + LINE * rows.length];
   const [above, below, none, muted] = lightColours("head0", "head1", "edge", "muted");
+  const middle = {"text-anchor": "middle"};
   const cells = rows.flatMap((row, i) => Array.from(row).flatMap((value, j) => {
     const opacity = value === -Infinity ? .35 : Math.min(1, Math.abs(value) / max);
     if (opacity < MIN_WEIGHT) return [];
@@ -61,7 +62,7 @@ function matrixSvg() {
   }));
   const frame = {x: left, y: top, width: right - left, height: bottom - top};
   const [rowAxis, columnAxis] = stage.axes.map(axis => say(`axis.${axis}`));
-  const middle = {"text-anchor": "middle", "fill": muted};
+  const axis = {...middle, fill: muted};
   return svgText(drawingTitle(), Math.max(right, left + widthOf([legend()])) + GAP,
     bottom + 2 * LINE + GAP, [
       ...cells,
@@ -70,9 +71,9 @@ function matrixSvg() {
         written(name, left - GAP, top + (i + .5) * LINE, {"text-anchor": "end"})),
       ...names.map((name, j) => isNamed
         ? across(name, left + (j + .5) * width, top - GAP, -90)
-        : written(name, left + (j + .5) * width, top - SIZE, {"text-anchor": "middle"})),
-      across(rowAxis, SIZE, (top + bottom) / 2, -90, middle),
-      written(columnAxis, (left + right) / 2, bottom + LINE / 2, middle),
+        : written(name, left + (j + .5) * width, top - SIZE, middle)),
+      across(rowAxis, SIZE, (top + bottom) / 2, -90, axis),
+      written(columnAxis, (left + right) / 2, bottom + LINE / 2, axis),
       written(legend(), left, bottom + 1.5 * LINE, {fill: muted}),
     ]);
 }
@@ -96,7 +97,8 @@ function linesSvg() {
       const isShown = !shown || shown.i === {q: i, k: j}[shown.role];
       if (weight < MIN_WEIGHT || !isShown) return [];
       const [y0, y1, third] = [yOf(i), yOf(j), COLUMN.lines / 3];
-      const d = `M${left} ${y0}C${left + third} ${y0} ${right - third} ${y1} ${right} ${y1}`;
+      const [x0, x1] = [left + third, right - third];
+      const d = `M${left} ${y0}C${x0} ${y0} ${x1} ${y1} ${right} ${y1}`;
       return [drawn("path", {d, "stroke-opacity": +weight.toFixed(3)})];
     }));
   const group = {fill: "none", stroke, "stroke-width": 2.2, "stroke-linecap": "round"};
@@ -122,8 +124,9 @@ function treeSvg() {
   const [strong, edge, end, muted, fill] = lightColours(
     "head0", "edge", "head2", "muted", "attention");
   const names = tree.flat().map(({id}) => shownToken(id));
-  const node = {width: Math.max(84, widthOf(names) + 2 * GAP), height: NODE_HEIGHT - 16};
-  const step = node.width + 44;
+  const width = Math.max(84, widthOf(names) + 2 * GAP);
+  const node = {width, height: NODE_HEIGHT - 16};
+  const step = width + 44;
   const xOf = i => GAP + (i + 1) * step;
   const yOf = i => GAP + (i + .5) * NODE_HEIGHT;
   const lookOf = (why, isBest) => ({
@@ -149,7 +152,7 @@ function treeSvg() {
         {...middle, "font-size": 11, "fill": muted}),
     ];
   }));
-  const first = written("BOS", xOf(-1) + node.width - GAP, yOf(0), {"text-anchor": "end"});
+  const first = written("BOS", xOf(-1) + width - GAP, yOf(0), {"text-anchor": "end"});
   const height = Math.max(...tree.map(candidates => candidates.length));
   const title = `${say("beam")}: “${state.text}”`;
   return svgText(title, xOf(tree.length - 1) + node.width + GAP,

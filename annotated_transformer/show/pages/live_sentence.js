@@ -134,8 +134,8 @@ function drawSentence() {
   const rest = vocab.decode(ids).slice(text.length);
   byId("result").replaceChildren(
     text || textOf(ids), element("span", {textContent: rest, ariaHidden: "true"}));
-  byId("source").replaceChildren(...shownTokens(srcIds).map(
-    (text, i) => element("li", {textContent: text, title: say("source.id", {id: srcIds[i]})})));
+  byId("source").replaceChildren(...shownTokens(srcIds).map((textContent, i) =>
+    element("li", {textContent, title: say("source.id", {id: srcIds[i]})})));
   byId("translation").replaceChildren(...shownTokens(ids).map(generatedToken));
   setTabStop(byId("translation"), byId("translation").children[step - 1]);
   byId("step").max = ids.length;
@@ -193,8 +193,9 @@ function togglePlaying() {
 function drawLikeliest() {
   const probabilities = nextProbabilities();
   const kept = truncated(probabilities, state.topK, state.topP);
+  const {step, ids: {length: n}} = run;
   const {temperature} = state;
-  const values = {step: run.step, n: run.ids.length, likeliest: N_LIKELIEST, temperature};
+  const values = {step, n, likeliest: N_LIKELIEST, temperature};
   byId("next-label").textContent = temperature === 1 ? say("next", values)
     : say("next.temperature", values);
   byId("next").replaceChildren(...largest(probabilities, N_LIKELIEST).map(

@@ -1,5 +1,7 @@
 // The tour: steps over states of the page, each with a text about what to look for.
 
+const CROSS = {box: "decoder.cross", drawing: "lines", ...openingHead("cross")};
+
 // The name of a step, that of its texts "tour.NAME"; the element that it is about; and
 // what differs from START, the sentence excepted.
 const TOUR = [
@@ -9,7 +11,7 @@ const TOUR = [
   ["query", "matrix-figure", {box: "encoder.self"}],
   ["heads", "heads", {box: "encoder.self"}],
   ["mask", "matrix-figure", {box: "decoder.self", stage: "masked"}],
-  ["cross", "tokens", {box: "decoder.cross", drawing: "lines", ...openingHead("cross")}],
+  ["cross", "tokens", CROSS],
   ["softmax", "next-figure", {box: "decoder.softmax", stage: "logProbs", step: 1}],
   ["beam", "beam-search", {}],
   ["break", "break", {off: ["positions"]}],

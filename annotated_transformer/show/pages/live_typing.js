@@ -1,5 +1,5 @@
-// While a sentence is typed: a greedy translation of it after each pause. It is computed
-// a layer or a token at a time, and the next key ends it.
+// While a sentence is typed: a greedy translation of it after each pause. It is
+// computed a layer or a token at a time, and the next key ends it.
 
 const PAUSE_MS = 300;
 let pause = 0;

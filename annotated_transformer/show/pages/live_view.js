@@ -71,15 +71,15 @@ function drawView() {
   state.stage = stage?.key ?? "";
   markBox();
   drawBoxText(box, stage);
-  drawChoices("stages", stages.map(({key, name}) => [key, say(`stage.${name}`)]), state.stage,
-    key => change({stage: key, column: -1}));
-  const layers = box.isLayer && !stage.perHead ? N_LAYERS[box.stack] : 0;
-  drawChoices("layers", Array.from({length: layers}, (_, i) => [i, say("layer.n", {n: i + 1})]),
-    state.layer, layer => change({layer: +layer}));
+  const keys = stages.map(({key, name}) => [key, say(`stage.${name}`)]);
+  drawChoices("stages", keys, state.stage, key => change({stage: key, column: -1}));
+  const length = box.isLayer && !stage.perHead ? N_LAYERS[box.stack] : 0;
+  const layers = Array.from({length}, (_, i) => [i, say("layer.n", {n: i + 1})]);
+  drawChoices("layers", layers, state.layer, layer => change({layer: +layer}));
   const drawings = stage?.key === "weights" ? ["matrix", "lines"] : [];
   if (!["matrix", "lines"].includes(state.drawing)) state.drawing = "matrix";
-  drawChoices("drawings", drawings.map(name => [name, say(`drawing.${name}`)]), state.drawing,
-    drawing => change({drawing}));
+  drawChoices("drawings", drawings.map(name => [name, say(`drawing.${name}`)]),
+    state.drawing, drawing => change({drawing}));
   const isLines = drawings.length > 0 && state.drawing === "lines";
   for (const id of ["matrix-figure", "number", "shape", "row-text"]) {
     byId(id).hidden = !stage;
@@ -308,11 +308,12 @@ function termTable(terms, total) {
       element("td", {textContent: text}), element("td", {}, bar),
       element("td", {className: "value", textContent: show(value)}));
   };
-  const others = rest.length
-    ? [row(say("term.others", {n: rest.length}), "", sum(rest.map(({value}) => value)))] : [];
+  const others = rest.length ? [row(say("term.others", {n: rest.length}), "",
+    sum(rest.map(({value}) => value)))] : [];
   const end = element("td", {className: "value", textContent: show(total, 6)});
-  const last = element("tr", {className: "total"}, element("td", {textContent: say("term.sum")}),
-    element("td"), element("td"), end);
+  const first = element("td", {textContent: say("term.sum")});
+  const last = element("tr", {className: "total"}, first, element("td"),
+    element("td"), end);
   return element("table", {className: "terms"},
     ...shown.map(({name, text, value}) => row(name, text, value)), ...others, last);
 }
