@@ -17,17 +17,17 @@ from .. import UserError
 from .train import command, say, shell_line
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0023
-def _say_which_demo(run: Path) -> None:
-    "A line on standard error if `demo` is named."
-    from ..runs.folder import pretrained_run
+def _say_which_model(run: Path) -> None:
+    "A line on standard error if the name of a pretrained model is given."
+    from ..runs.folder import PRETRAINED, pretrained_run
 
     if pretrained_run(run):
         say(f"{run}: the pretrained model of this package")
-    elif run == Path("demo"):
-        say("demo: the folder in the current directory, not the pretrained model")
+    elif str(run) in PRETRAINED:
+        say(f"{run}: the folder in the current directory, not the pretrained model")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
-_RUN = "RUN  A run folder, or demo: the package's pretrained model.\n"
+_RUN = "RUN  A run folder, or a pretrained model of the package: demo, tatoeba.\n"
 _PAGE = "--out PAGE  The page to write, ending in .html. [required]\n"
 _DEVICE = "--device NAME  cpu, cuda or mps; cpu without it.\n"
 _SEARCH = """
@@ -55,7 +55,7 @@ def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
     from ..engines.batched_search import sample_with, search_with
     from ..translating.load import load
 
-    _say_which_demo(run)
+    _say_which_model(run)
     beam, drawing = ("beam_size", "alpha"), ("temperature", "top_p", "seed")
     asked = {k: v for k, v in vars(args).items() if v is not None}
     is_drawn, given = asked.get("sample", False), asked.keys() & {*beam, *drawing}
@@ -140,8 +140,8 @@ def _run_folders(args: SimpleNamespace) -> list[Path]:
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0015
 @command(f"""
-RUN...                A run folder, demo (the pretrained model), or a file of translations
-                      made already; further ones are compared with the first.
+RUN...                A run folder, demo or tatoeba (pretrained models), or a file of
+                      translations made already; further ones are compared with the first.
 --ref PATH            The reference translation, plain, .gz or .zst. [required]
 --src PATH            Source text, line by line what --ref translates: what a run
                       translates.
@@ -205,7 +205,7 @@ def _attention(args: SimpleNamespace) -> None:
     from ..show.heads import opening_head
     from ..translating.load import load
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     page = _page(args.out)
     translator = load(args.run, args.device)
     opening = opening_head(translator.model, translator.vocab, args.sentence)
@@ -218,7 +218,7 @@ def _live(args: SimpleNamespace) -> None:
     "Write a page in which a small model translates and shows every number."
     from ..show.live import write_live_page
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     write_live_page(args.run, _page(args.out))
     say(f"{args.out} is ready: open it in a browser, no network needed")
 
@@ -244,7 +244,7 @@ def _export_ct2(args: SimpleNamespace) -> None:
     "Export a run for CTranslate2."
     from ..translating.ct2 import export_ct2
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     export_ct2(args.run, args.dir, args.quantization)
     say(f"{args.dir} is ready: ctranslate2.Translator({str(args.dir)!r})")
 
@@ -254,7 +254,7 @@ def _export_hf(args: SimpleNamespace) -> None:
     "Export a run for Hugging Face's transformers, with a model card."
     from ..export.hugging_face import export_hf
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     export_hf(args.run, args.dir)
     loading = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({str(args.dir)!r})"
     say(f"{args.dir} is ready: {loading}")

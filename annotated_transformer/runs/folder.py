@@ -178,7 +178,7 @@ def create_run(
         write_config(new, recipe, about)
 
 # %% ../../nbs/97_run_folder.ipynb #52dd0002
-PRETRAINED = ("demo",)
+PRETRAINED = ("demo", "tatoeba")
 
 
 def pretrained_run(path: Path) -> Path | None:
