@@ -1,5 +1,6 @@
 "Besides its tensors the live page has a tour, translates while one types, samples from fewer tokens, saves drawings; and runs models of real text."
 
+import gzip
 import json
 import re
 import time
@@ -312,9 +313,9 @@ def test_drawings_are_saved_as_they_are_shown(browser, url, tmp_path):
 def real_url(pretrained, tmp_path_factory) -> str:
     "The page of a run that is none of the synthetic corpus, as one of real text."
     sentences = ["Where is the hat?", TIRED]
-    about = {"data": "talk", "src_lang": "en", "tgt_lang": "de", "source": {}}
-    about |= {"examples": sentences, "attribution": "Talk, by its speakers"}
-    page = live.live_page(pretrained._replace(about=about), file="live_talk.html")
+    about = {"data": "tatoeba", "src_lang": "en", "tgt_lang": "de", "source": {}}
+    about |= {"examples": sentences}
+    page = live.live_page(pretrained._replace(about=about), file="live_real.html")
     path = tmp_path_factory.mktemp("real") / "live.html"
     path.write_text(page, "utf-8")
     return path.as_uri()
@@ -326,7 +327,8 @@ def test_page_of_real_text(browser, real_url):
     presets = "[...byId('presets').children].map(x => x.textContent)"
     assert browser.ask(presets) == ["Where is the hat?", TIRED]
     assert browser.ask("state.text") == "Where is the hat?"
-    assert shown(browser, "attribution") == "Training text: Talk, by its speakers"
+    assert "https://tatoeba.org" in shown(browser, "attribution")
+    assert shown(browser, "attribution").endswith("Licence: CC BY 2.0 FR.")
     assert browser.ask("byId('known').hidden")
     for line in (
         *(
@@ -344,3 +346,46 @@ def test_page_of_real_text(browser, real_url):
     for step in range(1, N_STEPS + 1):  # the tour needs no “it”
         browser.ask(f"goTo({step})")
         assert browser.ask("byId('tour-title').textContent && !byId('tour').hidden")
+
+
+TYPED = [
+    "The printer on the second floor is broken again.",
+    "where is the nearest train station",
+    "“I don’t believe you,” she said.",
+    "could you send me the file again? i can't open it",
+    "I love this song ❤️",
+    "We won! 🎉🎉",
+    "THIS IS TOO LOUD!",
+    TIRED,
+]
+
+
+@pytest.fixture(scope="module")
+def tatoeba(tmp_path_factory) -> Path:
+    "The page of the pretrained model of everyday sentences."
+    path = tmp_path_factory.mktemp("tatoeba") / "live.html"
+    live.write_live_page(Path("tatoeba"), path, file="live_tatoeba.html")
+    return path
+
+
+def test_page_of_everyday_sentences_is_small_and_quick(browser, tatoeba):
+    "4 MB, 3 compressed, and 2 seconds of processor time up to the first translation."
+    text = tatoeba.read_bytes()
+    assert len(text) <= 4_000_000 and len(gzip.compress(text)) <= 3_000_000
+    browser.call("Performance.enable")
+    open_page(browser, tatoeba.as_uri())
+    metrics = browser.call("Performance.getMetrics")["metrics"]
+    assert {x["name"]: x["value"] for x in metrics}["ThreadTime"] < 2
+    assert shown(browser, "result") == ES and "CC BY" in shown(browser, "attribution")
+
+
+def test_page_of_everyday_sentences_translates_as_the_package(browser, tatoeba):
+    "However they are typed; and each switch has an example whose translation changes."
+    open_page(browser, tatoeba.as_uri())
+    wanted = load("tatoeba", search=search_with(4)).translate(TYPED)
+    for line, translation in zip(TYPED, wanted, strict=True):
+        call = f"searchTranslation({json.dumps(line)}, SWITCHES)"
+        assert browser.ask(f"vocab.decode(generatedIds({call}))") == translation
+    for name in ("scale", "causal", "positions", "residual"):
+        browser.ask(f"change({{off: [{name!r}]}})")
+        wait_for(browser, f"breaking[{name!r}]")

@@ -122,6 +122,8 @@ TOKENS = """[...vocab.tokens([...Array(config.n_vocab).keys()]).filter(x => x.le
   ...largest(nextProbabilities(), 10).map(shownToken), ...columnsOf({axes: [0, "vocab"]},
     rowsOf(run.trace.get("decoder.logits"))).map(shownToken), ...EXAMPLES, state.text,
   ...trials.found.map(x => vocab.decode(x.ids)), ...knownWords,
+  about.text.source, about.text.licence, vocab.decode(generatedIds(searchTranslation(
+    shuffled.original || state.text, switches()))),
   "BOS EOS exp sin cos max dmodel model English"]"""
 LOOKS = [
     *(f"goTo({i})" for i in range(1, 11)),

@@ -145,7 +145,6 @@ _ABOUT = {
     "weights": is_line,
     "case_variants": is_flag,  # copies of training sentences in other cases
     "examples": _is_lines,  # sentences that the live page begins with
-    "attribution": is_line,  # whose text it was trained on, for the live page
     "text_sha256": is_line,
     "vocab_sha256": is_line,
 }

@@ -17,7 +17,11 @@ from torch import Tensor
 
 from .. import UserError
 from ..data.batch import drop_long_pairs
-from ..data.corpus import corpus_from_source, known_languages
+from ..data.corpus import (
+    DATA_SETS,
+    corpus_from_source,
+    known_languages,
+)
 from ..data.grammar import (
     ANIMAL_TIRED,
     ANIMAL_WIDE,
@@ -217,7 +221,7 @@ def live_page(
     """
     model = pack_model(run, weights)
     src_lang, tgt_lang = known_languages(run.about)
-    training = _training_text(run)
+    training, known = _training_text(run), DATA_SETS.get(str(run.about.get("data")))
     examples = examples or run.about.get("examples") or _EXAMPLES
     page = {
         "site": _published_site() if site is None else site,
@@ -230,7 +234,7 @@ def live_page(
         "src_lang": src_lang,
         "tgt_lang": tgt_lang,
         "label_smoothing": run.recipe.train.label_smoothing,
-        "attribution": run.about.get("attribution", ""),
+        "text": {"source": known.source, "licence": known.licence} if known else None,
     }
     data = json_in_html(model | {"page": page})
     return fill_page("live", lang, generator=_GENERATOR, data=data)

@@ -14,10 +14,7 @@ if (about.label_smoothing) {
 for (const name of ["temperature", "beam", "heads"]) {
   byId(`${name}-text`).replaceChildren(...rich(`${name}.text`));
 }
-if (about.attribution) {
-  const {attribution} = about;
-  byId("attribution").textContent = say("attribution", {attribution});
-}
+if (about.text) byId("attribution").textContent = say("attribution", about.text);
 
 // The name of a language code in the page's language; the code itself where the browser
 // has no name.
