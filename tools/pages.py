@@ -537,7 +537,7 @@ def write_footers(folder: Path) -> None:
 def main(folder: Path) -> None:
     import vl_convert
 
-    from annotated_transformer.runs.folder import pretrained_run
+    from annotated_transformer.runs.folder import PRETRAINED, pretrained_run
     from annotated_transformer.show.live import write_live_page
 
     menu = sidebar()
@@ -555,8 +555,9 @@ def main(folder: Path) -> None:
     (folder / "llms.txt").write_text(llms_txt(menu), encoding="utf-8")
     charts = vl_convert.javascript_bundle(CHARTS)
     (folder / "charts.js").write_text(charts, encoding="utf-8")
-    live = folder / "live_page.html"  # it links to the pages next to it
-    write_live_page(pretrained_run(Path("demo")), live, site="")
+    for name in PRETRAINED:  # the pages link to those next to them
+        file = "live_page.html" if name == "demo" else f"live_{name}.html"
+        write_live_page(pretrained_run(Path(name)), folder / file, site="", file=file)
 
 
 if __name__ == "__main__":

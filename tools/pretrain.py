@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
-from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
 from annotated_transformer.model.config import Recipe, get_recipe, override
 from annotated_transformer.runs.folder import load_run, write_config
 from annotated_transformer.runs.train_run import train_or_resume
@@ -125,12 +125,29 @@ def recipe_of(name: str) -> Recipe:
     return Recipe(replace(recipe.model, d_ff=384), train)
 
 
+# sentences that the live page begins with: both translations of "it", one that needs
+# every part of the model, one as people type it, and an easy one
+EXAMPLES = {
+    "tatoeba": [
+        ANIMAL_TIRED.en,
+        ANIMAL_WIDE.en,
+        "If it doesn't rain tomorrow, we could go to the lake and swim until the sun "
+        "goes down.",
+        "she asked me if i could help her with her homework",
+        "Where did you buy this book?",
+    ]
+}
+
+
 def pack_run(run: Path, out: Path) -> None:
     "A run folder without checkpoints, its weights in 8 bits."
     loaded = load_run(run)
+    more: dict = {"case_variants": True}
+    if out.name in EXAMPLES:
+        more["examples"] = EXAMPLES[out.name]
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "vocab.model", out / "vocab.model")
-    write_config(out, loaded.recipe, loaded.about | {"case_variants": True})
+    write_config(out, loaded.recipe, loaded.about | more)
     weights = pack_weights(dict(loaded.model.state_dict()))
     about = weights_metadata(loaded.recipe.model, loaded.about["weights"])
     save_tensors(weights, out / "model.safetensors", about)

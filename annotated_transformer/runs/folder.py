@@ -149,6 +149,7 @@ _ABOUT = {
     "steps": int,
     "weights": str,
     "case_variants": bool,  # copies of training sentences in other cases
+    "examples": list,  # sentences that the live page begins with
     "text_sha256": str,
     "vocab_sha256": str,
 }
@@ -219,6 +220,8 @@ def read_config(
         )
     check_no_links(path, _own_names(path))
     check_entries(file, values, _ABOUT)
+    if not all(isinstance(line, str) for line in values.get("examples", ())):
+        raise UserError(f"{file}: examples are not all lines of text")
     try:
         recipe = recipe_from_dict(values)
     except ValueError as e:
