@@ -841,6 +841,8 @@ LOOKS = {
     "a long sentence": f"submit({'the animal and ' * 20!r}); chooseBox('encoder.self')",
     "a wide beam": "change({beam: 8}); byId('tree').querySelector('button').focus()",
     "shuffled": "change({off: ['positions']}); shuffleWords()",
+    "the tour": "goTo(9)",
+    "cut off": "change({temperature: 3, topK: 3}); byId('draft').textContent = 'a b'",
 }
 
 

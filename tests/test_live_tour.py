@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from browser import Browser
 from test_explorer import click, press
 from test_live_page import ES, TIRED, focused, open_page, settle, shown
 
+from annotated_transformer import UserError
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.model.decode import draw
+from annotated_transformer.runs.folder import load_run, pretrained_run
 from annotated_transformer.show import live
 from annotated_transformer.translating.load import load
 
@@ -389,3 +392,13 @@ def test_page_of_everyday_sentences_translates_as_the_package(browser, tatoeba):
     for name in ("scale", "causal", "positions", "residual"):
         browser.ask(f"change({{off: [{name!r}]}})")
         wait_for(browser, f"breaking[{name!r}]")
+
+
+@pytest.mark.parametrize("examples", [5, "one", [1], ["two\nlines"]])
+def test_wrong_examples_of_a_run_are_refused(examples, tmp_path):
+    "They come from a file that may be a stranger's."
+    run = shutil.copytree(pretrained_run(Path("demo")), tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"examples": examples}))
+    with pytest.raises(UserError, match="config.json.*examples"):
+        load_run(run)
