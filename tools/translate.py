@@ -235,14 +235,14 @@ def parts(text: str, loose: bool = False) -> tuple[dict[str, Counter], str]:
 MARKERS = rf"^(?: *{ITEM}|#+ |> |\*\*\d+\.\*\* )|{re.escape(CAPTION)}"
 FAULTS = {  # in prose that parts() made, without MARKERS
     r"\*\*(?=\S)[^*\n]*[\u3001-\u303f\uff01-\uff65]\*\*": "bold ends in full-width punctuation, where no bold ends",
-    rf"(?<={WIDE})[*_)\]]* +(?=[^\s|])|(?<=[^\s|]) +[*_(\[]*(?={WIDE})": "a space next to Chinese, which the page makes itself",
+    rf"(?<={WIDE})[*_)\]]* +(?=[^\s|·])|(?<=[^\s|·]) +[*_(\[]*(?={WIDE})": "a space next to Chinese, which the page makes itself",
     rf"(?<={HAN})[*\]]*(?:[,;:?!]|\.(?!\w))|[,;:?!](?={HAN})": "half-width punctuation",
     rf"(?<={HAN})\(|\((?=[^()]*{HAN})": "half-width brackets",
 }
 # A reader in Taiwan takes 行 for what one on the mainland calls 列. Not in 进行, 行为, 序列, 列表 and their like.
 BARE = (
-    r"(?<![进运执并可流同银另自旅发步平推施现先通履举盛言飞航爬试实排内])行(?![为业动星李驶程政使人走]|（row)"
-    r"|(?<![序队排系并陈数罗阵前下上分])列(?![表出举车为入]|（column)"
+    rf"(?<![进运执并可流同银另自旅发步平推施现先通履举盛言飞航爬试实排内])行(?![为业动星李驶程政使人走]|{HAN}{{0,3}}（row)"
+    rf"|(?<![序队排系并陈数罗阵前下上分])列(?![表出举车为入]|{HAN}{{0,3}}（column)"
 )
 
 
@@ -312,8 +312,9 @@ def mistakes(unit: Unit, lang: str, root: Path = ROOT, words: bool = True) -> li
     found += [
         f"a paragraph of two lines: {line[:30]}" for line in soft_breaks(unit.text)
     ]
-    if m := re.search(rf"(?:{MATH})(?=\d)", unit.text, re.S):
-        found.append(f"a digit after a formula, which ends no formula: {m[0]}")
+    for m in re.finditer(MATH, unit.text, re.S):
+        if unit.text[m.end() : m.end() + 1].isdigit():
+            found.append(f"a digit after a formula, where none ends: {m[0]}")
     marked = re.sub(MARKERS, "", prose, flags=re.M)
     for pattern, says in FAULTS.items():
         for m in re.finditer(pattern, marked, re.M):
@@ -519,7 +520,8 @@ def process(lang: str, paths: list[Path], project: Path) -> None:
         nb = json.loads((project / path.name).read_text(encoding="utf-8"))
         for cell in nb["cells"]:
             for kept, kind, text in markdown_of(cell):
-                kept[kind] = retarget(text, lambda target: lead(target, names))
+                text = retarget(text, lambda target: lead(target, names))
+                kept[kind] = re.findall(r"[^\n]*\n|[^\n]+", text)  # as Quarto wants it
         text = json.dumps(nb, ensure_ascii=False)
         (project / path.name).write_text(text, encoding="utf-8")
 
@@ -645,7 +647,9 @@ def build(lang: str) -> None:
         shutil.copy(file, folder)
     write_search(folder)
     here = {path.name: path for path in paths}
-    write_footers(folder, [here[p.name] for p in reading_path() if p.name in here])
+    if len(paths) > 1:  # one page alone has no footer
+        evening = [here[p.name] for p in reading_path() if p.name in here]
+        write_footers(folder, evening)
     for path in paths:
         finish(folder / page_name(path), lang, path, docs)
         announce(docs / page_name(path), lang)
