@@ -479,7 +479,7 @@ def llms_txt(menu: list[Entry]) -> str:
 
 
 # Of a page's HTML, for search.
-NOT_FOUND = "annotation|aside|footer|iframe|nav|script|style|svg"
+NOT_FOUND = "annotation|original-text|footer|iframe|nav|script|style|svg"
 IN_LINE = "a|b|code|em|i|kbd|m[a-z]+|small|span|strong|sub|sup"
 IMPORTS = r"<details[^>]*>\s*<summary>Imports</summary>.*?</details>"
 DEFINITION = (

@@ -371,11 +371,28 @@ def of_gate(root: Path = ROOT) -> list[str]:
 # ---- pages
 
 
+ORIGINAL = '<original-text lang="en">'  # an element of its own: Quarto moves an aside
+
+
 def original(text: str) -> str:
     "What the view with both languages shows below a translation: the English."
     text = re.sub(r"\s*\\tag\{[^}]*\}", "", text)  # its place is the translation's
-    start = html('<aside class="original" lang="en">')
-    return f"{start}\n\n{text}\n\n{html('</aside>')}"
+    return f"{html(ORIGINAL)}\n\n{text}\n\n{html('</original-text>')}"
+
+
+AS_IS = ("fence", "math", "html")
+
+
+def unbroken(text: str) -> str:
+    "Inline formulas with the punctuation around them: a browser would begin a line with it."
+    around = rf"[（“]*(?:{MATH})[，。；：、！？）”]*"
+
+    def held(m: re.Match) -> str:
+        text = m[0]
+        alone = text.startswith("$$") or text[0] + text[-1] == "$$"
+        return text if alone else f"[{text}]{{.unbroken}}"
+
+    return re.sub(around, held, text)
 
 
 def bilingual(unit: Unit, anchors: Iterator[str]) -> str:
@@ -383,17 +400,13 @@ def bilingual(unit: Unit, anchors: Iterator[str]) -> str:
     out = []
     for ours, theirs in zip(blocks(unit.text), blocks(unit.english), strict=True):
         kind, english = theirs.kind.split()[0], theirs.text
-        out.append(ours.text)
+        out.append(ours.text if kind in AS_IS else unbroken(ours.text))
         if kind == "heading":
             out[-1] += f" {{#{next(anchors)}}}"
             english = english.lstrip("# ")
         elif kind == "figure":
             english = english.partition(CAPTION)[2]
-        if (
-            english
-            and kind not in ("fence", "math", "html")
-            and ours.text != theirs.text
-        ):
+        if english and kind not in AS_IS and ours.text != theirs.text:
             out.append(original(english))
     return "\n\n".join(out)
 
@@ -444,7 +457,7 @@ def translated(nb: dict, units: list[Unit], lang: str, name: str) -> dict:
             if unit and unit.key not in missing:
                 text = unit.text
                 if option == "fig-cap":
-                    text += f' <span class="original" lang="en">{unit.english}</span>'
+                    text += f"{ORIGINAL}{unit.english}</original-text>"
                 cell["source"] = source = replaced(source, option, text)
     assert next(anchors, None) is None, name
     same = [
@@ -576,7 +589,7 @@ def finish(page: Path, lang: str, path: Path, docs: Path) -> None:
         r'<nav class="page-links".*?</nav>', lambda _: row, text, count=1, flags=re.S
     )
     title, about = map(escape, heading(ROOT / "nbs" / path.name))
-    english = f'<p class="original" lang="en">{title}. {about}</p>'
+    english = f"{ORIGINAL}{title}. {about}</original-text>"
     text = re.sub(
         r'<h1 class="title">.*?</h1>', lambda m: m[0] + english, text, flags=re.S
     )
