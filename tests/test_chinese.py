@@ -266,6 +266,7 @@ def test_translated_notebook():
     title, first, _, second, figure = (joined(c["source"]) for c in made["cells"])
     assert title == TEXTS[0]
     assert "## 标题 {#a-heading}\n" in first and "## 标题 {#a-heading-1}\n" in second
+    assert "a $y$\n" in translate.original("a $y \\tag{3}$")  # one anchor
     assert first.index("两次") < first.index("twice") and first.count("\\tag{2}") == 1
     assert "有[$x$，]{.unbroken}两次" in first
     assert re.search(
