@@ -139,7 +139,9 @@ def absolute(text: str, cfg: dict[str, str]) -> str:
 
 
 def slug(heading: str) -> str:
-    "The anchor that pandoc gives a heading."
+    "The anchor that pandoc gives a heading; a translated one says it, `Heading {#anchor}`."
+    if given := re.search(r"\{#([\w.-]+)[^}]*\}$", heading):
+        return given[1]
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     kept = "".join(c for c in plain if c.isalnum() or c in "_-." or c.isspace())
     return re.sub(r"^[\W\d_]+", "", "-".join(kept.lower().split()))
@@ -460,7 +462,7 @@ def llms_txt(menu: list[Entry]) -> str:
 
 
 # Of a page's HTML, for search.
-NOT_FOUND = "annotation|footer|iframe|nav|script|style|svg"
+NOT_FOUND = "annotation|original-text|footer|iframe|nav|script|style|svg"
 IN_LINE = "a|b|code|em|i|kbd|m[a-z]+|small|span|strong|sub|sup"
 IMPORTS = r"<details[^>]*>\s*<summary>Imports</summary>.*?</details>"
 DEFINITION = (
@@ -512,9 +514,8 @@ def write_search(folder: Path) -> None:
 FOOTER = r'<nav class="page-navigation">.*?</nav>'
 
 
-def write_footers(folder: Path) -> None:
+def write_footers(folder: Path, path: list[Path]) -> None:
     "The footer of a page of the reading path leads along it; Quarto's leads along the menu."
-    path = reading_path()
     for before, page, after in zip([None, *path], path, [*path[1:], None]):
         links = "".join(
             f'<div class="nav-page nav-page-{where}">'
@@ -548,7 +549,7 @@ def main(folder: Path) -> None:
         text = json.dumps(for_colab(path), ensure_ascii=False)
         (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
     write_search(folder)
-    write_footers(folder)
+    write_footers(folder, reading_path())
     shutil.copy(ROOT / "nbs/search.js", folder)
     # Quarto copies those pictures alone that it shows as pictures.
     shutil.copytree(ROOT / "nbs/images", folder / "images", dirs_exist_ok=True)
