@@ -60,7 +60,7 @@ REFUSED = {
     "train": (["train", "--out", "PLACE", *NEW], HOME),
     "train shared": (
         ["train", "--out", "new", "--prepared", "PLACE", *NEW],
-        ["letter.txt", "home", "mine", "to_home", "new/inner"],
+        ["letter.txt", "home", "mine", "to_home"],
     ),
     "prepare": (["prepare", "--out", "PLACE", *NEW], HOME),
     "resume": (["train", "--resume", "PLACE", *RESUME], ["home", "to_letter", "none"]),
