@@ -139,13 +139,13 @@ def check_new_run(path: Path) -> None:
 # %% ../../nbs/97_run_folder.ipynb #a99428df
 # the other entries of config.json in a run that was trained here
 _ABOUT = {
-    "data": str,
+    "data": str | None,
     "src_lang": str | None,  # `known_languages` says which of them are codes
     "tgt_lang": str | None,
     "source": dict,
     "from": dict,  # the run whose weights and vocabulary this one started from
-    "prepared": str,
-    "stopped": str,
+    "prepared": str | None,
+    "stopped": str | None,
     "steps": int,
     "weights": str,
     "case_variants": bool,  # copies of training sentences in other cases
