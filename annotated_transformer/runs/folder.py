@@ -220,7 +220,8 @@ def read_config(
         )
     check_no_links(path, _own_names(path))
     check_entries(file, values, _ABOUT)
-    if not all(isinstance(line, str) for line in values.get("examples", ())):
+    examples = values.get("examples", [])
+    if not all(isinstance(x, str) and "\n" not in x for x in examples):
         raise UserError(f"{file}: examples are not all lines of text")
     try:
         recipe = recipe_from_dict(values)
