@@ -131,8 +131,7 @@ EXAMPLES = {
     "tatoeba": [
         ANIMAL_TIRED.en,
         ANIMAL_WIDE.en,
-        "If it doesn't rain tomorrow, we could go to the lake and swim until the sun "
-        "goes down.",
+        "If it doesn't rain tomorrow, we could go to the lake.",
         "she asked me if i could help her with her homework",
         "Where did you buy this book?",
     ]
