@@ -54,10 +54,10 @@ def random_run(path: Path, about: dict | None = None, **sizes) -> Path:
 
 
 def trained_run(path: Path, *settings: str) -> list[str]:
-    "A run of some seconds, which makes many mistakes; 80 sentences that it has not seen."
-    small = "d_model=64 d_ff=128 n_pieces=600 batch_tokens=800 max_steps=80"
-    small = f"{small} warmup_steps=30 peak_lr=5e-3".split()
-    corpus = load_corpus("builtin", n_train=1500, n_valid=50, n_test=80)
+    "A run of some seconds, which makes many mistakes; 200 sentences that it has not seen."
+    small = "d_model=64 d_ff=128 n_pieces=600 batch_tokens=800 max_steps=120"
+    small = f"{small} warmup_steps=40 peak_lr=5e-3".split()
+    corpus = load_corpus("builtin", n_train=3000, n_valid=50, n_test=200)
     recipe = override(get_recipe("tiny"), [*small, *settings])
     train_run(corpus, recipe, path, RunOptions("cpu", quiet=True))
     return [source for source, _ in corpus.test]

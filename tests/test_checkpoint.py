@@ -167,7 +167,7 @@ def test_a_run_that_is_refused(run, damage, says):
         load_run(run)
 
 
-NONSENSE = ["{", "[1]", '{"model": 3}', "[" * 100_000, '{"weights": "a\\nb"}']
+NONSENSE = ["{", "[1]", '{"model": 3}', "[" * 100_000, '{"weights": 3}']
 
 
 @pytest.mark.parametrize("about", NONSENSE)

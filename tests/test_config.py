@@ -110,7 +110,9 @@ def test_what_does_not_fit_is_said_before_anything_is_built(monkeypatch):
     with pytest.raises(UserError, match=f"{n:,} parameters: their weights need"):
         build_transformer(base.model, 1000, 0)
     monkeypatch.delattr("os.sysconf", raising=False)  # Windows
-    huge.check_memory(1000)
+    base.model.check_memory(1000)
+    with pytest.raises(UserError, match="there are 1,100 GB"):
+        huge.check_memory(1000)
 
 
 def range_vocab(n: int):

@@ -24,7 +24,7 @@ def words(text):
 
 @pytest.fixture(scope="module")
 def train():
-    return builtin(4_000)
+    return builtin(8_000)
 
 
 @pytest.fixture(scope="module")

@@ -226,6 +226,24 @@ def test_search_takes_questions(browser, tmp_path):
     assert {query: [*names, None][0] for query, names in found.items()} == FIRST
 
 
+ANSWERED = {  # a question, and the start of the heading of its answer
+    "size of tensor a must match": "RuntimeError: The size of tensor a",
+    "_orig_mod load_state_dict": "Missing key, Unexpected key _orig_mod.",
+    "length_penalty longer Hugging Face": "length_penalty=2.0",
+    "padding loss -100": "The model predicts the padding token",
+    "nn.Transformer learns badly batch": "nn.Transformer trains without an error",
+}
+
+
+def test_search_finds_answers(browser, tmp_path):
+    cells = json.loads((ROOT / "nbs/answers.ipynb").read_text("utf-8"))["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    _, *rest = re.split(r"^### (.*)$", text, flags=re.M)
+    texts = {h: ("Answers", h, body) for h, body in zip(rest[::2], rest[1::2])}
+    for query, names in ranked(browser, tmp_path, ANSWERED, texts).items():
+        assert names[0].startswith(ANSWERED[query]), query
+
+
 def ranked(browser: Browser, folder: Path, queries: Iterable[str], texts: dict) -> dict:
     "The names of the entries that search.js finds for each query, best first."
     (folder / "t.html").write_text(BARE + "<script src=search.js></script>")

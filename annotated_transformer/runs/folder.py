@@ -139,13 +139,13 @@ def check_new_run(path: Path) -> None:
 # %% ../../nbs/97_run_folder.ipynb #a99428df
 # the other entries of config.json in a run that was trained here
 _ABOUT = {
-    "data": str,
+    "data": str | None,
     "src_lang": str | None,  # `known_languages` says which of them are codes
     "tgt_lang": str | None,
     "source": dict,
     "from": dict,  # the run whose weights and vocabulary this one started from
-    "prepared": str,
-    "stopped": str,
+    "prepared": str | None,
+    "stopped": str | None,
     "steps": int,
     "weights": str,
     "case_variants": bool,  # copies of training sentences in other cases
@@ -220,7 +220,8 @@ def read_config(
         )
     check_no_links(path, _own_names(path))
     check_entries(file, values, _ABOUT)
-    if not all(isinstance(line, str) for line in values.get("examples", ())):
+    examples = values.get("examples", [])
+    if not all(isinstance(x, str) and "\n" not in x for x in examples):
         raise UserError(f"{file}: examples are not all lines of text")
     try:
         recipe = recipe_from_dict(values)
