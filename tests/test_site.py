@@ -200,6 +200,10 @@ QUESTIONS = {
     "what": ("Corpus", "What does it do?", "a grammar"),
     "map.html": ("Map", "Gradient clipping", "where"),
     "clip": ("Training", "Gradient clipping", "at a norm of one"),
+    "bos": ("Batches", "BOS, EOS and the shifted target", "EOS ends a sentence"),
+    "eos": ("Trouble", "The model outputs only EOS", "EOS, EOS and EOS again"),
+    "tune": ("Answers", "How do I fine-tune a model?", "fine-tune it"),
+    "tuning": ("56 Fine-tuning", "", "goes on with new text"),
     **{f"loss{n}": ("Loss", f"Loss {n}", "translating the loss") for n in range(9)},
 }
 
@@ -210,7 +214,9 @@ QUESTIONS = {
         ("why is my loss stuck at ln V?", "stuck"),
         ("what does it do with heads", "heads"),
         ("loss elsewhere", "heads"),  # the rarer word counts more
-        ("what does it", "what"),  # nothing but stop words  # nothing but stop words
+        ("what does it", "what"),  # nothing but stop words
+        ("only EOS", "eos"),  # a stop word counts where the heading has it too
+        ("fine-tune", "tuning"),  # the page that is about it
         ("how do I train on a custom dataset", "own"),
         ("multiple", "heads"),
         ("8.99 tokens", "stuck"),
@@ -224,11 +230,40 @@ def test_search_takes_questions(browser, tmp_path, query, first):
     assert [*ranked(browser, tmp_path, query, QUESTIONS), None][0] == first
 
 
-def ranked(browser: Browser, folder: Path, query: str, texts: dict) -> list[str]:
-    "The names of the entries that search.js finds, best first."
+@pytest.mark.parametrize(
+    "query, shown",
+    [
+        ("last", "… " + "front " * 25 + "of the <mark>last</mark>"),
+        ("the", "… " + "front " * 25 + "of <mark>the</mark> last"),
+        ("front", "<mark>front</mark> " + "front " * 40),
+        ("none", "front " * 41),
+    ],
+)
+def test_search_shows_what_is_around_the_match(browser, tmp_path, query, shown):
+    "Also of a text that ends with it; as much as fits, if it does not."
+    text = "front " * 60 + "of the last"
+    open_search(browser, tmp_path)
+    ask = f"search.excerpt(search.part('{query}', '{text}'), '{text}')"
+    found = browser.ask(ask).replace(' class="search-match"', "")
+    assert found[: len(shown)] == shown and len(found) < 280
+
+
+def test_search_shows_no_half_of_a_character(browser, tmp_path):
+    open_search(browser, tmp_path)
+    shown = browser.ask('search.excerpt("x", "x".repeat(247) + " &lt; y")')
+    assert shown.endswith("x ")
+
+
+def open_search(browser: Browser, folder: Path) -> None:
+    "A page that has nothing but search.js."
     (folder / "t.html").write_text(BARE + "<script src=search.js></script>")
     shutil.copy(ROOT / "nbs/search.js", folder)
     browser.open((folder / "t.html").as_uri())
+
+
+def ranked(browser: Browser, folder: Path, query: str, texts: dict) -> list[str]:
+    "The names of the entries that search.js finds, best first."
+    open_search(browser, folder)
     entries = [
         {"href": name, "title": title, "section": section, "text": text}
         for name, (title, section, text) in texts.items()
