@@ -20,7 +20,9 @@ from links import check
 from pages import names_of_package, page_name, reading_path, sidebar
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
-PHONE_CHECKS = "[page.wide(), page.split(), page.tiny(), page.covered()].flat()"
+PHONE_CHECKS = (
+    "[page.wide(), page.split(), page.tiny(), page.covered(), page.squeezed()].flat()"
+)
 LITERAL_LINK = re.compile(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(")
 NAMES = [page_name(e.path) for e in sidebar() if e.path]
 
@@ -147,6 +149,15 @@ def test_search_of_docs(published, browser):
     ]  # others may be a word of the text
     assert len(names) > 100
     assert [n for n in names[::3] if browser.ask(search % n) != n] == []
+
+
+def test_indices_are_slanted_and_words_are_not(docs):
+    "In MathML a <mi> of one letter is slanted, <mtext> is upright."
+    text = (docs / "gradient.html").read_text(encoding="utf-8")
+    assert "<mi>i</mi><mi>j</mi></mrow></msub>" in text
+    assert not re.search(r"<mtext[^>]*>ij</mtext>", text)
+    text = (docs / "feed_forward.html").read_text(encoding="utf-8")
+    assert re.search(r"<mtext[^>]*>ff</mtext>", text)
 
 
 def test_footers_lead_along_the_reading_path(published, browser):
@@ -292,6 +303,7 @@ FAULTS = {
     '<pre style="white-space: pre">' + "x" * 400 + "</pre>": "px wide in 390",
     "<style>@media (max-width: 500px) { header { color: #888 } }</style><header>a bar</header>": "light: contrast 3.5",
     '<table><td style="width: 4em; display: block; word-break: break-all">unbreakable</table>': "breaks inside a word: unbreakable",
+    '<table><td><div style="width: 4em">a cell of a table that has a whole sentence inside it</div></table>': "a sentence in 66 px: a cell",
     '<svg aria-label="x" viewBox="0 0 900 9" width="300"><text y="9" font-size="12">a</text></svg>': "4.0 px: a",
     '<pre>a = 1<button class="code-copy-button" title="b" style="margin-left: -1em">c</button></pre>': "a button covers code: a = 1",
     "<button><i></i></button>": "no name: a button",
