@@ -11,7 +11,7 @@ from conftest import ROOT
 from execnb.nbio import dict2nb, read_nb
 from links import of_markdown, of_notebook
 from nbdev.process import NBProcessor
-from notebooks import FOLDED
+from notebooks import FOLDED, joined
 from pages import (
     Names,
     for_colab,
@@ -92,6 +92,19 @@ def test_names_link_to_their_definition(text, becomes):
 def test_ambiguous_names_link_within_their_notebook():
     assert link_names("`put`", "ct2.html", NAMES) == "[`put`](#put)"
     assert link_names("`train`", "train.html", NAMES) == "[`train`](#train)"
+
+
+def test_names_of_the_notebook_itself_lead_nowhere_else(tmp_path):
+    "A notebook that defines a name of the package anew, without exporting it, means its own."
+    notebook(
+        tmp_path / "t.ipynb",
+        cell("`beam_search`, `greedy_search`", "markdown"),
+        cell("def beam_search():\n    pass"),
+    )
+    nb = read_nb(tmp_path / "t.ipynb")
+    NBProcessor(nb=nb, procs=[pages.NameLinks]).process()
+    ours, theirs = nb.cells[0].source.split(", ")
+    assert ours == "`beam_search`" and theirs.startswith("[`greedy_search`](decode")
 
 
 def test_names_of_the_package():
@@ -213,6 +226,15 @@ def test_links_of_each_page(toy, cfg):
         "Markdown": "toy.html.md",
         "Report a problem with this page": f"{cfg['git_url']}/issues/new?title=11_toy.ipynb%3A+",
     }
+
+
+def test_home_page_has_no_second_button_for_colab(cfg):
+    "It leads elsewhere, and a picture in the text would be the page's card."
+    nb = read_nb(ROOT / "nbs/index.ipynb")
+    NBProcessor(nb=nb, procs=[pages.PageLinks]).process()
+    text = "".join(joined(c.source) for c in nb.cells if c.cell_type == "markdown")
+    assert text.count("Open in Colab") == 1 and "<img" not in text
+    assert "A series of Jupyter notebooks" in text
 
 
 @pytest.mark.parametrize("title", ["# Toy", "---\ntitle: Toy\n---", "title: 'Toy: it'"])
