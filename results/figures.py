@@ -2,9 +2,13 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor, nn
+
+from annotated_transformer.show.heads import ablate_head
+from annotated_transformer.show.visualize import attention_modules
 
 
 def options(doc: str, out: str | None = None) -> argparse.ArgumentParser:
@@ -48,4 +52,17 @@ def thousandths(maps: Tensor) -> list:
     return [
         [[" ".join(map(str, row)) for row in head] for head in layer]
         for layer in (1000 * maps).round().int().tolist()
+    ]
+
+
+def without_each(model: nn.Module, kind: str, score: Callable) -> list[list]:
+    "A score without each head of one kind in turn, by layer and head."
+
+    def without(layer: int, head: int):
+        with ablate_head(model, kind, layer, head):
+            return score()
+
+    return [
+        [without(layer, head) for head in range(attn.n_heads)]
+        for layer, attn in enumerate(attention_modules(model)[kind])
     ]

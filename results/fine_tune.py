@@ -13,8 +13,6 @@ With `--only scratch` it needs no model of Tatoeba, so a second process can do t
 import argparse
 import json
 import random
-import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,18 +29,6 @@ from annotated_transformer.runs.train_run import RunOptions, resume_run, train_r
 from annotated_transformer.translating.evaluate import bleu
 
 Pairs = list[tuple[str, str]]
-
-
-def tatoeba(data_dir: Path, n_held_out: int) -> tuple[Pairs, Pairs, Pairs]:
-    "Pairs to train, to validate and to test on, split by the English sentence, which may have several translations."
-    with zipfile.ZipFile(data_dir / "tatoeba" / "deu-eng.zip") as archive:
-        lines = archive.read("deu.txt").decode().strip().split("\n")
-    pairs = [tuple(line.split("\t")[:2]) for line in lines]
-    random.Random(0).shuffle(pairs)
-    held_out = {en for en, _ in pairs if zlib.crc32(en.encode()) % 50 == 0}
-    one_each = list({pair[0]: pair for pair in pairs if pair[0] in held_out}.values())
-    train = [pair for pair in pairs if pair[0] not in held_out]
-    return train, one_each[:n_held_out], one_each[n_held_out : 2 * n_held_out]
 
 
 class Row(NamedTuple):
@@ -146,8 +132,11 @@ def main() -> None:
     captions = load_corpus("multi30k", args.data_dir)
     pairs = list(captions.train)
     random.Random(0).shuffle(pairs)
-    everyday, valid, test = tatoeba(args.data_dir, args.n_test)
-    tests = {"tatoeba": test, "multi30k": list(captions.test)[: args.n_test]}
+    everyday = load_corpus("tatoeba", args.data_dir)
+    tests = {
+        name: list(text.test)[: args.n_test]
+        for name, text in (("tatoeba", everyday), ("multi30k", captions))
+    }
     base, base_run = base_recipe(args), args.work / "tatoeba"
 
     def measured(run: Path, corpus: Corpus, recipe: Recipe, start: Path | None) -> dict:
@@ -163,7 +152,7 @@ def main() -> None:
 
     before = None
     if args.only != "scratch":
-        corpus = Corpus("tatoeba", "en", "de", everyday, valid[:500], [])
+        corpus = everyday._replace(valid=list(everyday.valid)[:500])
         before = measured(base_run, corpus, base, None)
     found = []
     for row in rows(args):
@@ -175,7 +164,7 @@ def main() -> None:
         found.append({**row._asdict(), **about})
     if args.only is None:
         sizes = {
-            "n_tatoeba": len(everyday),
+            "n_tatoeba": len(list(everyday.train)),
             "n_test": {k: len(v) for k, v in tests.items()},
         }
         write(args.out, {**sizes, "tatoeba": before, "rows": found})

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from figures import options, thousandths, write
+from figures import options, thousandths, without_each, write
 
 from annotated_transformer.data.batch import pad_ids
 from annotated_transformer.data.corpus import load_corpus
@@ -27,14 +27,13 @@ from annotated_transformer.runs.train_run import train_run
 from annotated_transformer.show.explorer import display_tokens
 from annotated_transformer.show.heads import (
     AntecedentAttention,
-    PronounExample,
-    ablate_each_head,
+    WordPair,
     ablate_head,
     antecedent_attention,
     pronoun_scores,
     pronoun_sentences,
 )
-from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.show.visualize import attention_maps, attention_modules
 from annotated_transformer.translating.translate import Translator
 
 
@@ -61,7 +60,7 @@ def without_two(
 def animal(translator: Translator, s: Sentence) -> dict:
     "The weights of every head in one sentence and its reference translation."
     vocab = translator.vocab
-    pair = PronounExample.encode(vocab, s)
+    pair = WordPair.encode(vocab, s)
     maps = attention_maps(
         translator.model,
         *(pad_ids([ids], vocab.pad_id) for ids in (pair.src, pair.tgt_in)),
@@ -69,8 +68,8 @@ def animal(translator: Translator, s: Sentence) -> dict:
     return {
         "src": display_tokens(vocab.words(pair.src)),
         "tgt": display_tokens(vocab.words(pair.tgt_in)),
-        "it": pair.it[0],
-        "writes": pair.predicts,
+        "it": pair.src_words.index(s.pronoun.word),
+        "writes": pair.predicts.index(s.pronoun.answer_word),
         "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()},
     }
 
@@ -97,21 +96,22 @@ def main() -> None:
     translator = Translator(run.model, run.vocab, search=batched_greedy_search)
     with torch.inference_mode():
         attends = antecedent_attention(run.model, run.vocab, sentences)
-    without = {
-        kind: [[p._asdict() for p in layer] for layer in layers]
-        for kind, layers in ablate_each_head(translator, sentences).items()
-    }
+
+    def pronouns() -> dict[str, float]:
+        return pronoun_scores(translator, sentences)._asdict()
+
+    kinds = attention_modules(run.model)
+    without = {kind: without_each(run.model, kind, pronouns) for kind in kinds}
     two = {
         kind: without_two(translator, sentences, kind, f) for kind, f in attends.items()
     }
-    whole = pronoun_scores(translator, sentences)._asdict()
     found = {
         "n_sentences": len(sentences),
         "patterns": list(dict.fromkeys(s.pattern for s in sentences)),
         "sentence_seed": args.seed,
         "training": run.about["weights"],
         "follow": {kind: shares(f) for kind, f in attends.items()},
-        "pronouns": {"whole": whole, "without": without, "two": two},
+        "pronouns": {"whole": pronouns(), "without": without, "two": two},
         "cpu_seconds": round(time.process_time() - began, 1),
     }
     print(json.dumps(found, indent=1))

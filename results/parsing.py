@@ -17,7 +17,6 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from annotated_transformer.experiments.parsing import (
 from annotated_transformer.experiments.parsing_results import (
     load_treebank,
     parse,
-    parsing_experiment,
+    training_pairs,
 )
 from annotated_transformer.model.config import Recipe, get_recipe, override
 from annotated_transformer.runs.folder import load_run
@@ -90,22 +89,21 @@ def translator(run: Path, beam_size: int, alpha: float) -> Translator:
     )
 
 
-def train_with(
-    recipe: Recipe, args: argparse.Namespace, run: Path, noted: dict
-) -> Callable:
-    "The function that the experiment is given: pairs to a parser. It notes what the record holds of the run."
-
-    def train(train_pairs, valid_pairs):
-        began = time.process_time()
-        trees = Corpus(f"trees-{args.data}", "en", "tree", train_pairs, valid_pairs, [])
-        train_run(trees, recipe, run, RunOptions(args.device))
-        noted["train_cpu_seconds"] = round(time.process_time() - began, 1)
-        model, vocab, _, about, *_ = load_run(run)
-        noted["n_parameters"], noted["n_pieces"] = n_parameters(model), len(vocab)
-        noted["steps"], noted["weights"] = about["steps"], about["weights"]
-        return translator(run, args.beam_size, args.alpha).translate
-
-    return train
+def train(splits: dict, recipe: Recipe, args: argparse.Namespace, run: Path) -> dict:
+    "Train on the trees; what the record holds of the run."
+    began = time.process_time()
+    texts = (training_pairs(splits[name], args.mark) for name in ("train", "valid"))
+    trees = Corpus(f"trees-{args.data}", "en", "tree", *texts, [])
+    train_run(trees, recipe, run, RunOptions(args.device))
+    seconds = round(time.process_time() - began, 1)
+    model, vocab, _, about, *_ = load_run(run)
+    return {
+        "train_cpu_seconds": seconds,
+        "n_parameters": n_parameters(model),
+        "n_pieces": len(vocab),
+        "steps": about["steps"],
+        "weights": about["weights"],
+    }
 
 
 def main() -> None:
@@ -129,17 +127,20 @@ def main() -> None:
     recipe = override(get_recipe("tiny"), changes)
     splits = {split: load_trees(args.data, args.data_dir, split) for split in SIZES}
     sentences = [tree.words() for tree in splits["test"]]
-    noted: dict = {}
     with tempfile.TemporaryDirectory() as scratch:
-        began, run = time.process_time(), args.run or Path(scratch) / "run"
-        train = train_with(recipe, args, run, noted)
-        result = parsing_experiment(*splits.values(), train, args.mark)
-        seconds = time.process_time() - began - noted["train_cpu_seconds"]
-        noted["search_cpu_seconds"] = round(seconds, 1)
+        run = args.run or Path(scratch) / "run"
+        noted = train(splits, recipe, args, run)
+        began = time.process_time()
+        search = translator(run, args.beam_size, args.alpha)
+        parsed = parse(sentences, search.translate)
+        noted["search_cpu_seconds"] = round(time.process_time() - began, 1)
         greedy = parse(sentences, translator(run, 1, 0).translate)
-    greedy_scores = [bracket_score(g, t) for g, (t, _) in zip(splits["test"], greedy)]
-    score = BracketScore.total(result.scores)
-    errors = map(sum, zip(*result.errors))
+    scores, greedy_scores = (
+        [bracket_score(gold, tree) for gold, (tree, _) in zip(splits["test"], found)]
+        for found in (parsed, greedy)
+    )
+    score = BracketScore.total(scores)
+    errors = [one for _, one in parsed]
     found = {
         "f1": round(score.f1, 2),
         "precision": round(score.precision, 2),
@@ -148,9 +149,9 @@ def main() -> None:
         "f1_greedy": round(BracketScore.total(greedy_scores).f1, 2),
         "n_errors": score.n_errors,
         "n_skipped": score.n_skipped,
-        "n_repaired": sum(map(any, result.errors)),
-        "repairs": dict(zip(LinearisationErrors._fields, errors)),
-        "by_length": by_length(result.scores, list(map(len, sentences))),
+        "n_repaired": sum(map(any, errors)),
+        "repairs": dict(zip(LinearisationErrors._fields, map(sum, zip(*errors)))),
+        "by_length": by_length(scores, list(map(len, sentences))),
         **{f"n_{split}": len(trees) for split, trees in splits.items()},
         **{name: vars(args)[name] for name in ("mark", "beam_size", "alpha")},
         "more": MORE,

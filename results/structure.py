@@ -12,11 +12,10 @@ the maps of all heads, a line of thousandths for each query.
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from figures import options, thousandths, write
+from figures import options, thousandths, without_each, write
 from torch import Tensor
 
 from annotated_transformer.data.batch import pad_ids
@@ -35,8 +34,7 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import Run, load_run
 from annotated_transformer.runs.train_run import train_run
 from annotated_transformer.show.explorer import display_tokens
-from annotated_transformer.show.heads import ablate_head
-from annotated_transformer.show.visualize import attention_maps, attention_modules
+from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.translating.translate import Translator
 
 OBJECT_FIRST = ("wh", "relative_object")  # patterns with an object before its verb
@@ -76,17 +74,6 @@ def untrained(run: Run, sentences: list[Sentence]) -> dict[str, float]:
     return {name: numbers(f.largest.mean(0).max()) for name, f in along.items()}
 
 
-def without_each(run: Run, kind: str, score: Callable[[], float]) -> list[list[float]]:
-    "A score without each head of one kind in turn, by layer and head."
-    scores = []
-    for layer, attn in enumerate(attention_modules(run.model)[kind]):
-        scores.append([])
-        for head in range(attn.n_heads):
-            with ablate_head(run.model, kind, layer, head):
-                scores[-1].append(round(score(), 4))
-    return scores
-
-
 def exact_match(run: Run, sentences: list[Sentence]) -> float:
     "The share of sentences that greedy search translates exactly."
     translator = Translator(run.model, run.vocab, search=batched_greedy_search)
@@ -105,10 +92,11 @@ def measure(
     right = prefixes_predicted(run.model, run.vocab, sentences).float()
 
     def prefixes() -> float:
-        return prefixes_predicted(run.model, run.vocab, sentences).float().mean().item()
+        found = prefixes_predicted(run.model, run.vocab, sentences)
+        return round(found.float().mean().item(), 4)
 
     def translations() -> float:
-        return exact_match(run, some)
+        return round(exact_match(run, some), 4)
 
     distance = to_verb["decoder"].distance
     found = {
@@ -122,13 +110,14 @@ def measure(
                 for d in distance.unique().tolist()
             },
             "right_without": {
-                kind: without_each(run, kind, prefixes) for kind in ("decoder", "cross")
+                kind: without_each(run.model, kind, prefixes)
+                for kind in ("decoder", "cross")
             },
         },
         "exact_match": {
             "n": len(some),
-            "whole": round(translations(), 4),
-            "without": without_each(run, "encoder", translations),
+            "whole": translations(),
+            "without": without_each(run.model, "encoder", translations),
         },
     }
     counts = {relation: Counter(f.distance.tolist()) for relation, f in along.items()}

@@ -26,7 +26,7 @@ hypothesis.settings.load_profile("steady")
 
 
 # With pytest-xdist a file's tests stay together; what takes longest begins first.
-SLOW = ("test_resume", "test_live_page", "test_streams", "test_distributed")
+SLOW = ("test_live_page", "test_resume", "test_cli", "test_hugging_face")
 
 
 def pytest_configure(config):

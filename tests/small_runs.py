@@ -15,7 +15,7 @@ from annotated_transformer.model.config import (
     override,
 )
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.train_run import RunOptions, train_run
 from annotated_transformer.runs.weights import save_weights
 
@@ -46,7 +46,7 @@ def random_run(path: Path, about: dict | None = None, **sizes) -> Path:
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
             torch.nn.init.normal_(weight, mean=float("norm.weight" in name), std=0.3)
-    create_run(path, recipe, about or {})
+    path.mkdir(parents=True)
     vocab.save(path / "vocab.model")
     write_config(path, recipe, about or {})
     save_weights(model, path / "model.safetensors")

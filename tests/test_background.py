@@ -95,7 +95,7 @@ def log_probs(model, src, tgt_in):
     return found.index_fill(-1, torch.tensor([PAD]), -torch.inf)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     b=st.integers(1, 4),
     s=st.integers(1, 9),
@@ -145,15 +145,6 @@ def test_a_search_may_reorder_and_leave_out(model):
         source, prefix = src[[0, 2]][row][None], torch.tensor([[BOS, *ids]])
         whole = log_probs(model, source, prefix)[0, -1]
         torch.testing.assert_close(found[row, j].double(), whole, rtol=0, atol=1e-5)
-
-
-def test_refusals(model, unchecked):
-    src, tgt = draw(3, 5, 4)
-    with pytest.raises(
-        ValueError,
-        match=r"last_ids is \(3, 2\), the state's hypotheses are \(b, beam\) = \(3, 1\)",
-    ):
-        model.step(tgt[:, :2], model.start(src))
 
 
 def test_two_ways_are_torchs_bidirectional_lstm():

@@ -104,16 +104,6 @@ def test_encode_pairs():
     )
 
 
-def test_pairs():
-    found = DATA.lengths()
-    assert found.dtype == np.int32
-    assert found.tolist() == [[len(s) + 1, len(t) + 1] for s, t in zip(*LISTS)]
-    some = DATA.take(np.array([3, 1]))
-    assert [row.tolist() for row in some.tgt] == [LISTS[1][3], LISTS[1][1]]
-    assert len(DATA) == 400 and len(EMPTY) == 0 and EMPTY.lengths().shape == (0, 2)
-    assert [*epoch_batches(EMPTY, VOCAB, 100, seed=0, epoch=0)] == []
-
-
 # Order and cuts
 
 

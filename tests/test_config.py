@@ -6,24 +6,17 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from annotated_transformer import UserError
 from annotated_transformer.model.config import (
-    RECIPES,
     ModelConfig,
     TrainConfig,
     get_recipe,
     override,
-    recipe_from_dict,
 )
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import build_training, check_memory
 
-same_each_time = settings(
-    derandomize=True, deadline=None
-)  # no deadline: the machine may be busy
 FIELDS = [
     (part, field)
     for part in (ModelConfig, TrainConfig)
@@ -31,12 +24,6 @@ FIELDS = [
 ]
 NAMES = [field.name for _, field in FIELDS]
 each_field = pytest.mark.parametrize("part, field", FIELDS, ids=NAMES)
-WORDS = {
-    "position": "learned",
-    "norm": "pre",
-    "schedule": "linear",
-    "precision": "fp32",
-}
 SHARES = {
     "bpe_dropout",
     "dropout",
@@ -45,32 +32,6 @@ SHARES = {
     "adam_beta1",
     "adam_beta2",
 }
-
-
-def another(field) -> object:
-    "A value that is allowed and is not the default."
-    if field.type is bool:
-        return not field.default
-    if field.type is str:
-        return WORDS[field.name]
-    if field.type is float:
-        return 0.25
-    if field.name == "average_last":
-        return field.default - 1  # not above keep_last
-    if field.type == float | None:
-        return 0.5
-    return 64 if field.default is None else field.default * 2
-
-
-@each_field
-def test_every_setting_is_reached_by_its_name(part, field):
-    value = another(field)
-    changed = override(get_recipe("base"), [f"{field.name}={str(value).lower()}"])
-    home = changed.model if part is ModelConfig else changed.train
-    assert getattr(home, field.name) == value and type(
-        getattr(home, field.name)
-    ) is type(value)
-    assert dataclasses.asdict(home) == dataclasses.asdict(part()) | {field.name: value}
 
 
 @each_field
@@ -129,50 +90,6 @@ def test_seed():
         TrainConfig(seed=2**63)
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        (["dropuot=0.1"], "did you mean dropout"),
-        (["=3"], "no setting is called ''"),
-        (["Dropout=0.1"], "did you mean dropout"),
-        ([""], "not of the form key=value"),
-        (["d_k=8", "n_heads=7"], "multiple of 7"),
-    ],
-)
-def test_wrong_settings(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        override(get_recipe("base"), wrong)
-
-
-@same_each_time
-@given(st.sampled_from(NAMES), st.text(max_size=12))
-def test_no_value_does_anything_but_work_or_be_refused(name, text):
-    try:
-        changed = override(get_recipe("base"), [f"{name}={text}"])
-    except ValueError as e:
-        assert name in str(e) or "n_heads" in str(e)
-    else:
-        assert recipe_from_dict(dataclasses.asdict(changed)) == changed
-
-
-SIZES = [recipe.model for recipe in RECIPES.values()] + [
-    ModelConfig(d_model=64, **more)
-    for more in (
-        dict(norm="pre"),
-        dict(position="learned", n_positions=77),
-        dict(d_k=3, d_v=5),
-        dict(d_k=9, n_layers=1, n_heads=1),
-    )
-]
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-def test_the_parameters_are_those_of_the_built_model(sizes):
-    with torch.device("meta"):
-        model = build_transformer(sizes, 301, 0)
-    assert sizes.n_parameters(301) == sum(p.numel() for p in model.parameters())
-
-
 def test_what_does_not_fit_is_said_before_anything_is_built(monkeypatch):
     "Weights when a model is built; with gradients and Adam's state when it is trained."
     huge = ModelConfig(n_layers=1000, d_ff=100_000_000)
@@ -193,7 +110,9 @@ def test_what_does_not_fit_is_said_before_anything_is_built(monkeypatch):
     with pytest.raises(UserError, match=f"{n:,} parameters: their weights need"):
         build_transformer(base.model, 1000, 0)
     monkeypatch.delattr("os.sysconf", raising=False)  # Windows
-    huge.check_memory(1000)
+    base.model.check_memory(1000)
+    with pytest.raises(UserError, match="there are 1,100 GB"):
+        huge.check_memory(1000)
 
 
 def range_vocab(n: int):

@@ -220,21 +220,21 @@ def server(tmp_path, monkeypatch):
     httpd.server_close()
 
 
-def put(server, name: str, data: bytes, *how: str, members=()) -> _Download:
-    "A file on the server, and what the tables would say of it; its addresses behave as `how` says."
+def put(server, name: str, data: bytes, how="good", members=()) -> _Download:
+    "A file on the server, and what the tables would say of it; its address behaves as `how` says."
     server.files[name] = data
-    urls = tuple(f"{server.url}/{h}/{name}" for h in how or ("good",))
-    return _Download(urls, len(data), hashlib.sha256(data).hexdigest(), members)
+    url = f"{server.url}/{how}/{name}"
+    return _Download(url, hashlib.sha256(data).hexdigest(), members)
 
 
-def tiny_multi30k(server, *how: str) -> tuple[_Download, ...]:
+def tiny_multi30k(server, how: str = "good") -> tuple[_Download, ...]:
     "Three lines each."
     texts = {f.name: "".join(f"{f.name} {i}\n" for i in range(3)) for f in _MULTI30K}
     files = {name: gzip.compress(t.encode(), mtime=0) for name, t in texts.items()}
-    return tuple(put(server, name, data, *how) for name, data in files.items())
+    return tuple(put(server, name, data, how) for name, data in files.items())
 
 
-def tiny_wmt14(server, *how: str) -> tuple[_Download, ...]:
+def tiny_wmt14(server, how: str = "good") -> tuple[_Download, ...]:
     "Archives with the members of the real ones, and others beside them; each text has two lines, the first with CRLF and an odd separator."
 
     def made(file: _Download) -> _Download:
@@ -242,7 +242,7 @@ def tiny_wmt14(server, *how: str) -> tuple[_Download, ...]:
         for member in file.members:
             name = Path(member).name
             texts[member] = f"{name} 1\u2028\r\n{name} 2\n".encode()
-        return put(server, file.name, archive(texts), *how, members=file.members)
+        return put(server, file.name, archive(texts), how, members=file.members)
 
     return tuple(map(made, _WMT14))
 
@@ -271,20 +271,24 @@ def test_download_multi30k(server, tmp_path):
     assert _multi30k(files=files) == c and len(server.asked) == 7, "fetched again"
 
 
-def test_next_address(server, tmp_path, monkeypatch):
-    "A mirror is tried first. A file that is not there, one cut short and another one: the fourth address is right."
-    files = tiny_multi30k(server, "short", "other", "good")
-    monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", f"{server.url}/none/")
+@pytest.mark.parametrize("how", ["none", "short", "other"])
+def test_next_address(server, tmp_path, monkeypatch, how):
+    "A mirror is tried first: the file is not there, cut short, or another one."
+    files = tiny_multi30k(server)
+    monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", f"{server.url}/{how}/")
     assert _multi30k(files=files).valid[0] == ("val.en.gz 0", "val.de.gz 0")
-    hows = ("none", "short", "other", "good")
-    assert server.asked[:4] == [f"/{how}/train.en.gz" for how in hows]
+    assert server.asked[:2] == [f"/{x}/train.en.gz" for x in (how, "good")]
     kept = sorted(f"multi30k/{f.name}" for f in files)
     assert files_in(tmp_path / "cache") == kept, "no leftover"
 
 
-def test_all_addresses_fail(server, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize(
+    "how, says",
+    [("none", "404)"), ("short", ""), ("other", "SHA256 hash")],
+)
+def test_all_addresses_fail(server, tmp_path, monkeypatch, capfd, how, says):
     "One line: each address with what was wrong, and which files to put where. Nothing else is printed or logged."
-    files = tiny_multi30k(server, "none", "short", "other")
+    files = tiny_multi30k(server, how)
     monkeypatch.setenv("ANNOTATED_TRANSFORMER_MIRROR", "http://127.0.0.1:1/x")
     pooch.get_logger().setLevel("INFO")
     logged = []
@@ -294,9 +298,7 @@ def test_all_addresses_fail(server, tmp_path, monkeypatch, capfd):
     message, start = str(e.value), "cannot download train.en.gz: http://127.0.0.1:1/x/"
     assert message.startswith(f"{start}train.en.gz (ConnectionError), ")
     for what in (
-        "/none/train.en.gz (404)",
-        "/short/train.en.gz (",
-        "/other/train.en.gz (SHA256 hash",
+        f"/{how}/train.en.gz ({says}",
         ": put train.en.gz, train.de.gz, val.en.gz,",
         "into a folder multi30k",
         "--data-dir or ANNOTATED_TRANSFORMER_DATA",

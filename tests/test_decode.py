@@ -118,7 +118,7 @@ def test_exhaustive():
 
     Every fourth table is nothing but ties, some end early and some hardly ever.
     """
-    for seed in range(180):
+    for seed in range(60):
         torch.manual_seed(seed)
         n_vocab, alpha = 4 + seed % 2, ALPHAS[seed % 3]
         limit = int(torch.randint(0, 5 - seed % 2, ()))
@@ -229,13 +229,6 @@ def test_sampling_is_seeded():
         said = [*found.ids, EOS][:6]
         right = sum(look_up(table)(said[:i])[word] for i, word in enumerate(said))
         assert found.log_prob == pytest.approx(right, abs=1e-4)
-
-
-def test_top_p_draws_from_the_likeliest_alone():
-    probs = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0]).log().expand(500, 1, 5, 5)
-    narrow = partial(sample, top_p=0.65)  # with 0.4 alone it would be less
-    found = search_tables(probs, torch.full((500,), 1), narrow)
-    assert {tuple(one.ids) for (one,) in found} == {(0,), (1,)}
 
 
 def test_several_samples_of_each_sentence():

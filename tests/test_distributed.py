@@ -298,7 +298,7 @@ def found(request, tmp_path_factory):
         [*command, os.path.dirname(__file__), folder],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -387,20 +387,6 @@ def test_slices_make_up_the_whole(found):
         assert torch.equal(torch.cat([f["local"][name] for f in found]), p)
         assert max(len(f["local"][name]) for f in found) <= -(-len(p) // len(found))
     assert all(f["back"] and f["sliced after a look"] and f["silent"] for f in found)
-
-
-@pytest.mark.parametrize("case", BUILT)
-def test_a_sharded_run_starts_with_the_same_weights_on_any_number_of_ranks(found, case):
-    "Bit for bit, the table of positions too, and every parameter is sliced."
-    right, _, _ = built(case, sharded=True)
-    for f in found:
-        tensors, _, sliced = f["built", case]
-        assert tensors.keys() == right.keys() and same(tensors, right)
-        for name, n_bytes in sliced.items():
-            rows = -(-len(right[name]) // len(found))
-            assert n_bytes <= rows * right[name].nbytes // len(right[name])
-    for name in sliced:
-        assert sum(f["built", case][2][name] for f in found) == right[name].nbytes
 
 
 @pytest.mark.parametrize("case", BUILT)

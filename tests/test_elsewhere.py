@@ -39,6 +39,7 @@ for again in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux knows which files are open")
 def test_commands_without_posix(tmp_path):
     lines = {"en": [], "de": [], "one": ["The dog is tired."], "eins": ["Der Hund."]}

@@ -18,7 +18,6 @@ from annotated_transformer.io.files import (
     lock_folder,
     new_folder,
     read_json,
-    remove,
     remove_known,
     replace_file,
     resolve,
@@ -258,7 +257,6 @@ USES = {
     "a folder, broken off": lambda path: fill(new_folder(path), fails=True),
     "our folder": lambda path: fill(new_folder(path, only_ours)),
     "our folder, broken off": lambda path: fill(new_folder(path, only_ours), True),
-    "remove": lambda path: remove(path, Path("ours")),
     "remove known": lambda path: (
         only_ours(resolve(path)),
         remove_known(path, {"weights", "away", "up"}),

@@ -7,17 +7,14 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import sentencepiece as spm
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save_file
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.export.hugging_face import export_hf
 from annotated_transformer.translating.marian_import import import_marian
 
@@ -212,8 +209,8 @@ FILES = {  # where a file belongs, and which command reads it
 
 @pytest.mark.parametrize("file", FILES)
 def test_damaged_files(file, work, capfd):
-    whole, rng = (work / file).read_bytes(), random.Random(file)
-    damaged = [b"", bytes(99), rng.randbytes(2000), whole[:9], whole[: len(whole) // 2]]
+    whole = (work / file).read_bytes()
+    damaged = [b"", bytes(99), whole[: len(whole) // 2]]
     damaged += [b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.", b"[" * 100_000]
     if file.endswith("json"):
         damaged.append(b'{"format": 1' + b"0" * 5000 + b"}")
@@ -231,46 +228,6 @@ def test_damaged_files(file, work, capfd):
 # tensors
 
 
-def header(values: object, more: int = 0) -> Callable[[dict, str], bytes]:
-    "A safetensors file with this header; `more` is added to what is said of its length."
-    said = json.dumps(values).encode()
-    return lambda w, big: (len(said) + more).to_bytes(8, "little") + said + bytes(64)
-
-
-def replaced(change: Callable) -> Callable[[dict, str], bytes]:
-    return lambda w, big: save(w | {big: change(w[big]).contiguous()})
-
-
-def entry(**values: object) -> dict:
-    about = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
-    return {"embedding.weight": about | values}
-
-
-TENSORS = {
-    "a line break": lambda w, big: save(w | {"a\nb\u2028c": torch.zeros(1)}),
-    "a dimension more": replaced(lambda t: t[None]),
-    "complex": replaced(lambda t: t.to(torch.complex64)),
-    "too large for float32": replaced(lambda t: t.double() * 1e300),
-    "2^63 bytes": lambda w, big: (2**63 - 1).to_bytes(8, "little") + b"{}",
-    "a header too long": header({}, 1),
-    "a list": header([1, 2]),
-    "an unknown type": header(entry(dtype="F31")),
-    "a huge shape": header(entry(shape=[2**40, 2**40])),
-    "offsets turned": header(entry(data_offsets=[16, 0])),
-    "beyond the end": header(entry(data_offsets=[0, 2**50], shape=[2**48])),
-    "a vocabulary that is none": lambda w, big: (4).to_bytes(8, "little") + b"\xff" * 4,
-}
-
-
-@pytest.mark.parametrize("kind", TENSORS)
-def test_tensors(kind, work, capfd):
-    for folder, big in (("run", "embedding.weight"), ("marian", "model.shared.weight")):
-        file = work / folder / "model.safetensors"
-        file.write_bytes(TENSORS[kind](load_file(file), big))
-        command = reader(kind) if folder == "run" else IMPORT
-        assert "model.safetensors" in refused(capfd, work, *command)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floats_are_taken(dtype, work, capfd):
     "Half precision, and double, are how others keep weights: they are read and become float32."
@@ -280,42 +237,16 @@ def test_other_floats_are_taken(dtype, work, capfd):
     assert call(capfd, *TRANSLATE)[0] == call(capfd, *IMPORT)[0] == 0
 
 
-# vocabularies
-
-
-def test_a_vocabulary_of_another_run(work, capfd):
-    text = ["another text altogether", "ein ganz anderer"] * 3
-    learn_bpe(text, 310).save(work / "run/vocab.model")
-    for command in READERS:
-        assert "is not the vocabulary" in refused(capfd, work, *command)
-    assert "vocabulary" in refused(capfd, work, *RESUME)
-    out = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter((work / "en").read_text("utf-8").split("\n")),
-        model_writer=out,
-        vocab_size=60,
-        num_threads=1,
-        minloglevel=2,
-    )
-    (work / "run/vocab.model").write_bytes(out.getvalue())
-    assert "vocab.model" in refused(capfd, work, *TRANSLATE)
-
-
 # text
 
 NOISE = random.Random(0).randbytes(2000)
 WRONG_TEXT = {
     "noise": (NOISE, "is not UTF-8"),
     "one wrong byte": (b"a dog\n" * 99 + b"a \xff dog\n", "is not UTF-8"),
-    "UTF-16": ("a dog\n".encode("utf-16"), "is not UTF-8"),
-    "half of a surrogate pair": (b"a \xed\xa0\x80 dog\n", "is not UTF-8"),
-    "gzip without its name": (gzip.compress(b"a dog\n", mtime=0), "is not UTF-8"),
-    "a long wrong line": (b"a" * 100_000 + b"\xff\n", "is not UTF-8"),
     "no gzip": (b"a dog\n", "bad.gz"),
     "gzip cut short": (gzip.compress(b"a dog\n" * 99, mtime=0)[:-9], "bad.gz"),
     "noise behind gzip": (gzip.compress(b"a dog\n", mtime=0) + b"more", "bad.gz"),
     "nothing": (b"", "bad"),
-    "empty lines": (b"\n" * 5, "bad"),
     "a mark alone": (b"\xef\xbb\xbf", "bad"),
 }
 VALID = ["--valid-src", "FILE", "--valid-tgt", "OTHER"]
@@ -348,7 +279,6 @@ def test_text_that_is_none(kind, work, capfd):
 
 
 ODD_TEXT = {  # unusual, and right: its lines
-    "no line break at the end": (b"a dog\na cat", 2),
     "zeros": (b"a\0dog\n\0\n\0\0\0\n", 3),
     "CRLF": (b"a dog\r\na\rcat\r\n", 2),
     "other line breaks": ("a\u2028b\u0085c\x0b\x0c\x1c\u2029d\n".encode(), 1),
@@ -357,7 +287,6 @@ ODD_TEXT = {  # unusual, and right: its lines
     "sign of a space": ("▁▁a▁\n▁\n".encode(), 2),
     "special pieces": (b"<s> </s> <pad> <unk> <0x0A> <0xFF>\n", 1),
     "controls": (bytes(range(1, 10)) + b"\x1b[2J\x7f\n", 1),
-    "noncharacters": ("\uffff\ufffe\U0010ffff\ue000\u202eabc\n".encode(), 1),
 }
 
 
@@ -377,21 +306,3 @@ def test_odd_text_is_text(kind, work, capfd):
         assert "no line with text" in refused(capfd, work, *words)
     else:
         assert call(capfd, *words)[0] == 0
-
-
-def test_long_lines(work, capfd):
-    "In parts; the end symbol made likely, since a model that has learned nothing never stops."
-    weights = load_file(work / "run/model.safetensors")
-    shift = 100 * weights["embedding.weight"][3]
-    weights["decoder.layers.0.residuals.2.norm.bias"] += shift
-    save_file(weights, work / "run/model.safetensors")
-    for line in ("ab" * 20_000, " " * 100_000):
-        (work / "long").write_text(f"a dog\n{line}\na cat now, here\n")
-        words = ["--batch-tokens", "60000", "--beam-size", "1"]
-        status, out, err = call(capfd, "translate", "run", "long", *words)
-        assert status == 0 and out.count("\n") == 3
-        assert err == "" or err.startswith("line 2 is longer than 120 tokens")
-        status, out, _ = call(capfd, "score", "long", "--ref", "long")
-        assert status == 0 and out.startswith("BLEU = 100.00")
-    whole = ["attention", "run", "ab" * 20_000, "--out", "a.html"]
-    assert "tokens" in refused(capfd, work, *whole)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from gate import drift, refused, remake
-from notebooks import options, write_clean
+from notebooks import write_clean
 
 
 def cell(source: str, kind: str = "code") -> dict:
@@ -121,9 +121,7 @@ def test_version_of_init(toy):
         ("#| label: a\n\n#| export\n#|label: b", "is there twice"),
         ("#| fig-cap: One: two", "mapping values are not allowed"),
         (r'#| fig-cap: "of \d"', "unknown escape character"),
-        ("#| fig-cap: `f`", "cannot start any token"),
         ("#| fig-cap: {a: 1, a: 2}", "is there twice"),
-        ("#| fig-cap: !f g", "an anchor or a tag"),
         ("#| fig-cap: *f*", "scanning an alias"),
         (
             '#| label: fig-a\n#| fig-cap: "One: two"\n#| export\nx: int = 1\nx: int = 2',
@@ -152,12 +150,6 @@ def test_yaml_that_quarto_refuses(toy, file):
         else:
             (toy / file).write_text(text.strip("-\n") if "yml" in file else text)
         assert len(refused(toy)) == lines
-
-
-def test_yes_is_a_text():
-    "To YAML 1.2, which Quarto reads; PyYAML alone takes it for true."
-    read = options("#| a: yes\n#| b: true\n#| c: 010\n#| d: 1:30\n#| e:", "")
-    assert read == {"a": "yes", "b": True, "c": 10, "d": "1:30", "e": None}
 
 
 def test_exit_status(toy):

@@ -1,11 +1,9 @@
 "A decoder-only model: what it may depend on, PyTorch's own layers, rows made of pairs, sampling, and what the record holds."
 
-import json
 from functools import partial
 
 import pytest
 import torch
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -19,8 +17,7 @@ from annotated_transformer.experiments.gpt import (
     prefix_mask,
 )
 from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.model.decode import greedy_search, sample
-from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.model.decode import sample
 
 PAD, BOS, EOS, N_VOCAB = 0, 2, 3, 12
 SIZES = {
@@ -212,48 +209,3 @@ def test_samples_have_the_distribution_of_top_p(temperature, top_p):
         # four standard deviations of a share of n draws; never what is cut off
         assert abs(share - p) <= 4 * (p * (1 - p) / n) ** 0.5, token
     assert sum(p > 0 for p in right) < N_VOCAB - (top_p < 1)
-
-
-def test_a_low_temperature_is_greedy():
-    decoder, prompts = PromptDecoder(build()), batch_of(draw_pairs(5, seed=3)).src
-    greedy, cold = (
-        search(decoder.step, decoder.start(prompts), BOS, EOS, torch.full((5,), 6))
-        for search in (greedy_search, partial(sample, temperature=1e-4))
-    )
-    assert [best.ids for best, *_ in greedy] == [best.ids for best, *_ in cold]
-
-
-# the record
-
-
-def test_record_is_consistent():
-    path = ROOT / "results/gpt.json"
-    found = json.loads(path.read_text(encoding="utf-8"))["gpt"]
-    asked, counts = found["settings"], []
-    assert len(asked["seeds"]) == 3 and len(found["rows"]) == 3
-    for row in found["rows"].values():
-        runs, first = row["runs"], asked["seeds"][0]
-        tried = [run for run in runs if run["seed"] == first]
-        assert [run["rate"] for run in tried] == asked["rates"]
-        best = min(tried, key=lambda run: run["valid_loss"])["rate"]
-        others = [(run["seed"], run["rate"]) for run in runs if run["seed"] != first]
-        assert others == [(seed, best) for seed in asked["seeds"][1:]]
-        for run in runs:
-            last = [asked["steps"], run["cpu_seconds"], run["valid_loss"]]
-            assert run["curve"][-1] == last
-            steps, seconds, _ = zip(*run["curve"])
-            assert list(steps) == sorted(steps) and list(seconds) == sorted(seconds)
-            right = run["exact_match"] * found["n_test"]
-            assert right == pytest.approx(round(right)) and 0 <= run["bleu"] <= 100
-            counts.append(run["n_parameters"])
-    assert max(counts) < 1.02 * min(counts)
-    sizes = [asked[name] for name in ("n_layers", "d_model", "d_ff", "n_heads")]
-    two = build_transformer(ModelConfig(*sizes, norm="pre"), found["n_vocab"], PAD)
-    one = ModelConfig(sizes[0] * 7 // 3, *sizes[1:], norm="pre")
-    models = {
-        "encoder–decoder": two,
-        "one sequence": build_gpt(one, found["n_vocab"], PAD),
-    }
-    for name, model in models.items():
-        n = sum(p.numel() for p in model.parameters())
-        assert n == found["rows"][name]["runs"][0]["n_parameters"]

@@ -15,8 +15,8 @@ from annotated_transformer.model.transformer import Transformer, build_transform
 from annotated_transformer.show import heads
 from annotated_transformer.show.heads import (
     AntecedentAttention,
-    PronounExample,
     PronounScores,
+    WordPair,
     ablate_head,
     antecedent_attention,
     following_head,
@@ -77,15 +77,17 @@ def test_pieces_spell_their_words(any_vocab):
         assert not any(c.isalnum() for c in "".join(marks))
 
 
-def test_example_finds_it_and_the_pronoun(any_vocab, sentences):
+def test_pair_finds_it_and_the_pronoun(any_vocab, sentences):
     vocab = any_vocab
     for s in sentences:
-        pair, ids = PronounExample.encode(vocab, s), vocab.encode(s.de)
-        assert vocab.decode(pair.src[i] for i in pair.it).strip().lower() == "it"
+        pair, ids = WordPair.encode(vocab, s), vocab.encode(s.de)
+        it = [t for t, word in zip(pair.src, pair.src_words) if word == s.pronoun.word]
+        assert vocab.decode(it).strip().lower() == "it"
         assert len(pair.src_words) == len(pair.src)
         assert pair.src_words.count(max(pair.src_words)) == 1
         assert pair.tgt_in == [vocab.bos_id, *ids]
-        before, after = ids[: pair.predicts], ids[pair.predicts :]
+        at = pair.predicts.index(s.pronoun.answer_word)
+        before, after = ids[:at], ids[at:]
         assert vocab.decode(before).split() == s.de.split()[: s.pronoun.answer_word]
         assert vocab.decode(after).split()[0] == s.pronoun.answer
 
@@ -103,12 +105,14 @@ def test_antecedent_attention_is_the_mean_of_plain_loops(vocab, sentences):
     model, some = made(vocab), sentences[:7]
     noun, other, first = (torch.zeros(2, 2, 4) for _ in range(3))  # kind, layer, head
     for s in some:
-        pair = PronounExample.encode(vocab, s)
+        pair = WordPair.encode(vocab, s)
         ids = torch.tensor([pair.src]), torch.tensor([pair.tgt_in])
         maps = attention_maps(model, *ids)
+        queries = [i for i, w in enumerate(pair.src_words) if w == s.pronoun.word]
+        at_pronoun = pair.predicts.index(s.pronoun.answer_word)
         for layer, head in product(range(2), range(4)):
-            it = maps["encoder"][layer, 0, head][pair.it].mean(0)
-            pronoun = maps["cross"][layer, 0, head, pair.predicts]
+            it = maps["encoder"][layer, 0, head][queries].mean(0)
+            pronoun = maps["cross"][layer, 0, head, at_pronoun]
             for kind, row in enumerate((it.tolist(), pronoun.tolist())):
                 weight = [
                     sum(w for w, word in zip(row, pair.src_words) if word == i)
@@ -258,6 +262,3 @@ def test_pronoun_scores_count(sentences):
     change(3, "weil|obwohl", "denn")
     wanted = PronounScores(right=5 / 8, other=2 / 8, rest=7 / 8)
     assert pronoun_scores(Says(said), some) == wanted
-
-
-# --- the benchmark

@@ -55,37 +55,6 @@ def box(pristine, tmp_path) -> Path:
     return shutil.copytree(pristine, tmp_path / "box", symlinks=True)
 
 
-HOME = ["letter.txt", "home", "mine", "prepared", "to_letter", "to_home", "."]
-REFUSED = {
-    "train": (["train", "--out", "PLACE", *NEW], HOME),
-    "train shared": (
-        ["train", "--out", "new", "--prepared", "PLACE", *NEW],
-        ["letter.txt", "home", "mine", "to_home", "new/inner"],
-    ),
-    "prepare": (["prepare", "--out", "PLACE", *NEW], HOME),
-    "resume": (["train", "--resume", "PLACE", *RESUME], ["home", "to_letter", "none"]),
-    "average": (["average", "PLACE", "--last", "1"], ["home", "to_letter", "prepared"]),
-    "demo": (["demo", "--out", "PLACE"], HOME),
-    "attention": (
-        ["attention", "mine", "a dog.", "--out", "PLACE"],
-        ["letter.txt", "home", "to_letter", "mine/model.safetensors"],
-    ),
-    "export-hf": (["export-hf", "mine", "PLACE"], HOME),
-    "import-marian": (["import-marian", "PLACE", "new"], ["home", "mine", "to_letter"]),
-}
-
-
-@pytest.mark.parametrize("command", REFUSED)
-def test_what_is_not_ours_stays(command, box, capfd):
-    words, places = REFUSED[command]
-    before = everything(box)
-    for place in places:
-        status = run_command(box, [word.replace("PLACE", place) for word in words])
-        err = capfd.readouterr().err
-        assert status == 2 and err.count("\n") == 1, (place, err)
-        assert everything(box) == before, place
-
-
 @pytest.mark.parametrize("place", ["new/deep", "empty"])
 def test_only_what_is_named_is_made(box, place):
     before = everything(box)

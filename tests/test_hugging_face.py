@@ -41,7 +41,7 @@ from annotated_transformer.export.model_card import _training_command, model_car
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, get_recipe, override
 from annotated_transformer.model.stack import PreNorm
-from annotated_transformer.runs.folder import create_run, load_run
+from annotated_transformer.runs.folder import load_run, write_config
 from annotated_transformer.runs.weights import read_tensors
 from annotated_transformer.translating.ct2 import export_ct2
 from annotated_transformer.translating.load import load
@@ -186,7 +186,7 @@ def test_ids_and_text(trained):
     "Random lines and real ones become our ids, and any ids our text, but for spaces at its ends."
     run, folder, sentences = trained
     vocab, tokenizer = run.vocab, tokenizer_of(folder / "out")
-    lines = [*fuzzed_lines(3000), *sentences, *(s.de for s in builtin(200, seed=3))]
+    lines = [*fuzzed_lines(1000), *sentences, *(s.de for s in builtin(200, seed=3))]
     lines += ["„Punctuation“ — ‘quotes’ … % 1 000,5", " a ", "\n", " ", "x" * 5000]
     lines += ["a >>deu<< dog", ">>deu a dog"]
     ids_of = lambda line: tokenizer(line).input_ids
@@ -197,7 +197,7 @@ def test_ids_and_text(trained):
         assert ids_of(line) != [*vocab.encode(line), vocab.eos_id]
     assert ids_of("") == [vocab.eos_id]
     rng = random.Random(1)
-    for _ in range(1000):
+    for _ in range(500):
         ids = [rng.randrange(len(vocab)) for _ in range(rng.randrange(12))]
         theirs = tokenizer.decode(ids, skip_special_tokens=True)
         assert theirs == vocab.decode(ids).strip(), ids
@@ -282,17 +282,6 @@ def test_the_folders_own_search(trained):
     )
 
 
-def test_a_line_beyond_the_last_position(trained):
-    "Theirs fails, as the page on serving says; ours translates in parts."
-    run, folder, _ = trained
-    line = "the dog sleeps " * run.recipe.train.max_len
-    with pytest.raises(IndexError):
-        theirs(folder / "out", [line], 5)
-    translator = load(folder / "run")
-    assert translator.max_tokens == run.recipe.train.max_len
-    assert translator.translate([line])[0]
-
-
 def test_saved_by_transformers(trained, tmp_path):
     "What it saves can be loaded and imported like the folder itself."
     run, folder, sentences = trained
@@ -341,9 +330,6 @@ def test_parts_that_it_does_not_know_are_refused(small):
         patched.setattr(layer.self_attn, "rotate", lambda *args: args[0])
         with pytest.raises(UserError, match="a Fused.* another rotate .* transformers"):
             _marian_weights(run.model, config)
-    layer.feed_forward.register_parameter("gain", torch.nn.Parameter(torch.ones(1)))
-    with pytest.raises(UserError, match="0.feed_forward.gain: no place in transform"):
-        _marian_weights(run.model, config)
     run.model.encoder.layers[1].residuals[0].__class__ = PreNorm
     with pytest.raises(UserError, match=r"layers\.1\.residuals\.0 is a PreNorm"):
         _marian_weights(run.model, config)
@@ -378,7 +364,8 @@ def card_of(tmp_path, about: dict, name: str = "some-model", passes=(), **settin
     hub = pytest.importorskip("huggingface_hub")
     recipe = get_recipe("multi30k-tiny")
     recipe = replace(recipe, train=replace(recipe.train, **settings))
-    create_run(tmp_path / "run", recipe, about)
+    (tmp_path / "run").mkdir()
+    write_config(tmp_path / "run", recipe, about)
     lines = "".join(f"{json.dumps(record)}\n" for record in passes)
     (tmp_path / "run/metrics.jsonl").write_text(lines)
     card = model_card(name, tmp_path / "run", recipe, about)
@@ -422,6 +409,10 @@ def test_card_of_own_text(tmp_path, languages, known):
     assert ("to translate from en to pt-BR" in card) == bool(known)
     named = " --src-lang en --tgt-lang pt-BR" if known else ""
     assert f"--src SOURCE --tgt TARGET{named} --config" in card
+    (tmp_path / "pairs").mkdir()
+    source = {"pairs": "mine.tsv", "valid_pairs": None}
+    card, _ = card_of(tmp_path / "pairs", about | {"source": source})
+    assert f" train --pairs PAIRS{named} --config" in card and "mine.tsv" not in card
 
 
 def test_card_of_a_demo(small, tmp_path):
@@ -547,10 +538,11 @@ def test_page_ctranslate2(served, trained, monkeypatch):
     assert space["translate"](sentences[:50]) == expected
 
 
-def test_page_onnx(served, trained, monkeypatch, unchecked):
-    """Exported, the model takes batches of other shapes; ONNX Runtime, where it is, translates.
+@pytest.mark.slow
+def test_page_export_and_compile(served, trained, monkeypatch, unchecked):
+    """The program gives the model's logits, of other shapes and when it was saved; so does the compiled one, where a compiler is.
 
-    While it is exported, its sizes are symbols, which the types of shapes refuse.
+    ONNX Runtime, where it is, translates. While the model is exported, its sizes are symbols, which the types of shapes refuse.
     """
     monkeypatch.chdir(served)
     code, space = code_with("torch.export.export"), {}
@@ -558,32 +550,22 @@ def test_page_onnx(served, trained, monkeypatch, unchecked):
     exec(code.replace(to_onnx, ""), space)
     src, tgt_in = torch.randint(4, 50, (3, 12)), torch.randint(4, 50, (3, 5))
     src[1, 7:] = space["run"].vocab.pad_id
+    compiled = code_with("torch.compile")
+    if not shutil.which("c++"):
+        compiled = compiled.replace("torch.compile(", "(lambda model, dynamic: model)(")
+    exec(compiled, space)
     with torch.no_grad():
         found = space["program"].module()(src, tgt_in)
         assert torch.allclose(found, space["Logits"]()(src, tgt_in), atol=1e-4)
+        expected = space["Logits"]()(*space["example"])
+        for found in (space["logits"], space["compiled"](*space["example"])):
+            assert torch.allclose(found, expected, atol=1e-4)
     for needed in ("onnxscript", "onnxruntime"):
         pytest.importorskip(needed)
     exec(to_onnx, space)
     exec(code_with("onnxruntime.InferenceSession"), space)
     expected = load(Path("runs/mine"), search=search_with(1)).translate(trained[2][:20])
     assert [space["translate"](line) for line in trained[2][:20]] == expected
-
-
-@pytest.mark.slow
-def test_page_export_and_compile(served, monkeypatch, unchecked):
-    "The saved program gives the model's logits; so does the compiled one, where a compiler is."
-    monkeypatch.chdir(served)
-    onnx = code_with("torch.export.export")
-    space: dict = {}
-    exec("\n".join(x for x in onnx.split("\n") if "torch.onnx" not in x), space)
-    code = code_with("torch.compile")
-    if not shutil.which("c++"):
-        code = code.replace("torch.compile(", "(lambda model, dynamic: model)(")
-    exec(code, space)
-    with torch.no_grad():
-        expected = space["Logits"]()(*space["example"])
-        for found in (space["logits"], space["compiled"](*space["example"])):
-            assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_page_nn_transformer(served, monkeypatch):

@@ -413,7 +413,7 @@ def test_damaged_packed_weights_are_refused(demo, tmp_path, scales):
 # --- the pretrained run
 
 # of 200 sentences typed in each way, how many translations are exact
-EXACT = dict(zip(TYPED.values(), (196, 196, 196, 190, 196), strict=True))
+EXACT = dict(zip(TYPED.values(), (196, 196, 196, 190, 196, 180), strict=True))
 
 
 def test_pretrained_run_is_small_and_exact(demo):

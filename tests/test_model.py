@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer.engines.kv_cache import KVCache
-from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.config import ModelConfig, get_recipe, override
 from annotated_transformer.model.decode import next_log_probs
 from annotated_transformer.model.multi_head import MultiHeadAttention
-from annotated_transformer.model.position import LearnedPosition, positional_encoding
+from annotated_transformer.model.position import SinusoidalPosition, positional_encoding
 from annotated_transformer.model.stack import (
     DecoderLayer,
 )
@@ -355,6 +355,32 @@ def test_names_of_the_weights():
     assert found(position="learned") == paper | {"position.table"}
 
 
+COUNTED = [
+    [],
+    ["d_k=16"],
+    ["d_model=256", "d_k=32", "d_v=32"],
+    ["d_ff=4096", "n_heads=32"],
+    ["norm=pre"],
+    ["position=learned"],
+]
+
+
+@pytest.mark.parametrize("settings", COUNTED, ids=str)
+def test_counting_by_hand_is_counting_the_model(settings):
+    "The formula of notebook 00; `n_parameters` is without building it."
+    m, n_pieces = override(get_recipe("base"), settings).model, 37_000
+    d_k, d_v = m.d_k or m.d_model // m.n_heads, m.d_v or m.d_model // m.n_heads
+    attention = 2 * m.d_model * m.n_heads * (d_k + d_v)
+    feed_forward = 2 * m.d_model * m.d_ff + m.d_ff + m.d_model
+    by_hand = n_pieces * m.d_model + m.n_layers * (3 * attention + 2 * feed_forward)
+    by_hand += (5 * m.n_layers + 2 * (m.norm == "pre")) * 2 * m.d_model
+    by_hand += (m.position == "learned") * m.n_positions * m.d_model
+    with torch.device("meta"):
+        model = build_transformer(m, n_pieces, pad_id=0)
+    assert sum(p.numel() for p in model.parameters()) == by_hand
+    assert m.n_parameters(n_pieces) == by_hand
+
+
 # Precision
 
 
@@ -378,19 +404,14 @@ def test_bf16_autocast(norm):
 # Positions
 
 
-def test_positions_count_from_the_start_in_both_sequences():
-    for changes in ({}, {"position": "learned"}):
-        model = make(changes)
-        same = torch.full((1, 5), 7)
-        table = model._embed(same) - model.embedding(same)
-        expected = (
-            model.position.table[:5]
-            if isinstance(model.position, LearnedPosition)
-            else positional_encoding(5, 16)
-        )
-        close(table[0], expected)
-        embedded = model.embedding(same)
-        close(model.position(embedded[:, :2], start=3), model._embed(same)[:, 3:])
+def test_a_table_that_grew_while_translating_can_be_trained_with():
+    position, x = SinusoidalPosition(16, n_start=2), torch.randn(1, 9, 16)
+    with torch.inference_mode():
+        position(torch.zeros(1, 9, 16))
+    position(x.requires_grad_()).square().sum().backward()
+    assert x.grad.norm() > 0
+    # nor does it change what is saved
+    SinusoidalPosition(16).load_state_dict(position.state_dict(), strict=True)
 
 
 def test_learned_positions_end():
@@ -428,6 +449,3 @@ def test_errors_name_the_value_and_what_would_be_right(unchecked, message):
     with pytest.raises(ValueError) as error:
         ERRORS[message]()
     assert str(error.value) == message
-
-
-# The skeleton of §3.1

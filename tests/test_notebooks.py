@@ -5,7 +5,7 @@ import re
 import nbformat
 import pytest
 from conftest import ROOT
-from notebooks import FOLDED, is_run, readme, run
+from notebooks import FOLDED, is_run, readme, run, unix_lines
 from test_gate import cell, notebook
 
 FLAGS = {"slow", "gpu", "network"}
@@ -87,6 +87,15 @@ def test_what_a_page_folds_is_folded_in_jupyter(tmp_path):
     tags = [m.pop("tags", []) for m in metadata]
     assert metadata == [FOLDED] * len(folded) + [{}] * len(others)
     assert {i: t for i, t in enumerate(tags) if t} == {2: ["fold"], 11: ["fold"]}
+
+
+def test_exported_lines_end_as_in_git(tmp_path):
+    module, data = tmp_path / "room/one.py", tmp_path / "page.css"
+    module.parent.mkdir()
+    module.write_bytes(b"a = 1\r\nb = '\r'\r\n")
+    data.write_bytes(b"\r\n")
+    unix_lines(tmp_path)
+    assert module.read_bytes() == b"a = 1\nb = '\r'\n" and data.read_bytes() == b"\r\n"
 
 
 def test_failed_run_writes_nothing(tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pages
 import pytest
-import yaml
 from conftest import ROOT
 from execnb.nbio import dict2nb, read_nb
 from links import of_markdown, of_notebook
@@ -123,18 +122,6 @@ def ids_of(nb) -> list[str]:
     return re.findall(r'id="([^"]+)"', text) + [
         pages.slug(heading) for heading in re.findall(r"^#{2,6} +(.+)$", text, re.M)
     ]
-
-
-def test_names_have_a_place():
-    "Each name of the package's index: its anchor is on the page of its notebook once."
-    ids = {}
-    for path in PAGES:
-        nb = read_nb(path)
-        NBProcessor(nb=nb, procs=[pages.Definitions]).process()
-        ids[page_name(path)] = ids_of(nb)
-    for name, places in names_of_package().places.items():
-        for page, anchor in places.items():
-            assert ids[page].count(anchor) == 1, f"{name}: {page}#{anchor}"
 
 
 def test_a_place_is_made_once():
@@ -276,14 +263,6 @@ def test_imports_share_a_fold():
     assert nb.cells[0].source == "#| export\nimport a\nfrom b import c"
 
 
-def test_reading_path_is_that_of_the_home_page():
-    "The footers lead along the pages that the home page names for one evening."
-    text = (ROOT / "nbs/index.ipynb").read_text(encoding="utf-8")
-    evening = re.search(r"\| One evening \|(.*?)\| 2 hours", text)[1]
-    named = re.findall(r"\]\((\w+\.ipynb)\)", evening)
-    assert [path.name for path in pages.reading_path()][: len(named)] == named
-
-
 def test_figures_are_as_quarto_reads_them(toy):
     "The caption is told once; a chart becomes a box, and no output is HTML, for which Quarto asks another host."
     cells = cells_of(toy[1])
@@ -333,21 +312,10 @@ def test_page_as_markdown(toy):
             "#| code-summary: Code of f, A\n",
         ),
         (
-            "#| code-fold: true\nfor i in x:\n    test_eq(i, 1)",
-            "#| code-summary: Checks\n",
-        ),
-        (
-            "#| code-fold: true\nfor i in x:\n    print(i)\nassert x",
-            "#| code-summary: Code of the output\n",
-        ),
-        (
             '#| code-fold: true\n#| fig-cap: "a"\ndraw()',
             "#| code-summary: Code of the figure\n",
         ),
         ("#| code-fold: true\n#| code-summary: Mine\nx = 1", ""),
-        ("import os\nx = 1", ""),
-        ("!pip list", ""),
-        ("", ""),
         ("#| echo: false", ""),
     ],
 )
@@ -384,12 +352,6 @@ def test_llms_txt_lists_every_page(cfg):
     assert names == [f"{page_name(path)}.md" for path in PAGES]
 
 
-def test_pages_differ_in_name_and_say_what_they_are():
-    titles = [entry.text.lower() for entry in sidebar() if entry.path]
-    assert sorted(titles) == sorted(set(titles))
-    assert [path.name for path in PAGES if len(pages.heading(path)[1]) < 10] == []
-
-
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.
 PAGE = """<main><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
 <nav class="page-links"><a>Markdown</a></nav><p>A <em>st</em>ack.</p>
@@ -420,18 +382,3 @@ def test_search_has_sections_and_definitions(tmp_path):
     one = {"href": "t.html#one", "title": "T", "crumbs": crumbs}
     one |= {"section": "One & x", "text": "Half d &lt; 2 Then print(1)"}
     assert new[1] == one | {"objectID": "t.html#one"}
-
-
-def test_what_quarto_is_told_of_is_there():
-    "Favicon, card, the page 404, what is put into each page; quotes and dashes in raw code stay."
-    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
-    page, web = quarto["format"]["html"], quarto["website"]
-    put_in = [page["include-in-header"], page["include-before-body"]]
-    for name in (web["favicon"], web["image"], *put_in, "404.qmd"):
-        assert (ROOT / "nbs" / name).exists()
-    assert page["canonical-url"] and web["open-graph"] and web["twitter-card"]
-    assert web["sidebar"]["collapse-level"] == 1  # opens the current part alone
-    assert page["from"].endswith("-smart")
-    text = (ROOT / "nbs/404.qmd").read_text(encoding="utf-8")
-    names = {page_name(path) for path in PAGES}
-    assert set(re.findall(r"\]\(/([\w-]+\.html)\)", text)) <= names

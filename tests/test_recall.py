@@ -1,11 +1,7 @@
 "Recall over a distance: the task by its definition, models deep enough and of equal size, and what the record says."
 
-import json
-import math
-
 import pytest
 import torch
-from conftest import ROOT
 
 from annotated_transformer.experiments.recall import (
     _KEY,
@@ -44,7 +40,7 @@ def test_value_follows_the_first_key(distance):
 # the models
 
 
-@pytest.mark.parametrize("distance", [10, 30, 100, 300])
+@pytest.mark.parametrize("distance", [10, 100])
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_size_and_deep_enough(name, distance):
     "The last position depends on the first one, which may hold the key, by gradient."
@@ -60,7 +56,7 @@ def test_equal_size_and_deep_enough(name, distance):
     assert x.grad[0].any(-1).all()
 
 
-@pytest.mark.parametrize("distance", [10, 30, 100, 300])
+@pytest.mark.parametrize("distance", [10, 100])
 def test_no_layer_too_many(distance):
     n = distance + distance // 5 + 3
     for name, k in (("convolution", 9), ("dilated convolution", 3)):
@@ -110,42 +106,3 @@ def test_learns_and_stops():
     assert all(min(pair) < 0.99 for pair in zip(found[:-2], found[1:-1]))
     tokens, values = recall_batch(300, 4, rng(99))
     assert _accuracy(model, tokens, values) > 0.9
-
-
-# the record
-
-
-def updates(runs: list[list[float]]) -> float:
-    "Mean updates until 90 %, infinite if a run did not reach it."
-    needed = []
-    for run in runs:
-        reached = [i for i, accuracy in enumerate(run) if accuracy >= 0.9]
-        needed.append(25 * (reached[0] + 1) if reached else math.inf)
-    return sum(needed) / len(needed)
-
-
-def test_the_record_says_what_the_text_says():
-    path = ROOT / "results/recall.json"
-    record = json.loads(path.read_text(encoding="utf-8"))["recall"]
-    assert record["distances"] == [10, 30, 100, 300] and len(record["seeds"]) == 2
-    needed = {
-        name: [
-            min(map(updates, by_distance[str(d)]["accuracies"].values()))
-            for d in record["distances"]
-        ]
-        for name, by_distance in record["models"].items()
-    }
-    assert set(needed) == set(NAMES)
-    ours, theirs = needed["self-attention"], needed["LSTM, long memory"]
-    assert max(ours) <= 1.5 * ours[0]
-    assert all(b <= 1.5 * a for a, b in zip(ours, theirs))
-    assert all(one[0] < math.inf for one in needed.values())
-    for name, n_learned in (("LSTM", 1), ("convolution", 2)):
-        assert [u < math.inf for u in needed[name]] == [i < n_learned for i in range(4)]
-        for d in (100, 300):  # at chance, whatever the rate
-            for runs in record["models"][name][str(d)]["accuracies"].values():
-                assert all(run[-1] < 0.2 and len(run) == 40 for run in runs)
-    dilated = needed["dilated convolution"]
-    assert dilated == sorted(set(dilated)) and dilated[2] < math.inf
-    last = record["models"]["dilated convolution"]["300"]["accuracies"]["0.003"]
-    assert sorted(run[-1] > 0.9 for run in last) == [False, True]  # one of two runs

@@ -229,35 +229,6 @@ def test_a_compiled_model_is_one_graph():
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
-@pytest.mark.parametrize("where", ["recipe", "folder"])
-@pytest.mark.parametrize(
-    "error, expected, message",
-    [
-        (RuntimeError("not enough memory: 9 bytes\nC++"), UserError, "ry: 9 bytes$"),
-        (
-            RuntimeError("Storage size calculation overflowed"),
-            UserError,
-            "built: Storage si",
-        ),
-        (MemoryError(), UserError, "^a model of .* cannot be built: out of memory$"),
-        (RuntimeError("my part: 3 and 4 differ"), RuntimeError, "^my part: 3 and 4"),
-    ],
-)
-def test_a_model_that_does_not_fit_into_memory(
-    error, expected, message, where, train, tmp_path, monkeypatch
-):
-    "One line for the user, in training and in loading; the cause is kept, and any other error is left as it is."
-    act = train if where == "recipe" else load
-    run = tmp_path / "run" if where == "recipe" else train(tmp_path / "run")
-    build = mock.Mock(side_effect=error)
-    name = f"annotated_transformer.runs.{where}.build_transformer"
-    monkeypatch.setattr(name, build)
-    with pytest.raises(expected, match=message) as found:
-        act(run)
-    assert error in (found.value, found.value.__cause__)
-    assert run.exists() == (where == "folder")
-
-
 def test_validation_computes_each_batch_once():
     "R-Drop repeats a batch in training only; without dropout both losses are the same."
     config = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)

@@ -3,15 +3,12 @@
 import json
 import re
 
-import pytest
 from conftest import ROOT
 from notebooks import joined
 from references import (
     BIBLIOGRAPHY,
     anchor,
     cites,
-    first_unlinked,
-    mentions,
     missing,
     named,
     unlinked,
@@ -20,45 +17,9 @@ from references import (
 ENTRIES = json.loads(BIBLIOGRAPHY.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "text, found",
-    [
-        ("as in (Bahdanau et al. 2015).", {"Bahdanau et al. 2015"}),
-        ("Ba et al. (2016) and Elman 1990", {"Ba et al. 2016", "Elman 1990"}),
-        ("by Hochreiter and\nSchmidhuber 1997", {"Hochreiter and Schmidhuber 1997"}),
-        ("Tiedemann & Thottingal 2020", {"Tiedemann and Thottingal 2020"}),
-        ("Junczys-Dowmunt et al., 2018", {"Junczys-Dowmunt et al. 2018"}),
-        ("Popović 2015; Vig's BertViz (2019)", {"Popović 2015", "BertViz 2019"}),
-        ("Multi30k and WMT 2014, in December 2017, n_steps=2000", set()),
-        ("Vinyals & Kaiser et al. (2014)", {"Vinyals and Kaiser et al. 2014"}),
-    ],
-)
-def test_mentions_are_found(text, found):
-    assert mentions(text) == found
-
-
 def test_every_mention_is_in_the_bibliography():
     assert len(named()) > 40
     assert missing() == {}, "add them to reference/bibliography.json"
-
-
-@pytest.mark.parametrize(
-    "text, found",
-    [
-        (
-            "by [Müller et al. (2019)](reading.ipynb#muller-et-al-2019), then Müller et al. 2019",
-            [],
-        ),
-        ("[Vinyals et al. (2015, §2.2)](reading.ipynb#vinyals-et-al-2015)", []),
-        ('<a href="reading.ipynb#elman-1990">Elman 1990</a>', []),
-        ("Elman 1990, later [Elman 1990](reading.ipynb#elman-1990)", ["Elman 1990"]),
-        ("[Elman 1990](reading.ipynb#gage-1994)", ["Elman 1990"]),
-        ("[Elman 1990](https://example.org)", ["Elman 1990"]),
-        ("nobody in December 2017", []),
-    ],
-)
-def test_first_mentions_without_a_link_are_found(text, found):
-    assert first_unlinked(text) == found
 
 
 def test_every_first_mention_leads_to_the_bibliography():

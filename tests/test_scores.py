@@ -205,7 +205,9 @@ def test_multi30k_tokens_are_the_published(data_dir):
 @pytest.mark.parametrize("part", [moses_tokenize, moses_lowercase])
 def test_without_sacremoses(monkeypatch, part):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(ValueError, match="needs sacremoses: pip install sacremoses"):
+    with pytest.raises(
+        ValueError, match="needs the package sacremoses: pip install sacremoses"
+    ):
         part(["a"], "de")
 
 

@@ -13,17 +13,16 @@ from annotated_transformer.data.grammar import (
     separated_verb,
 )
 from annotated_transformer.data.vocab import Vocab, learn_bpe
-from annotated_transformer.experiments import structure
 from annotated_transformer.experiments.structure import (
-    _Pair,
     dependencies,
     dependency_attention,
     prefix_attention,
     prefixes_predicted,
-    word_attention,
 )
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.show import heads
+from annotated_transformer.show.heads import WordPair, word_attention
 
 OBJECTS = ("verb → object", "verb → earlier object")
 
@@ -129,7 +128,7 @@ def test_word_attention_by_plain_loops():
 
 def test_pairs_name_the_words(vocab, sentences):
     for s in sentences[:40]:
-        pair = _Pair.encode(vocab, s)
+        pair = WordPair.encode(vocab, s)
         for ids, words, text in (
             (pair.src[:-1], pair.src_words[:-1], s.en),
             (pair.tgt_in[1:], pair.tgt_words[1:], s.de),
@@ -142,7 +141,7 @@ def test_pairs_name_the_words(vocab, sentences):
             assert before.split() == s.de.split()[:word]
 
 
-def planted(pairs: list[_Pair], tops: list) -> dict:
+def planted(pairs: list[WordPair], tops: list) -> dict:
     "Maps of one layer: every query of head i attends to the word tops[i](pair number, kind, query word)."
     n_src, n_tgt = (
         max(map(len, ids)) for ids in zip(*((p.src, p.tgt_in) for p in pairs))
@@ -174,10 +173,10 @@ def plant(monkeypatch, vocab, sentences, tops) -> None:
 
     def maps(model, src, tgt_in):
         batch = [queue.pop(0) for _ in range(len(src))]
-        pairs = [_Pair.encode(vocab, s) for s in batch]
+        pairs = [WordPair.encode(vocab, s) for s in batch]
         return planted(pairs, tops(batch, pairs))
 
-    monkeypatch.setattr(structure, "attention_maps", maps)
+    monkeypatch.setattr(heads, "attention_maps", maps)
 
 
 def test_planted_heads_of_the_encoder(vocab, sentences, monkeypatch):
@@ -247,7 +246,7 @@ def test_prefixes_predicted_by_hand(vocab, separated):
     assert not prefixes_predicted(model, vocab, some).all()
 
     def first_token(s: Sentence) -> int:
-        pair = _Pair.encode(vocab, s)
+        pair = WordPair.encode(vocab, s)
         return pair.tgt_in[pair.predicts.index(separated_verb(s).prefix) + 1]
 
     token = first_token(some[0])
@@ -257,6 +256,3 @@ def test_prefixes_predicted_by_hand(vocab, separated):
         norm.bias.copy_(10 * model.embedding.weight[token])
     same = [first_token(s) == token for s in some]
     assert prefixes_predicted(model, vocab, some).tolist() == same and same[0]
-
-
-# the record

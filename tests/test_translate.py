@@ -20,7 +20,7 @@ from annotated_transformer.io.text import MAX_LINE_BYTES
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.decode import Hypothesis, sample
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import create_run, write_config
+from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.evaluate import perplexity
 from annotated_transformer.translating.load import load
@@ -298,8 +298,9 @@ def endless(step, state, bos_id, eos_id, max_lens):
     return batched_greedy_search(without_end, state, bos_id, eos_id, max_lens)
 
 
-@pytest.mark.parametrize("n_positions", [5, 6, 9, 54, 102, 400])
-@pytest.mark.parametrize("more", [0, 50])
+@pytest.mark.parametrize(
+    "n_positions, more", [(5, 0), (6, 50), (9, 0), (54, 50), (102, 0), (400, 50)]
+)
 def test_search_stays_within_learned_positions(vocab, n_positions, more):
     "The longest source with EOS fits, and BOS with the longest translation."
     model = learned_model(vocab, n_positions)
@@ -334,7 +335,7 @@ def test_load(tmp_path, vocab, position, longest):
     "Lines are cut where training cut them, earlier if the positions end earlier."
     sizes = replace(SIZES, position=position, n_positions=90)
     recipe, run = Recipe(sizes, TrainConfig(max_len=89)), tmp_path / "run"
-    create_run(run, recipe, {})
+    run.mkdir()
     vocab.save(run / "vocab.model")
     write_config(run, recipe, {})
     model = build_transformer(sizes, len(vocab), vocab.pad_id)

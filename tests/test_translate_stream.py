@@ -31,8 +31,8 @@ def lines() -> list[str]:
 @pytest.fixture(scope="module")
 def answers(lines) -> list[str]:
     "The translation of each line, found in this process."
-    found = load(RUN, search=batched_greedy_search).translate(lines[:500])
-    assert len(set(found)) > 100
+    found = load(RUN, search=batched_greedy_search).translate(lines[:200])
+    assert len(set(found)) > 50
     return found
 
 
@@ -54,7 +54,7 @@ def exchange(process, rest: bytes, enough, pause: float = 0) -> bytes:
     out = b""
     while not enough(out):
         pipes = [process.stdin] if rest else []
-        ready, writable, _ = select.select([process.stdout], pipes, [], 30)
+        ready, writable, _ = select.select([process.stdout], pipes, [], 120)
         if writable:
             rest = rest[os.write(process.stdin.fileno(), rest[:4096]) :]
         if ready:
@@ -69,7 +69,7 @@ def test_a_line_is_answered_before_the_next_one_is_there(lines, answers):
         for line, answer in zip(lines[:3], answers):
             process.stdin.write(joined([line]))
             process.stdin.flush()
-            assert select.select([process.stdout], [], [], 30)[0], "no answer"
+            assert select.select([process.stdout], [], [], 120)[0], "no answer"
             assert process.stdout.readline() == joined([answer])
         process.stdin.write(lines[3].encode())  # the last line needs no line break
         process.stdin.close()
@@ -89,15 +89,15 @@ def translate(capsys, monkeypatch, lines: list[str], *args: str) -> tuple:
 
 def test_order_and_greedy_search(capsys, monkeypatch, lines, answers):
     "Empty lines stay where they are, one that is too long is reported."
-    odd = {100: "", 101: "   ", 400: "the dog and " * 100, 499: ""}
-    given = [odd.get(i, line) for i, line in enumerate(lines[:500])]
+    odd = {50: "", 51: "   ", 150: "the dog and " * 100, 199: ""}
+    given = [odd.get(i, line) for i, line in enumerate(lines[:200])]
     found, err = translate(capsys, monkeypatch, given, *GREEDY)
-    assert len(found) == 500
+    assert len(found) == 200
     for i, answer in enumerate(answers):
         assert i in odd or found[i] == answer
     assert [found[i] == "" for i in odd] == [True, True, False, True]
     n_tokens = load(RUN).max_tokens
-    report = rf"line 401 is longer than {n_tokens} tokens: translated in \d+ parts\n"
+    report = rf"line 151 is longer than {n_tokens} tokens: translated in \d+ parts\n"
     assert re.fullmatch(report, err)
 
 
@@ -105,15 +105,17 @@ def test_order_and_greedy_search(capsys, monkeypatch, lines, answers):
 def test_an_interruption_leaves_whole_lines(lines, answers):
     "Ctrl-C in the middle of a long stream that is read slowly."
     with start(*GREEDY) as process:
-        enough = lambda out: out.count(b"\n") >= 300
+        enough = lambda out: out.count(b"\n") >= 100
         out = exchange(process, joined(lines), enough, pause=0.001)
         process.send_signal(signal.SIGINT)
         out += process.stdout.read()
         err = process.stderr.read().decode()
-        assert process.wait(30) == 130 and err == "annotated-transformer: interrupted\n"
+        assert (
+            process.wait(120) == 130 and err == "annotated-transformer: interrupted\n"
+        )
     found = out.decode().split("\n")
-    assert found.pop() == "" and 300 <= len(found) < len(lines)
-    assert found[:500] == answers[: len(found)]
+    assert found.pop() == "" and 100 <= len(found) < len(lines)
+    assert found[:200] == answers[: len(found)]
 
 
 def most_memory(n_lines: int) -> float:
@@ -146,7 +148,7 @@ def test_somebody_types(lines, answers):
         def prompted() -> bytes:
             found = b""
             while not found.endswith(b"> "):
-                assert select.select([process.stderr], [], [], 30)[0]
+                assert select.select([process.stderr], [], [], 120)[0]
                 found += os.read(process.stderr.fileno(), 100)
             return found
 
@@ -156,6 +158,6 @@ def test_somebody_types(lines, answers):
             assert process.stdout.readline() == joined([answer])
             assert prompted() == b"> "
         os.write(ours, b"\x04")
-        assert process.wait(30) == 0 and process.stdout.read() == b""
+        assert process.wait(120) == 0 and process.stdout.read() == b""
         assert process.stderr.read() == b"\n"
     os.close(ours)

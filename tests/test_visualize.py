@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from functools import partial
-from itertools import combinations
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show.visualize import (
     COLOURS,
-    SHADES,
     attention_chart,
     attention_lines,
     attention_maps,
@@ -183,25 +181,3 @@ def test_charts_share_no_ids():
     assert ids[0] == set(re.findall(r"url\(#([^)]+)\)", one))
     for where in re.findall(r"https?://[^\"' ]+", one):
         assert where.startswith("http://www.w3.org/")  # names, not addresses
-
-
-def luminance(colour: str) -> float:
-    "Relative luminance of #rrggbb, as WCAG defines it."
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return sum(
-        w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
-        for w, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
-    )
-
-
-def contrast(one: str, two: str) -> float:
-    light, dark = sorted((luminance(one), luminance(two)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def test_colours_can_be_told_apart_in_grey():
-    shades = [luminance(c) for c in SHADES]
-    assert shades == sorted(shades, reverse=True)
-    for one, two in combinations(COLOURS[:3], 2):
-        assert contrast(one, two) > 1.3  # beyond three, the dash helps
-    assert all(contrast(c, "#ffffff") > 1.9 for c in COLOURS)

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import html
 import importlib
 import io
 import json
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from IPython.display import HTML
 from links import check
 from notebooks import code_of, directives, joined
 
@@ -79,13 +77,6 @@ def test_links_lead_somewhere():
     assert check(None)[0] == []
 
 
-@pytest.mark.parametrize("name", ["index", "comparison"])
-def test_references_of_links_are_defined(name):
-    text = text_of(name)
-    used = set(re.findall(r"\]\[([\w-]+)\]", text))
-    assert used == set(re.findall(r"^\[([\w-]+)\]: https://", text, re.M))
-
-
 # ---- symbols
 
 # Settings that share a row, without values.
@@ -123,9 +114,6 @@ def test_every_setting_has_its_row_and_its_values():
     assert wrong == []
 
 
-# ---- the terms
-
-
 # ---- the map
 
 SETTINGS = {f.name for kind in (ModelConfig, TrainConfig) for f in fields(kind)}
@@ -156,50 +144,6 @@ def test_names_of_the_map_exist():
         assert hasattr(public()[name], part), f"{name}.{part}"
 
 
-def test_map_gives_the_papers_numbers():
-    setup = json.loads(
-        (ROOT / "reference/paper_tables.json").read_text(encoding="utf-8")
-    )["setup"]
-    training, search, parsing = setup["training"], setup["inference"], setup["parsing"]
-    for said in (
-        f"{training['base']['steps']:,} and {training['big']['steps']:,} steps",
-        f"about {training['batch_tokens_per_side']:,} tokens a side",
-        f"the last {search['averaged_checkpoints']['base']} or {search['averaged_checkpoints']['big']} checkpoints",
-        f"beam {search['beam']}, α {search['alpha']}, at most {search['max_length']}",
-        f"{parsing['layers']} layers, {parsing['d_model']} wide; beam {parsing['beam']}, α {parsing['alpha']}, {parsing['max_length']}",
-    ):
-        assert said in text_of("map"), said
-
-
-def test_every_claim_is_shown_measured_or_not_tried():
-    "A measured one leads to its record, no other one does; all sections that claim something have a row."
-    table = [row for row in rows("map") if len(row) == 5 and row[2] != "shown by"]
-    assert len({row[1] for row in table}) == len(table) > 35
-    for _, what, kind, found, where in table:
-        assert found and "](" in where, what
-        assert kind in ("formula", "measured", "not tried"), what
-        assert ("../results/" in where) == (kind == "measured"), what
-    places = " ".join(row[0] for row in table)
-    sections = "1 2 3.1 3.2.1 3.2.2 3.3 3.4 3.5 4 5.2 5.4 6.1 6.2 6.3 7".split()
-    for place in ["Abstract", *(f"§{section}" for section in sections)]:
-        assert re.search(rf"{place}(?![\d.])", places), place
-    for word in ("extend", "Learned", "Label", "averaged", "Narrower", "interpretable"):
-        assert any(word in row[1] for row in table), word
-
-
-def test_notebook_of_the_live_page_shows_it(tmp_path):
-    "By a cell that is not run with the others, so that its output is not stored."
-    [source] = [s for c in cells("81_live") if "<iframe" in (s := joined(c["source"]))]
-    assert directives(source)["eval"] == "false"
-    (tmp_path / "live.html").write_text('<p title="ü">', encoding="utf-8")
-    names = {"html": html, "HTML": HTML, "out": tmp_path / "live.html"}
-    tree = ast.parse(source)
-    exec(compile(ast.Module(tree.body[:-1], []), "cell", "exec"), names)
-    shown = eval(compile(ast.Expression(tree.body[-1].value), "cell", "eval"), names)
-    srcdoc = re.search(r'srcdoc="([^"]*)"', shown.data)[1]
-    assert html.unescape(srcdoc) == '<p title="ü">'
-
-
 # ---- the reference
 
 
@@ -211,25 +155,6 @@ def test_reference_has_every_public_name(reference):
         for module in modules()
         for name in module.__all__
     }
-
-
-def test_reference_says_what_one_needs(reference):
-    "Parameters with their comments, methods, errors: looked at in one entry."
-    entry = re.search(
-        r'<details id="model.multi_head.MultiHeadAttention">.*?</details>',
-        reference,
-        re.S,
-    )[0]
-    for said in (
-        "n_heads: int",
-        "def keys_values(",
-        'key: Float[Tensor, "b n_k d_model"]',
-        "keys and values of each head",
-        "ValueError: &#123;name&#125;=&#123;size&#125; must be 1 or more",
-        'href="322_multi_head.ipynb#multiheadattention"',
-        "/annotated_transformer/model/multi_head.py#L",
-    ):
-        assert said in entry, said
 
 
 # ---- home

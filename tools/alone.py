@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from notebooks import ROOT, SKIP_TAG, is_run, settings
+from notebooks import ROOT, execute, settings
 
 IN_A_CHECKOUT = {"map", "reading", "reference"}  # tables of the checkout's own files
 
@@ -22,17 +21,10 @@ IN_A_CHECKOUT = {"map", "reading", "reference"}  # tables of the checkout's own 
 def failure(path: Path) -> str:
     "The last line of a notebook's error, or nothing."
     nb, flags = nbformat.read(path, 4), set(settings()["tst_flags"].split())
-    for cell in nb.cells:
-        if cell.cell_type == "code" and not is_run(cell.source, flags):
-            cell.metadata["tags"] = [SKIP_TAG]
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(path, folder)
-        where = {"metadata": {"path": folder}}
-        client = NotebookClient(
-            nb, timeout=900, resources=where, skip_cells_with_tag=SKIP_TAG
-        )
         try:
-            client.execute()
+            execute(nb, Path(folder), flags)
         except CellExecutionError as e:
             return str(e).strip().splitlines()[-1]
     return ""

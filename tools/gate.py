@@ -16,10 +16,8 @@ from pathlib import Path
 
 from notebooks import ROOT, joined, options, settings, strict_yaml
 
-BY_HAND = {
-    "__init__.py",
-    "__main__.py",
-}  # nbdev keeps the version line of __init__.py, people keep the rest
+# nbdev keeps the version line of __init__.py, people keep the rest
+BY_HAND = {"__init__.py", "__main__.py"}
 REMAKE = "from pathlib import Path; from notebooks import export; export(Path.cwd())"
 
 

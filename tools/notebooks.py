@@ -149,21 +149,40 @@ def joined(text: str | list[str]) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
+# ---- links
+
+INLINE = r"(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=ticks)(?!`)"
+FENCED = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ ]*$|.*\Z)"
+TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>(?![a-z][a-z+.-]*:|[#/])[^)>\"\s]+)"
+
+
+def retarget(text: str, lead: Callable[[str], str]) -> str:
+    "Markdown whose relative links and pictures go where `lead` says; code, raw HTML apart, stays as it is."
+
+    def change(m: re.Match) -> str:
+        if m["target"]:
+            return m["before"] + lead(m["target"])
+        raw = m["fence"] and re.match(r"[`~]+ *\{=html\}", m[0].lstrip())
+        return (
+            re.sub(TARGET, lambda t: t["before"] + lead(t["target"]), m[0])
+            if raw
+            else m[0]
+        )
+
+    return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
+
+
 # ---- running
 
 
-def run(path: Path, flags: set[str]) -> str:
-    "Run one notebook in a Jupyter kernel of its own and store its outputs. Returns what went wrong, or nothing."
-    import nbformat
+def execute(nb, folder: Path, flags: set[str]) -> None:
+    "Run a notebook in a Jupyter kernel of its own, in a folder; cells that are not run get a tag."
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
 
-    nb = nbformat.read(path, 4)
-    kept = [dict(cell.metadata) for cell in nb.cells]
     for cell in nb.cells:
         if cell.cell_type == "code" and not is_run(cell.source, flags):
             cell.metadata["tags"] = [SKIP_TAG]
-    client = NotebookClient(
+    NotebookClient(
         nb,
         timeout=1800,
         kernel_name="python3",
@@ -171,10 +190,19 @@ def run(path: Path, flags: set[str]) -> str:
         coalesce_streams=True,
         skip_cells_with_tag=SKIP_TAG,
         extra_arguments=["--IPKernelApp.log_level=40"],
-        resources={"metadata": {"path": str(path.parent)}},
-    )
+        resources={"metadata": {"path": str(folder)}},
+    ).execute()
+
+
+def run(path: Path, flags: set[str]) -> str:
+    "Run one notebook and store its outputs. Returns what went wrong, or nothing."
+    import nbformat
+    from nbclient.exceptions import CellExecutionError
+
+    nb = nbformat.read(path, 4)
+    kept = [dict(cell.metadata) for cell in nb.cells]
     try:
-        client.execute()
+        execute(nb, path.parent, flags)
     except CellExecutionError as e:
         return re.sub(r"\x1b\[[0-9;]*m", "", str(e))
     for cell, metadata in zip(nb.cells, kept, strict=True):
@@ -225,22 +253,6 @@ def run_all(names: list[str], workers: int) -> int:
 
 
 # ---- README.md
-
-
-def relink(markdown: str) -> str:
-    "Links are relative to nbs/ in the notebook and to the repository's top in README.md."
-
-    def move(m: re.Match) -> str:
-        target = m[2]
-        if re.match(r"[a-z][a-z+.-]*:|[#/]", target):
-            return m[0]
-        return m[1] + posixpath.normpath(posixpath.join("nbs", target)) + m[3]
-
-    blocks = re.split(r"(^```.*?^```)", markdown, flags=re.M | re.S)
-    for i in range(0, len(blocks), 2):
-        blocks[i] = re.sub(r"(\]\()([^)\s]+)([^)]*\))", move, blocks[i])
-        blocks[i] = re.sub(r"((?:src|href)=\")([^\"]+)(\")", move, blocks[i])
-    return "".join(blocks)
 
 
 def shown(output: dict, picture: Callable[[], str]) -> str:
@@ -294,9 +306,19 @@ def readme(index: Path) -> str:
     def no_picture(opts: dict, n: int) -> str:
         raise ValueError("README.md can only link a picture, from nbs/images/")
 
+    def move(target: str) -> str:  # links are relative to nbs/ in the notebook
+        return posixpath.normpath(posixpath.join("nbs", target))
+
     head = "<!-- Made from nbs/index.ipynb by `make export`. Edit that. -->"
     parts = as_markdown(index, no_picture)
-    return "\n\n".join([head, *map(relink, parts)]) + "\n"
+    return retarget("\n\n".join([head, *parts]), move) + "\n"
+
+
+def unix_lines(lib: Path) -> None:
+    "Lines end as in git wherever the modules are exported; on Windows nbdev writes CRLF."
+    for path in lib.rglob("*.py"):
+        if b"\r\n" in (data := path.read_bytes()):
+            path.write_bytes(data.replace(b"\r\n", b"\n"))
 
 
 def relative_imports(lib: Path) -> None:
@@ -320,6 +342,7 @@ def export(root: Path = ROOT) -> None:
     from nbdev.doclinks import nbdev_export
 
     nbdev_export()
+    unix_lines(root / settings(root)["lib_path"])
     relative_imports(root / settings(root)["lib_path"])
     for path in (root / "nbs").glob("[!_.]*.ipynb"):
         write_clean(json.loads(path.read_text(encoding="utf-8")), path)

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from html import escape, unescape
 from importlib import import_module
@@ -25,7 +25,9 @@ from execnb.nbio import mk_cell
 from nbdev.process import Processor
 from notebooks import (
     CAPTION,
+    FENCED,
     FOLDED,
+    INLINE,
     ROOT,
     as_markdown,
     code_of,
@@ -33,6 +35,7 @@ from notebooks import (
     is_folded,
     joined,
     only_imports,
+    retarget,
     settings,
 )
 
@@ -107,32 +110,12 @@ def reading_path(start: str = "01_one_page.ipynb") -> list[Path]:
 
 # ---- links
 
-INLINE = r"(?P<ticks>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=ticks)(?!`)"
-FENCED = r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ ]*$|.*\Z)"
-TARGET = r"(?P<before>\]\(<?|^\[[^\]\n]+\]: +|\b(?:href|src)=\")(?P<target>(?![a-z][a-z+.-]*:|[#/])[^)>\"\s]+)"
-
 
 def repository(target: str, cfg: dict[str, str]) -> str:
     "The address of a file of the repository that is no part of the site, as nbs/ names it: `../LICENSE`."
     file, hash_, anchor = target.removeprefix("../").partition("#")
     kind = "tree" if (ROOT / file).is_dir() else "blob"
     return f"{cfg['git_url']}/{kind}/{cfg['branch']}/{file.rstrip('/')}{hash_}{anchor}"
-
-
-def retarget(text: str, lead: Callable[[str], str]) -> str:
-    "Markdown whose relative links and pictures go where `lead` says; code, raw HTML apart, stays as it is."
-
-    def change(m: re.Match) -> str:
-        if m["target"]:
-            return m["before"] + lead(m["target"])
-        raw = m["fence"] and re.match(r"[`~]+ *\{=html\}", m[0].lstrip())
-        return (
-            re.sub(TARGET, lambda t: t["before"] + lead(t["target"]), m[0])
-            if raw
-            else m[0]
-        )
-
-    return re.sub(f"{FENCED}|{INLINE}|{TARGET}", change, text, flags=re.M | re.S)
 
 
 def leave_site(text: str, cfg: dict[str, str]) -> str:
@@ -571,7 +554,7 @@ def write_footers(folder: Path) -> None:
 def main(folder: Path) -> None:
     import vl_convert
 
-    from annotated_transformer.runs.folder import pretrained_run
+    from annotated_transformer.runs.folder import PRETRAINED, pretrained_run
     from annotated_transformer.show.live import write_live_page
 
     menu = sidebar()
@@ -589,8 +572,9 @@ def main(folder: Path) -> None:
     (folder / "llms.txt").write_text(llms_txt(menu), encoding="utf-8")
     charts = vl_convert.javascript_bundle(CHARTS)
     (folder / "charts.js").write_text(charts, encoding="utf-8")
-    live = folder / "live_page.html"  # it links to the pages next to it
-    write_live_page(pretrained_run(Path("demo")), live, site="")
+    for name in PRETRAINED:  # the pages link to those next to them
+        file = "live_page.html" if name == "demo" else f"live_{name}.html"
+        write_live_page(pretrained_run(Path(name)), folder / file, site="", file=file)
 
 
 if __name__ == "__main__":

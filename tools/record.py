@@ -12,7 +12,9 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,41 +25,32 @@ def gpus() -> str:
     "The GPUs by name and number, with a comma before them; empty without one."
     import torch
 
-    names = [
-        torch.cuda.get_device_name(i)
-        for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    ]
-    kinds = {name: names.count(name) for name in names}
+    n_gpus = torch.cuda.device_count()
+    kinds = Counter(torch.cuda.get_device_name(i) for i in range(n_gpus))
     return "".join(f", {n} × {name}" for name, n in kinds.items())
 
 
 def hardware() -> str:
     "The processor, its cores, and the GPUs if there are any."
-
     info = Path("/proc/cpuinfo")
-    found = (
-        [
-            line.split(":")[1].strip()
-            for line in info.read_text().split("\n")
-            if line.startswith("model name")
-        ]
-        if info.exists()
-        else []
-    )
-    name = found[0] if found else platform.processor() or platform.machine()
-    return f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores of {name}{gpus()}"
+    text = info.read_text() if info.exists() else ""
+    found = re.search(r"^model name\s*: *(.+?) *$", text, re.M)
+    name = found[1] if found else platform.processor() or platform.machine()
+    on_linux = hasattr(os, "sched_getaffinity")
+    n_cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count()
+    return f"{n_cores} cores of {name}{gpus()}"
 
 
 def commit() -> str:
     "The commit of this checkout, marked when it holds changes."
-    git = lambda *args: subprocess.run(
-        ["git", *args], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    return git("rev-parse", "HEAD") + (
-        "+changes"
-        if git("status", "--porcelain", "--", "annotated_transformer", "settings.ini")
-        else ""
-    )
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    paths = "annotated_transformer", "settings.ini"
+    changed = git("status", "--porcelain", "--", *paths)
+    return git("rev-parse", "HEAD") + ("+changes" if changed else "")
 
 
 def about(command: str, seed: int, at: str | None = None) -> dict:
@@ -103,12 +96,10 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args()
     record = about(args.command, args.seed, args.commit)
-    for pair in args.set:
-        record[pair.partition("=")[0]] = value_of(pair.partition("=")[2])
-    for pair in args.json:
-        record[pair.partition("=")[0]] = json.loads(
-            Path(pair.partition("=")[2]).read_text(encoding="utf-8")
-        )
+    for name, _, text in (pair.partition("=") for pair in args.set):
+        record[name] = value_of(text)
+    for name, _, file in (pair.partition("=") for pair in args.json):
+        record[name] = json.loads(Path(file).read_text(encoding="utf-8"))
     write(args.record, record)
 
 

@@ -19,16 +19,7 @@ MENTION = re.compile(
 )
 # Words before a year that are no authors.
 MONTHS = "January February March April May June July August September October November December"
-NO_AUTHOR = {
-    *MONTHS.split(),
-    "Before",
-    "By",
-    "Development",
-    "In",
-    "Since",
-    "Spring",
-    "Until",
-}
+NO_AUTHOR = f"{MONTHS} Before By Development In Since Spring Until".split()
 
 
 def mentions(text: str) -> set[str]:

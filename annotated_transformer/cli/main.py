@@ -33,23 +33,13 @@ def limit_kernels() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
 
-# %% ../../nbs/95_cli.ipynb #2d7a80c3
-_PRINTING = {"translate", "score", "variations", "demo"}
-
 # %% ../../nbs/95_cli.ipynb #e5e21b7b
 def main(args: list[str] | None = None) -> None:
     "Run a command, or the process's own; a user's mistake is one line, and status 2."
     words = sys.argv[1:] if args is None else list(args)
-    prints = "--help" in words or not _PRINTING.isdisjoint(words[:1])
-    closed = sys.stdout is None
     ready_streams()
     limit_kernels()
     try:
-        if closed and prints:
-            raise UserError(
-                "standard output is closed, and the results go there: "
-                "send them to a file or a pipe"
-            )
         with program.make_context("annotated-transformer", words) as context:
             program.invoke(context)
     except click.exceptions.Exit as e:  # --help, or an interrupted run

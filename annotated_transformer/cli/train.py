@@ -83,7 +83,7 @@ def say(message: str) -> None:
 _DATA_SETS = "; ".join(f"{name}, {it.about}" for name, it in corpus.DATA_SETS.items())
 _TEXT = f"""
 --data NAME          A data set: {_DATA_SETS}.
---data-dir PATH      A folder that holds multi30k/ or wmt14/; without it they are
+--data-dir PATH      A folder that holds multi30k/, tatoeba/ or wmt14/; without it they are
                      downloaded. [envvar: ANNOTATED_TRANSFORMER_DATA]
 --src PATH           Source text, a sentence a line, plain, .gz or .zst.
 --tgt PATH           Target text, line by line the translation of --src.
@@ -152,7 +152,8 @@ _HOW = f"""
 --prepared PATH      A folder for the encoded text that several runs can share; without
                      it, the run folder. To be named again with --resume.
 --from RUN           Start from the weights and the vocabulary of this run, or of demo
-                     (the pretrained model), with its sizes and the recipe fine-tune.
+                     or tatoeba (pretrained models), with its sizes and the recipe
+                     fine-tune.
 --config NAME        Sizes and settings by name: {_RECIPES}.
 """
 _DEVICE = """

@@ -17,23 +17,23 @@ from .. import UserError
 from .train import command, say, shell_line
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0023
-def _say_which_demo(run: Path) -> None:
-    "A line on standard error if `demo` is named."
-    from ..runs.folder import pretrained_run
+def _say_which_model(run: Path) -> None:
+    "A line on standard error if the name of a pretrained model is given."
+    from ..runs.folder import PRETRAINED, pretrained_run
 
     if pretrained_run(run):
         say(f"{run}: the pretrained model of this package")
-    elif run == Path("demo"):
-        say("demo: the folder in the current directory, not the pretrained model")
+    elif str(run) in PRETRAINED:
+        say(f"{run}: the folder in the current directory, not the pretrained model")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
-_RUN = "RUN  A run folder, or demo: the package's pretrained model.\n"
+_RUN = "RUN  A run folder, or a pretrained model of the package: demo, tatoeba.\n"
 _PAGE = "--out PAGE  The page to write, ending in .html. [required]\n"
 _DEVICE = "--device NAME  cpu, cuda or mps; cpu without it.\n"
 _SEARCH = """
 --beam-size INTEGER   Hypotheses at each step; 1 is greedy search. Without it 4; an
-                      imported model uses its own search if none of --beam-size, --alpha
-                      and --n-best is given.
+                      imported model uses its own search if no option of a search is
+                      given.
 --alpha FLOAT         Exponent of the length penalty; 0 is none, a larger one prefers
                       longer sentences. Without it 0.6.
 """
@@ -52,10 +52,6 @@ def _average(args: SimpleNamespace) -> None:
 # %% ../../nbs/94b_cli_use.ipynb #5871d459
 def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
     "A `Translator`; its search is the model's own if no option asks for another."
-    from ..engines.batched_search import sample_with, search_with
-    from ..translating.load import load
-
-    _say_which_demo(run)
     beam, drawing = ("beam_size", "alpha"), ("temperature", "top_p", "seed")
     asked = {k: v for k, v in vars(args).items() if v is not None}
     is_drawn, given = asked.get("sample", False), asked.keys() & {*beam, *drawing}
@@ -65,6 +61,11 @@ def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
             f"{option} is for {'a search' if is_drawn else '--sample'}: leave it "
             f"out, or {'--sample' if is_drawn else 'add --sample'}"
         )
+    # here, so that a mistake does not wait for torch
+    from ..engines.batched_search import sample_with, search_with
+    from ..translating.load import load
+
+    _say_which_model(run)
     make = sample_with if is_drawn else search_with
     options = {name: asked[name] for name in given}
     search = (
@@ -106,14 +107,12 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 """)
 def _translate(args: SimpleNamespace) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
+    file = args.file
+    more = {"batch_tokens": args.batch_tokens, "engine": args.engine}
+    translator = _load(args.run, args, args.n_best, **more)
     from ..io.text import ProgressBar, open_text, typed_lines
     from ..translating import translate
 
-    file = args.file
-    if file is None and sys.stdin is None:
-        raise UserError("standard input is closed: name a FILE")
-    more = {"batch_tokens": args.batch_tokens, "engine": args.engine}
-    translator = _load(args.run, args, args.n_best, **more)
     typing = file is None and sys.stdin.isatty()
     silent = args.quiet or typing or sys.stdout.isatty()
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
@@ -140,8 +139,8 @@ def _run_folders(args: SimpleNamespace) -> list[Path]:
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0015
 @command(f"""
-RUN...                A run folder, demo (the pretrained model), or a file of translations
-                      made already; further ones are compared with the first.
+RUN...                A run folder, demo or tatoeba (pretrained models), or a file of
+                      translations made already; further ones are compared with the first.
 --ref PATH            The reference translation, plain, .gz or .zst. [required]
 --src PATH            Source text, line by line what --ref translates: what a run
                       translates.
@@ -205,7 +204,7 @@ def _attention(args: SimpleNamespace) -> None:
     from ..show.heads import opening_head
     from ..translating.load import load
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     page = _page(args.out)
     translator = load(args.run, args.device)
     opening = opening_head(translator.model, translator.vocab, args.sentence)
@@ -218,7 +217,7 @@ def _live(args: SimpleNamespace) -> None:
     "Write a page in which a small model translates and shows every number."
     from ..show.live import write_live_page
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     write_live_page(args.run, _page(args.out))
     say(f"{args.out} is ready: open it in a browser, no network needed")
 
@@ -244,7 +243,7 @@ def _export_ct2(args: SimpleNamespace) -> None:
     "Export a run for CTranslate2."
     from ..translating.ct2 import export_ct2
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     export_ct2(args.run, args.dir, args.quantization)
     say(f"{args.dir} is ready: ctranslate2.Translator({str(args.dir)!r})")
 
@@ -254,7 +253,7 @@ def _export_hf(args: SimpleNamespace) -> None:
     "Export a run for Hugging Face's transformers, with a model card."
     from ..export.hugging_face import export_hf
 
-    _say_which_demo(args.run)
+    _say_which_model(args.run)
     export_hf(args.run, args.dir)
     loading = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({str(args.dir)!r})"
     say(f"{args.dir} is ready: {loading}")

@@ -22,8 +22,6 @@ from .vocab import Vocab, learn_bpe
 from ..io.files import (
     check_entries,
     check_no_links,
-    is_line,
-    is_object,
     new_folder,
     path_type,
     read_json,
@@ -127,8 +125,8 @@ class Prepared(NamedTuple):
 def _read_about(folder: Path, made_from: dict[str, str | int]) -> dict:
     """The about.json of a folder of prepared text.
 
-    UserError if it is not one, holds links, or was made from other text or with other
-    settings.
+    UserError if it is not one, holds links or damaged files, or was made from other text
+    or with other settings.
     """
     if path_type(resolve(folder)) != "folder":
         raise UserError(f"{folder} is not a folder of prepared text")
@@ -146,18 +144,14 @@ def _read_about(folder: Path, made_from: dict[str, str | int]) -> dict:
                 f"{folder} was made {what}: choose another folder, or remove it first"
             )
     needed = {name: about.get(name) for name in ("files", "text_sha256")}
-    check_entries(folder / _ABOUT, needed, {"files": is_object, "text_sha256": is_line})
-    return about
-
-# %% ../../nbs/97d_prepared.ipynb #51d10001
-def _check_files(folder: Path, about: dict) -> None:
-    "UserError for a file that is missing, or is not the one that was recorded."
+    check_entries(folder / _ABOUT, needed, {"files": dict, "text_sha256": str})
     for name in _FILES:
         path = folder / name
         if path_type(path) != "file" or about["files"].get(name) != sha256(path):
             raise UserError(
                 f"{path} is missing or damaged: remove {folder} to have it made again"
             )
+    return about
 
 # %% ../../nbs/97d_prepared.ipynb #51c0ab02
 def open_prepared(
@@ -170,7 +164,6 @@ def open_prepared(
     """
     folder = Path(folder)
     about = _read_about(folder, made_from or {})
-    _check_files(folder, about)
     vocab = Vocab.load(folder / _VOCAB)
     dtype = id_dtype(len(vocab))
     train, valid = (_open_pairs(folder / split, dtype) for split in _SPLITS)

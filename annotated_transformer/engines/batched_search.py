@@ -19,6 +19,7 @@ from ..model.decode import (
     Hypothesis,
     check_sampling,
     draw,
+    generate,
     length_penalty,
 )
 
@@ -294,35 +295,18 @@ def sample_with(
         raise UserError(f"n_best={n_best}: take 1 to 256 samples")
     generators: dict[torch.device, torch.Generator] = {}
 
-    @torch.no_grad()
     def search(step, state, bos_id: int, eos_id: int, max_lens: Int[Tensor, " b"]):
-        device, shape = max_lens.device, (len(max_lens), n_best)
+        device = max_lens.device
         if device not in generators:
             generators[device] = torch.Generator(device).manual_seed(seed)
-        choose = partial(draw, temperature=temperature, top_p=top_p)
-        last, limits = max_lens[:, None].new_full((len(max_lens), 1), bos_id), max_lens
-        log_probs = torch.zeros(shape, device=device)
-        tokens = limits.new_full(
-            (*shape, int(limits.clamp(min=0).max()) if len(limits) else 0), eos_id
-        )
-        done, n = (limits <= 0)[:, None].expand(shape), 0
-        while not done.all():
-            next_log_probs, state = step(last, state)
-            if n == 0:
-                state = _reorder(state, limits.new_zeros(shape))
-                next_log_probs = next_log_probs.expand(-1, n_best, -1)
-            log_prob, last = choose(
-                next_log_probs.flatten(0, 1), rng=generators[device]
-            )
-            log_prob, last = log_prob.view(shape), last.view(shape)
-            log_probs += log_prob.masked_fill(done, 0)
-            last = last.masked_fill(done, eos_id)
-            tokens[..., n] = last
-            n += 1
-            done = done | (last == eos_id) | (limits <= n)[:, None]
+        rng = generators[device]
+        choose = lambda log_probs: draw(log_probs, temperature, top_p, rng)
+        rows = torch.arange(len(max_lens), device=device).repeat_interleave(n_best)
+        state, limits = _select_rows(state, rows), max_lens[rows]
+        drawn = generate(step, state, bos_id, eos_id, limits, choose)
         found: list[list[Hypothesis]] = [[] for _ in max_lens]
-        rows = torch.arange(len(found), device=device)
-        _put_hypotheses(found, rows, tokens, log_probs, log_probs, eos_id)
+        for row, (one,) in zip(rows.tolist(), drawn):
+            found[row].append(one)
         return found
 
     return search

@@ -6,6 +6,8 @@
 __all__ = ['chunk_size', 'chunked_loss']
 
 # %% ../../nbs/90c_chunked_loss.ipynb #90c00004
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -28,15 +30,15 @@ def _loss_of_chunk(
     real: Bool[Tensor, " n"],  # False: the position does not count, and its h is 0
     mean_row: Float[Tensor, " d_model"],  # of the output matrix, in the sums' dtype
     label_smoothing: float,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    "Sums of ln Σ exp(z) − (1 − ε) · the target's logit, and of ε · the mean logit."
+) -> Float[Tensor, ""]:
+    "The sum of ln Σ exp(z) − (1 − ε) · the target's logit − ε · the mean logit."
     dtype = mean_row.dtype
     # the most likely token's logit and probability
     log_total = logits.amax(dim=-1).to(dtype) - p.amax(dim=-1).to(dtype).log()
     of_target = logits.gather(-1, target)[:, 0].to(dtype)
     of_mean = label_smoothing * (h.sum(dim=0, dtype=dtype) * mean_row).sum()
     of_position = log_total - (1 - label_smoothing) * of_target
-    return of_position.masked_fill(~real, 0).sum(), of_mean
+    return of_position.masked_fill(~real, 0).sum() - of_mean
 
 # %% ../../nbs/90c_chunked_loss.ipynb #90c00020
 def _grad_of_chunk(
@@ -48,7 +50,7 @@ def _grad_of_chunk(
     return grad.scatter_add_(-1, target, less)
 
 # %% ../../nbs/90c_chunked_loss.ipynb #90c00022
-def add_product(
+def _add_product(
     total: Float[Tensor, "m n"], a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]
 ) -> None:
     "total += a @ b, where the sum may have a longer dtype than the product."
@@ -62,9 +64,40 @@ def needs_gradients(*inputs: Tensor) -> bool:
     "Will there be a backward pass? Inside `forward` gradients are always off."
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
+# %% ../../nbs/90c_chunked_loss.ipynb #90c00021
+class LossInChunks(torch.autograd.Function):
+    """A summed loss, a chunk of positions at a time.
 
-class GradientsInForward(torch.autograd.Function):
-    "A loss whose forward pass saves its gradients at hidden states and matrix."
+    The forward pass saves its gradients at hidden states and matrix.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        hidden: Float[Tensor, "*passes n d_model"],
+        weight: Float[Tensor, "n_vocab d_model"],
+        # of hidden states, logits and positions: loss, and gradient at the logits
+        of_chunk: Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor | None]],
+        size: int,  # positions of a chunk
+        dtype: torch.dtype,  # of the matrix products
+        needs_grad: bool,
+    ) -> Float[Tensor, ""]:
+        sum_dtype = torch.promote_types(dtype, torch.float32)
+        w = weight.to(dtype)
+        total = torch.zeros((), dtype=sum_dtype, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_grad else None
+        for start in range(0, hidden.size(-2), size):
+            rows = slice(start, start + size)
+            h = hidden[..., rows, :].to(dtype)
+            loss, grad = of_chunk(h, h @ w.T, rows)
+            total += loss
+            if grad is not None and grad_hidden is not None and grad_weight is not None:
+                grad = grad.to(dtype)
+                grad_hidden[..., rows, :] = grad @ w
+                _add_product(grad_weight, grad.flatten(0, -2).T, h.flatten(0, -2))
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return total
 
     @staticmethod
     @once_differentiable
@@ -73,46 +106,6 @@ class GradientsInForward(torch.autograd.Function):
         at_hidden = grad_hidden * grad.to(grad_hidden.dtype)
         at_weight = (grad_weight * grad).to(grad_weight.dtype)
         return at_hidden, at_weight, *[None] * (len(ctx.needs_input_grad) - 2)
-
-# %% ../../nbs/90c_chunked_loss.ipynb #90c00021
-class _ChunkedLoss(GradientsInForward):
-    "The summed loss and its gradients, a chunk of positions at a time."
-
-    @staticmethod
-    def forward(
-        ctx,
-        hidden: Float[Tensor, "n d_model"],
-        weight: Float[Tensor, "n_vocab d_model"],
-        target: Int[Tensor, " n"],
-        real: Bool[Tensor, " n"],
-        label_smoothing: float,
-        dtype: torch.dtype,  # of the matrix products
-        needs_grad: bool,
-    ) -> Float[Tensor, ""]:
-        sum_dtype = torch.promote_types(dtype, torch.float32)
-        w = weight.to(dtype)
-        mean_row = weight.mean(dim=0).to(sum_dtype)
-        total = torch.zeros((), dtype=sum_dtype, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if needs_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_grad else None
-        size = chunk_size(len(weight), hidden.device)
-        for start in range(0, len(hidden), size):
-            rows = slice(start, start + size)
-            h = hidden[rows].to(dtype)
-            ids = target[rows, None]
-            logits = h @ w.T  # (rows, n_vocab)
-            p = logits.softmax(dim=-1)
-            loss, of_mean = _loss_of_chunk(
-                h, logits, p, ids, real[rows], mean_row, label_smoothing
-            )
-            total += loss
-            total -= of_mean
-            if grad_hidden is not None and grad_weight is not None:
-                grad = _grad_of_chunk(p, ids, label_smoothing)
-                grad_hidden[rows] = grad @ w
-                add_product(grad_weight, grad.T, h)
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        return total
 
 # %% ../../nbs/90c_chunked_loss.ipynb #90c00045b
 _SELECT_ON = ("cpu",)  # device types on which padding is left out
@@ -152,5 +145,16 @@ def chunked_loss(
     # the mean in bf16 everywhere
     with torch.autocast(hidden.device.type, enabled=False):
         flat, target, real = flat_positions(hidden, tgt_out, pad_id)
-        settings = label_smoothing, dtype, needs_gradients(flat, weight)
-        return _ChunkedLoss.apply(flat, weight, target, real, *settings)
+        needs_grad = needs_gradients(flat, weight)
+        mean_row = weight.detach().mean(dim=0)
+        mean_row = mean_row.to(torch.promote_types(dtype, torch.float32))
+
+        def of_chunk(h: Tensor, logits: Tensor, rows: slice):
+            ids, p = target[rows, None], logits.softmax(dim=-1)
+            loss = _loss_of_chunk(
+                h, logits, p, ids, real[rows], mean_row, label_smoothing
+            )
+            return loss, _grad_of_chunk(p, ids, label_smoothing) if needs_grad else None
+
+        size = chunk_size(len(weight), hidden.device)
+        return LossInChunks.apply(flat, weight, of_chunk, size, dtype, needs_grad)

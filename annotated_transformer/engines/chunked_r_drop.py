@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .chunked_loss import (
-    GradientsInForward,
-    add_product,
+    LossInChunks,
     chunk_size,
     flat_positions,
     needs_gradients,
@@ -53,44 +52,6 @@ def _loss_and_gradient(
     less = torch.full_like(target, -certain / 2, dtype=grad.dtype)
     return loss, grad.scatter_add_(-1, target, less)
 
-# %% ../../nbs/90d_chunked_r_drop.ipynb #90ca000a
-class _ChunkedRDrop(GradientsInForward):
-    "The summed loss and its gradients, a chunk of target tokens at a time."
-
-    @staticmethod
-    def forward(
-        ctx,
-        hidden: Float[Tensor, "2 n d_model"],  # of the two passes
-        weight: Float[Tensor, "n_vocab d_model"],
-        target: Int[Tensor, " n"],
-        real: Bool[Tensor, " n"],
-        alpha: float,
-        label_smoothing: float,
-        dtype: torch.dtype,  # of the matrix products
-        needs_grad: bool,
-    ) -> Float[Tensor, ""]:
-        sum_dtype = torch.promote_types(dtype, torch.float32)
-        w = weight.to(dtype)
-        total = torch.zeros((), dtype=sum_dtype, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if needs_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_grad else None
-        size = chunk_size(len(weight), hidden.device) // 2
-        for start in range(0, len(target), size):
-            rows = slice(start, start + size)
-            h = hidden[:, rows].to(dtype)  # (2, rows, d_model)
-            log_p = (h @ w.T).log_softmax(dim=-1, dtype=sum_dtype)
-            ids = target[rows, None].expand(2, -1, 1)
-            loss, grad = _loss_and_gradient(
-                log_p, ids, real[rows, None], alpha, label_smoothing, needs_grad
-            )
-            total += loss
-            if grad is not None and grad_hidden is not None and grad_weight is not None:
-                grad = grad.to(dtype)
-                grad_hidden[:, rows] = grad @ w
-                add_product(grad_weight, grad.flatten(0, 1).T, h.flatten(0, 1))
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        return total
-
 # %% ../../nbs/90d_chunked_r_drop.ipynb #90ca000c
 class ChunkedRDrop(RDrop):
     "`RDrop` without all logits in memory at once."
@@ -112,5 +73,14 @@ class ChunkedRDrop(RDrop):
             n = len(target) // 2  # the same targets follow for the second pass
             passes = flat.view(2, n, hidden.size(-1))
             needs_grad = needs_gradients(passes, weight)
-            settings = self.alpha, label_smoothing, dtype, needs_grad
-            return _ChunkedRDrop.apply(passes, weight, target[:n], real[:n], *settings)
+            rates = self.alpha, label_smoothing
+
+            def of_chunk(h: Tensor, logits: Tensor, rows: slice):
+                sum_dtype = torch.promote_types(dtype, torch.float32)
+                log_p = logits.log_softmax(dim=-1, dtype=sum_dtype)
+                ids, counts = target[:n][rows, None], real[:n][rows, None]
+                ids = ids.expand(2, -1, 1)
+                return _loss_and_gradient(log_p, ids, counts, *rates, needs_grad)
+
+            size = chunk_size(len(weight), hidden.device) // 2
+            return LossInChunks.apply(passes, weight, of_chunk, size, dtype, needs_grad)

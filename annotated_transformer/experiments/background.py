@@ -7,13 +7,11 @@ __all__ = ['RecurrentEncoder', 'RecurrentDecoder', 'EncoderDecoder', 'AdditiveAt
            'AttentiveDecoder']
 
 # %% ../../nbs/20_background.ipynb #1b607a03
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from ..model.decode import next_log_probs
+from ..model.decode import DecodingState, next_log_probs
 
 # %% ../../nbs/20_background.ipynb #9181f2da
 class RecurrentEncoder(nn.Module):
@@ -77,15 +75,6 @@ class RecurrentDecoder(nn.Module):
         "Hidden states of the next tokens, and the state after them."
         return _run_lstm(self.lstm, y, state)
 
-# %% ../../nbs/20_background.ipynb #1faaac5d
-class _DecodingState(NamedTuple):
-    "The state between two decoding steps; a search reorders the first group (61a)."
-
-    per_hypothesis: list[Float[Tensor, "b beam ..."]]
-    "the decoder's state"
-    per_sentence: list[Shaped[Tensor, "b ..."]]
-    "the number of tokens generated so far, (b,), then the memory"
-
 # %% ../../nbs/20_background.ipynb #e51c654c
 class EncoderDecoder(nn.Module):
     """An encoder and its decoder, with the methods of `Transformer` (§2).
@@ -140,29 +129,25 @@ class EncoderDecoder(nn.Module):
         hidden, _ = self.decoder(y, 0, self.decoder.initial_state(memory), memory)
         return hidden[:, 0]
 
-    def start(self, src: Int[Tensor, "b s"]) -> _DecodingState:
-        "Encode the source; one empty hypothesis per sentence."
+    def start(self, src: Int[Tensor, "b s"]) -> DecodingState:
+        """Encode the source; one empty hypothesis per sentence.
+
+        The state of a sentence is the number of tokens generated so far, and the memory.
+        """
         memory = self.encode(src)
         n_generated = src.new_zeros(len(src))
-        return _DecodingState(
-            self.decoder.initial_state(memory), [n_generated, *memory]
-        )
+        return DecodingState(self.decoder.initial_state(memory), [n_generated, *memory])
 
     def step(
-        self, last_ids: Int[Tensor, "b beam"], state: _DecodingState
-    ) -> tuple[Float[Tensor, "b beam n_vocab"], _DecodingState]:
+        self, last_ids: Int[Tensor, "b beam"], state: DecodingState
+    ) -> tuple[Float[Tensor, "b beam n_vocab"], DecodingState]:
         "Log-probabilities of the next token, and the state after this one."
-        if last_ids.shape != (shape := state.per_hypothesis[0].shape[:2]):
-            raise ValueError(
-                f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are "
-                f"(b, beam) = {tuple(shape)}: give one id to each"
-            )
         n_generated, *memory = state.per_sentence
         n_past = int(n_generated[0])  # the same for all
-        y = self.embed(last_ids.reshape(-1, 1), n_past).unflatten(0, shape)
+        y = self.embed(last_ids.reshape(-1, 1), n_past).unflatten(0, last_ids.shape)
         hidden, of_decoder = self.decoder(y, n_past, state.per_hypothesis, memory)
         log_probs = next_log_probs(self, hidden[:, :, 0])
-        return log_probs, _DecodingState(of_decoder, [n_generated + 1, *memory])
+        return log_probs, DecodingState(of_decoder, [n_generated + 1, *memory])
 
 # %% ../../nbs/20_background.ipynb #20bac001
 class AdditiveAttention(nn.Module):
@@ -218,11 +203,7 @@ class AttentiveDecoder(RecurrentDecoder):
     "An LSTM with attention (Bahdanau et al. 2015), placed as by Wu et al. (2016)."
 
     def __init__(self, d_model: int, n_layers: int):
-        if n_layers < 2:
-            raise ValueError(
-                f"n_layers={n_layers}: take 2 or more, one below the attention "
-                "and one above"
-            )
+        "`n_layers` is 2 or more: one below the attention, the others above."
         attend = AdditiveAttention(d_model, d_model)
         super().__init__(d_model, 1)
         self.attend = attend

@@ -20,11 +20,6 @@ def _convolve_same(
     real: Bool[Tensor, "b n"],
 ) -> Float[Tensor, "b n d_model"]:
     "Each position from equally many on both sides, with zeros beyond the ends."
-    if layer.reach % 2:
-        raise ValueError(
-            f"reach={layer.reach} cannot be halved: "
-            "take an odd width, so that both sides count the same"
-        )
     half = layer.reach // 2
     return layer(F.pad(layer.inputs(x) * real[..., None], (0, 0, half, half)))
 

@@ -9,6 +9,7 @@ __all__ = ['flash_attention', 'fit_exponent']
 import math
 import time
 from collections.abc import Callable, Sequence
+from statistics import linear_regression
 
 import torch
 import torch.nn.functional as F
@@ -72,31 +73,6 @@ def cpu_seconds(
 
 # %% ../../nbs/40a_layer_costs.ipynb #7833cf41
 def fit_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The p of cost ∝ size^p, by least squares on logarithmic axes.
-
-    ValueError unless there are two different sizes.
-    """
-    if len(set(sizes)) < 2:
-        raise ValueError(
-            f"sizes={list(sizes)} has only one value: give two different ones or more"
-        )
-    x, y = (
-        torch.tensor(values, dtype=torch.float64).log() for values in (sizes, costs)
-    )
-    x = x - x.mean()
-    return float((x * y).sum() / (x * x).sum())
-
-# %% ../../nbs/40a_layer_costs.ipynb #524c8061
-def _crossing(
-    sizes: Sequence[float], one: Sequence[float], other: Sequence[float]
-) -> float | None:
-    """The size from which on `one` costs more than `other`, on logarithmic axes.
-
-    None if it does not at the largest of the rising sizes, or does at all of them.
-    """
-    gaps = [math.log(a / b) for a, b in zip(one, other, strict=True)]
-    if gaps[-1] <= 0 or min(gaps) > 0:
-        return None
-    i = max(i for i, gap in enumerate(gaps) if gap <= 0)
-    share = gaps[i] / (gaps[i] - gaps[i + 1])
-    return math.exp(math.log(sizes[i]) + share * math.log(sizes[i + 1] / sizes[i]))
+    "The p of cost ∝ size^p, by least squares on logarithmic axes."
+    logs = ([math.log(value) for value in values] for values in (sizes, costs))
+    return linear_regression(*logs).slope

@@ -97,28 +97,19 @@ def _row_recipe(row: _Row, base: Recipe, seed: int) -> Recipe:
     more = [f"max_steps={steps}", f"valid_every={steps}", f"seed={seed}"]
     return override(base, [*row.changes, *more])
 
-# %% ../../nbs/62a_variation_runs.ipynb #ebbd4bae
-class _Measured(NamedTuple):
-    "The measures of a row, as in Table 3."
-
-    valid_loss: float  # nats per token, without smoothing
-    bleu: float  # in [0, 100]
-    n_parameters: int
-    seconds: float  # of training, by the clock
-
 # %% ../../nbs/62a_variation_runs.ipynb #62ab0002
-def _measure_run(run: Path, corpus: Corpus, device: str | None = None) -> _Measured:
+def _measure_run(run: Path, corpus: Corpus, device: str | None = None) -> dict:
     "A finished run on the validation set: last weights, beam 4, α = 0.6 (§6.2)."
     *_, last = (record for record in read_metrics(run) if "valid_loss" in record)
     sources, references = zip(*corpus.valid)
     translator = load(run, str(pick_device(device)), search_with(4, 0.6))
     hypotheses = translator.translate(list(sources))
-    return _Measured(
-        last["valid_loss"],
-        bleu(hypotheses, list(references)).value,
-        sum(weight.numel() for weight in translator.model.parameters()),
-        last["seconds"],
-    )
+    return {
+        "valid_loss": last["valid_loss"],  # nats per token, without smoothing
+        "bleu": bleu(hypotheses, list(references)).value,  # in [0, 100]
+        "n_parameters": sum(w.numel() for w in translator.model.parameters()),
+        "seconds": last["seconds"],  # of training, by the clock
+    }
 
 # %% ../../nbs/62a_variation_runs.ipynb #d3641612
 class _Plan(NamedTuple):
@@ -197,7 +188,7 @@ def _add_row(table: dict, row: _Row, recipe: Recipe, measures: dict) -> None:
 _TrainRow = Callable[
     # settings, run folder, minutes left
     [Recipe, Path, float | None],
-    _Measured | None,  # None = the time was up
+    dict | None,  # as of `_measure_run`; None = the time was up
 ]
 
 # %% ../../nbs/62a_variation_runs.ipynb #62ab0005
@@ -226,12 +217,12 @@ def fill_table(
         found = train_row(recipe, run, left) if left is None or left > 0 else None
         if found is None:
             return False
-        _add_row(table, row, recipe, found._asdict() | {"curve": _loss_curve(run)})
+        _add_row(table, row, recipe, found | {"curve": _loss_curve(run)})
         write_json(folder / "table.json", table)
-        remove(run / "checkpoints", inside=run)
+        remove(run / "checkpoints")
         echo(
             f"{i} of {len(todo)}: {row.name}, seed {seed}: "
-            f"perplexity {math.exp(found.valid_loss):.3f}, BLEU {found.bleu:.2f}"
+            f"perplexity {math.exp(found['valid_loss']):.3f}, BLEU {found['bleu']:.2f}"
         )
     return True
 
@@ -293,7 +284,7 @@ def row_trainer(
 ) -> _TrainRow:
     "A function that trains a row or continues it, and measures it at its end."
 
-    def train_row(recipe: Recipe, run: Path, minutes: float | None) -> _Measured | None:
+    def train_row(recipe: Recipe, run: Path, minutes: float | None) -> dict | None:
         about = train(recipe, run, minutes)
         if about["stopped"] in STOP_SIGNALS:
             raise Interrupted(about["stopped"])

@@ -83,7 +83,10 @@ def _as_settings(recipe: Recipe) -> dict[str, str]:
 
 # %% ../../nbs/93_model_card.ipynb #93a00014
 def _training_command(
-    recipe: Recipe, data: str | None, languages: Sequence[str] = ()
+    recipe: Recipe,
+    data: str | None,
+    languages: Sequence[str] = (),
+    in_one: bool = False,  # source and target in one file
 ) -> str:
     "The command that trains such a run."
     wanted, changes = _as_settings(recipe), {}
@@ -92,7 +95,8 @@ def _training_command(
         changes[name] = [f"{k}={v}" for k, v in wanted.items() if theirs[k] != v]
     name = min(changes, key=lambda name: len(changes[name]))
     named = " --src-lang {} --tgt-lang {}".format(*languages) if languages else ""
-    text = f"--data {data}" if data else f"--src SOURCE --tgt TARGET{named}"
+    own = "--pairs PAIRS" if in_one else "--src SOURCE --tgt TARGET"
+    text = f"--data {data}" if data else own + named
     words = ["annotated-transformer train", text, f"--config {name} --out RUN"]
     return " ".join([*words, *changes[name]])
 
@@ -210,6 +214,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     data = about.get("data") if about.get("data") in DATA_SETS else None
     copies = ", with copies in other cases" if about.get("case_variants") else ""
     languages, scores = languages_of(about), _scores(run)
+    in_one = "pairs" in about.get("source", {})
     rows = []
     for score in scores:
         signature = f"; signature `{score.signature()}`" if score.signature() else ""
@@ -223,7 +228,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         text=_text_of(about) + copies,
         steps=about.get("steps", "unknown"),
         weights=re.sub(r"[^\w ,.-]", "_", about.get("weights", "unknown")),
-        command=_training_command(recipe, data, languages)
+        command=_training_command(recipe, data, languages, in_one)
         + (" --from START" if "from" in about else ""),
         version=_version(),
     )

@@ -100,37 +100,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 # %% ../../nbs/96_files.ipynb #50f10002
-def is_line(value: object) -> bool:
-    "Is a value from a file a text of one line, at most 500 printable characters?"
-    return isinstance(value, str) and value.isprintable() and len(value) <= 500
-
-
-def is_text(value: object) -> bool:
-    "Is a value from a file a text, or none?"
-    return isinstance(value, str | None)
-
-
-def is_count(value: object) -> bool:
-    "Is a value from a file a whole number from 0 to below 2⁶³?"
-    return type(value) is int and 0 <= value < 2**63
-
-
-def is_flag(value: object) -> bool:
-    "Is a value from a file true or false?"
-    return isinstance(value, bool)
-
-
-def is_object(value: object) -> bool:
-    "Is a value from a file a JSON object?"
-    return isinstance(value, dict)
-
-
-def check_entries(
-    path: Path, values: dict, kinds: Mapping[str, Callable[[object], bool]]
-) -> None:
-    "UserError for an entry of the file `path` that is not of its kind."
-    for name, is_right in kinds.items():
-        if name in values and not is_right(values[name]):
+def check_entries(path: Path, values: dict, types: Mapping[str, Any]) -> None:
+    "UserError for an entry of the file `path` that is of another type than these."
+    for name, allowed in types.items():
+        if name in values and not isinstance(values[name], allowed):
             raise UserError(
                 f"{path}: {name}={values[name]!r} is not what this program writes there"
             )
@@ -308,26 +281,19 @@ def new_folder(
         _discard(new)
 
 # %% ../../nbs/96_files.ipynb #dbb42d02
-def remove(path: Path, inside: Path) -> None:
-    """Remove a file or a folder below `inside`, which the caller has proved to be ours.
-
-    Nothing happens if it is missing. UserError if it is not below `inside` when links
-    are followed.
-    """
-    if path_type(path) == "nothing":
-        return
-    if resolve(inside) not in resolve(path).parents:
-        raise UserError(f"{path} is not inside {inside}: nothing is removed")
-    old = _part_of(path)
-    os.rename(path, old)
-    _discard(old)
+def remove(path: Path) -> None:
+    "Remove a file or a folder that the caller has proved to be ours, if it is there."
+    if path_type(path) != "nothing":
+        old = _part_of(path)
+        os.rename(path, old)
+        _discard(old)
 
 # %% ../../nbs/96_files.ipynb #a4281876
 def remove_known(folder: Path, names: set[str], *, keep_folder: bool = False) -> None:
     "Remove these names from a folder of ours, and then the folder if it is empty."
     for name in sorted(names):
         if path_type(folder / name) in ("file", "folder"):
-            remove(folder / name, folder)
+            remove(folder / name)
     if not keep_folder:
         with suppress(OSError):  # something of the user's is in it
             folder.rmdir()

@@ -20,7 +20,7 @@ from importlib import import_module
 from itertools import chain, zip_longest
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -58,18 +58,8 @@ def decode_lines(
             ) from None
         yield text
 
-# %% ../../nbs/96a_text.ipynb #91f6d3b8
-def _raw_lines(
-    file: BinaryIO | gzip.GzipFile,  # opened in binary
-) -> Iterator[bytes]:
-    """The lines of a file with their line feeds.
-
-    One longer than `MAX_LINE_BYTES` is cut every `MAX_LINE_BYTES` + 1 bytes.
-    """
-    return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-
 # %% ../../nbs/96a_text.ipynb #96a00007
-def _optional(what: str, *names: str) -> Any:
+def optional(what: str, *names: str) -> Any:
     "The first of these modules that is installed; UserError if none is."
     for name in names:
         with suppress(ImportError):
@@ -115,7 +105,7 @@ def open_text(
     path = Path(path)
     broken: tuple = (EOFError, zlib.error, gzip.BadGzipFile)
     if is_zstd := path.suffix == ".zst":
-        zstd = _optional(str(path), "compression.zstd", "zstandard")
+        zstd = optional(str(path), "compression.zstd", "zstandard")
         broken += (zstd.ZstdError,)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
@@ -134,7 +124,9 @@ def _stream_lines(
     path, has_text = Path(path), False
     try:
         with open_text(path) as file:
-            for line in decode_lines(_raw_lines(file), f"{path}, "):
+            # one that is longer is cut, and then refused
+            lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+            for line in decode_lines(lines, f"{path}, "):
                 has_text = has_text or line != ""
                 yield line
     except FileNotFoundError:
@@ -189,7 +181,7 @@ def _tab_pairs(path: str | Path) -> Iterator[tuple[str, str]]:
 # %% ../../nbs/96a_text.ipynb #96a0000b
 def _saved_pairs(folder: Path, columns: tuple[str | None, ...]) -> Iterator[tuple]:
     "The pairs of a folder that `save_to_disk` of `datasets` made."
-    datasets = _optional(f"the folder {folder}", "datasets")
+    datasets = optional(f"the folder {folder}", "datasets")
     try:
         rows = datasets.load_from_disk(str(folder))
     except OSError as e:
@@ -290,9 +282,8 @@ def ready_streams() -> None:
     # the next file that is opened would get the number of a closed stream
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if name != "stdin":
-                setattr(sys, name, open(null, "w", encoding="utf-8"))
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     # bytes of a file's name come out as they came in, or readable in a message
     for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
         if isinstance(getattr(sys, name), io.TextIOWrapper):
@@ -312,6 +303,9 @@ def typed_lines() -> Iterator[list[bytes]]:
         yield [line]
 
 # %% ../../nbs/96a_text.ipynb #96a00011
+_NO_DRAWING = "{desc}{percentage:3.0f}%"
+
+
 class ProgressBar(tqdm):
     "A `tqdm` at a terminal; elsewhere a line a minute on standard error."
 
@@ -322,6 +316,9 @@ class ProgressBar(tqdm):
         self.is_log = not sys.stderr.isatty()
         if self.is_log:  # what tqdm draws besides lines is dropped
             options |= {"file": io.StringIO(), "ncols": 0, "dynamic_ncols": False}
+            if "bar_format" in options:  # as tqdm leaves the drawing out of its own
+                shown = options["bar_format"].replace("{l_bar}{bar}|", _NO_DRAWING)
+                options |= {"bar_format": shown, "ncols": None}  # 0 would ignore it
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:

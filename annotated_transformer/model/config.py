@@ -9,10 +9,7 @@ __all__ = ['RECIPES', 'ModelConfig', 'TrainConfig', 'Recipe', 'get_recipe', 'fin
 import difflib
 import math
 import os
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any
@@ -66,20 +63,12 @@ def check_types(
             raise UserError(f"{field.name}={value!r} must be {_KINDS[field.type]}")
 
 # %% ../../nbs/00_config.ipynb #00c00113
-# what PyTorch says of tensors that are too large
-_NO_MEMORY = re.compile(
-    "can't allocate memory|not enough memory|out of memory"
-    "|Storage size calculation overflowed|integer multiplication overflow"
-)
-
-
-def machine_memory() -> int | None:
-    "Bytes of memory in this machine; None where the system does not say."
+def machine_memory() -> int:
+    "Bytes of memory in this machine; 2⁴⁰ where the system does not say."
     try:
-        n_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return None
-    return n_bytes if n_bytes > 0 else None
+        return 2**40
 
 # %% ../../nbs/00_config.ipynb #8449aa82
 @dataclass(frozen=True)
@@ -133,29 +122,17 @@ class ModelConfig:
         """UserError if the parameters need more than `memory`, in bytes.
 
         Each needs 4 bytes, or 16 with its gradient and Adam's state. None is all
-        memory of this machine, and nothing is checked where that is not known.
+        memory of this machine.
         """
         memory = machine_memory() if memory is None else memory
         needed = bytes_each * (n := self.n_parameters(n_vocab))
-        if memory is not None and needed > memory:
+        if needed > memory:
             trained = ", gradients and Adam's state" if bytes_each > 4 else ""
             raise UserError(
                 f"n_layers={self.n_layers} d_model={self.d_model} d_ff={self.d_ff} "
                 f"makes {n:,} parameters: their weights{trained} need {needed / 1e9:,.0f} GB, "
                 f"and there are {memory / 1e9:,.0f} GB, so take smaller sizes"
             )
-
-    @staticmethod
-    @contextmanager
-    def must_fit() -> Iterator[None]:
-        "Building a model that does not fit into memory becomes a UserError."
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            why = (str(error) or "out of memory").splitlines()[0]
-            if isinstance(error, RuntimeError) and not _NO_MEMORY.search(why):
-                raise
-            raise UserError(f"a model of these sizes cannot be built: {why}") from error
 
 # %% ../../nbs/00_config.ipynb #45e31167
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class PrefixDecoder:
 
 # %% ../../nbs/61a_decode.ipynb #edc1a2b7
 @torch.no_grad()
-def _generate(
+def generate(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],
     state: Any,
     bos_id: int,
@@ -157,7 +157,7 @@ def greedy_search(
     tokens it takes the one with the smaller id on a CPU.
     """
     choose = lambda log_probs: log_probs.max(dim=-1)
-    return _generate(step, state, bos_id, eos_id, max_lens, choose)
+    return generate(step, state, bos_id, eos_id, max_lens, choose)
 
 # %% ../../nbs/61a_decode.ipynb #a4fe92fe
 def draw(
@@ -202,4 +202,4 @@ def sample(
     check_sampling(temperature, top_p)
     rng = torch.Generator(max_lens.device).manual_seed(seed)
     choose = lambda log_probs: draw(log_probs, temperature, top_p, rng)
-    return _generate(step, state, bos_id, eos_id, max_lens, choose)
+    return generate(step, state, bos_id, eos_id, max_lens, choose)

@@ -19,8 +19,6 @@ from .. import UserError
 from ..data.batch import RunPosition
 from ..io.files import (
     check_entries,
-    is_count,
-    is_object,
     new_folder,
     read_json,
     remove,
@@ -30,9 +28,9 @@ from .weights import (
     check_shapes,
     gather_tensors,
     read_tensors,
+    save_tensors,
     set_weights,
     tensor_shapes,
-    write_tensors,
 )
 from ..training.distributed import distribute_like, is_main
 
@@ -80,27 +78,22 @@ def _optimizer_state(
     }
 
 # %% ../../nbs/97a_checkpoint.ipynb #d2dea2a4
-def _numbered(folder: Path) -> list[tuple[int, int, Path]]:
-    "All checkpoints, oldest first: step, how often it had been saved before, path."
-    names = (
-        (re.fullmatch(r"step-(\d{7,})(?:\.(\d+))?", path.name), path)
-        for path in folder.glob("step-*")
-    )
-    return sorted(
-        (int(name[1]), int(name[2] or 0), path)
-        for name, path in names
-        if name and path.is_dir()
-    )
+def _step_of(
+    path: Path,  # a checkpoint
+) -> int:
+    "The step after which a checkpoint was saved."
+    return int(path.name.removeprefix("step-"))
 
 # %% ../../nbs/97a_checkpoint.ipynb #89caf3bd
 def checkpoints(
     folder: Path,  # a run's checkpoints/
 ) -> list[Path]:
-    """The checkpoints to choose from, one for each step, oldest first.
-
-    Incomplete ones are not among them.
-    """
-    return list({step: path for step, _, path in _numbered(folder)}.values())
+    "The checkpoints of a run, oldest first. Incomplete ones are not among them."
+    found = (path for path in folder.glob("step-*") if path.is_dir())
+    return sorted(
+        (path for path in found if re.fullmatch(r"step-\d{7,}", path.name)),
+        key=_step_of,
+    )
 
 # %% ../../nbs/97a_checkpoint.ipynb #512bcf31
 _FORMAT = 1  # of state.json
@@ -140,30 +133,21 @@ def save_checkpoint(
     state = gather_tensors(_optimizer_state(model, optimizer))
     if not is_main():
         return None
-    n_before = max(
-        (again + 1 for step, again, _ in _numbered(folder) if step == progress.step),
-        default=0,
-    )
-    path = folder / (f"step-{progress.step:07d}" + (f".{n_before}" if n_before else ""))
-    with new_folder(path) as part:
-        write_tensors(weights, part / "model.safetensors", about)
-        write_tensors(state, part / "optimizer.safetensors")
+    path = folder / f"step-{progress.step:07d}"
+    with new_folder(path, check=lambda older: None) as part:  # which it replaces
+        save_tensors(weights, part / "model.safetensors", about)
+        save_tensors(state, part / "optimizer.safetensors")
         _write_state(part, progress)
     if keep_last is not None:
         _prune(folder, keep_last, save_every)
     return path
 
 # %% ../../nbs/97a_checkpoint.ipynb #6f6f9b82
-def _is_time(value: object) -> bool:
-    "Is a value from a file a number from 0 on?"
-    return is_count(value) or isinstance(value, float) and value >= 0
-
-
 _STATE = {  # the entries of state.json
-    **{name: is_count for name in Progress().to_dict()},
-    "seconds": _is_time,
-    "best_loss": lambda value: value is None or _is_time(value),
-    "sha256": is_object,
+    **{name: int for name in Progress().to_dict()},
+    "seconds": int | float,
+    "best_loss": int | float | None,
+    "sha256": dict,
 }
 
 # %% ../../nbs/97a_checkpoint.ipynb #6f6f9b83
@@ -255,32 +239,23 @@ def _prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
     it an average of the last ones is the same as without the interruption. The
     optimiser's state stays in the newest two.
     """
-    if keep_last < 1:
-        raise UserError(
-            f"keep_last={keep_last} must be at least 1: the newest checkpoint stays"
-        )
-    step_of = {path: step for step, _, path in _numbered(folder)}
     found = checkpoints(folder)
-    older = [path for path in found[:-1] if step_of[path] % save_every == 0]
+    older = [path for path in found[:-1] if _step_of(path) % save_every == 0]
     kept = [*older[max(0, len(older) - keep_last + 1) :], *found[-1:]]
-    for path in step_of:
+    for path in found:
         if path not in kept:
-            remove(path, folder)
+            remove(path)
     for path in kept[:-2]:
-        remove(path / "optimizer.safetensors", folder)
+        remove(path / "optimizer.safetensors")
 
 # %% ../../nbs/97a_checkpoint.ipynb #24ff8bc9
 def latest(
     folder: Path,  # a run's checkpoints/
 ) -> Path | None:
     "The newest checkpoint that training can resume from."
+    found = reversed(checkpoints(folder))
     return next(
-        (
-            path
-            for path in reversed(checkpoints(folder))
-            if (path / "optimizer.safetensors").exists()
-        ),
-        None,
+        (path for path in found if (path / "optimizer.safetensors").exists()), None
     )
 
 # %% ../../nbs/97a_checkpoint.ipynb #096f4fd5

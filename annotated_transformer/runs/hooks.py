@@ -137,7 +137,8 @@ def progress_bar(
     if minutes is None:
         options = {"total": max_steps, "initial": first_step, "unit": "step"}
     else:
-        options = {"total": round(60 * minutes), "unit": "s"}
+        shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
+        options = {"total": round(60 * minutes), "bar_format": shown}
     bar = ProgressBar(**options, dynamic_ncols=True)
     n_tokens = 0
 

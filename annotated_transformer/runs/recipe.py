@@ -140,16 +140,15 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     if p:
         attention = partial(attention, attend=engines.attention_dropout(p))
     torch.manual_seed(recipe.train.seed)
-    with recipe.model.must_fit():
-        return build_transformer(
-            recipe.model,
-            len(vocab),
-            vocab.pad_id,
-            recipe.train.dropout,
-            attention=attention,
-            make_dropout=engines.make_dropout,
-            init_gain=recipe.train.init_gain,
-        )
+    return build_transformer(
+        recipe.model,
+        len(vocab),
+        vocab.pad_id,
+        recipe.train.dropout,
+        attention=attention,
+        make_dropout=engines.make_dropout,
+        init_gain=recipe.train.init_gain,
+    )
 
 # %% ../../nbs/55_recipe.ipynb #55ec0008
 def check_memory(
@@ -158,8 +157,7 @@ def check_memory(
     "UserError for a model that is too large to be trained on devices like this one."
     is_cuda = device.type == "cuda"
     memory = torch.cuda.mem_get_info(device)[1] if is_cuda else machine_memory()
-    if memory is not None:
-        sizes.check_memory(n_vocab, bytes_each=16, memory=n_devices * memory)
+    sizes.check_memory(n_vocab, bytes_each=16, memory=n_devices * memory)
 
 
 def build_training(

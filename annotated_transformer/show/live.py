@@ -7,8 +7,6 @@ __all__ = ['pack_model', 'live_page', 'write_live_page']
 
 # %% ../../nbs/81_live.ipynb #81000004
 import base64
-import html
-import json
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, metadata
@@ -19,13 +17,21 @@ from torch import Tensor
 
 from .. import UserError
 from ..data.batch import drop_long_pairs
-from ..data.corpus import corpus_from_source, known_languages
-from ..data.grammar import ANIMAL_TIRED, word_classes
+from ..data.corpus import (
+    DATA_SETS,
+    corpus_from_source,
+    known_languages,
+)
+from ..data.grammar import (
+    ANIMAL_TIRED,
+    ANIMAL_WIDE,
+    word_classes,
+)
 from ..data.prepared import open_prepared
 from ..data.vocab import Vocab
 from ..runs.folder import Run, load_run
 from ..runs.weights import pack_weights
-from .explorer import fill_page, write_page
+from .explorer import fill_page, json_in_html, write_page
 from .heads import opening_head
 
 # %% ../../nbs/81_live.ipynb #81000010
@@ -126,7 +132,7 @@ def pack_model(run: Run, weights: str = "int8") -> dict:
         ),
     }
 
-# %% ../../nbs/81_live.ipynb #81000036
+# %% ../../nbs/81_live.ipynb #81000049
 def _published_site() -> str:
     "Where the notebooks are published; empty if the package is not installed."
     try:
@@ -174,6 +180,14 @@ def _training_pairs(text: Iterable[str]) -> dict[str, list]:
     }
 
 # %% ../../nbs/81_live.ipynb #81000040
+# Both translations of "it", and a sentence that needs the scale and the causal mask.
+_EXAMPLES = [
+    ANIMAL_TIRED.en,
+    ANIMAL_WIDE.en,
+    "If my happy father picks up a beautiful shirt, the farmers eat the small pear.",
+]
+
+
 def _validation_sentences(path: Path, run: Run, n: int = 4) -> list[str] | None:
     "Source sentences that the run was validated on; None if its folder has none."
     if "prepared" in run.about:  # a path from a file that is not trusted
@@ -195,43 +209,49 @@ def live_page(
     weights: str = "int8",
     site: str | None = None,
     examples: list[str] | None = None,
+    file: str = "live_page.html",
+    lang: str = "en",
 ) -> str:
     """A self-contained HTML page that translates with this model; `weights` as above.
 
     The page links to the notebooks at `site`: "" for a page next to them, None for the
-    published ones. `examples` are sentences to start with; None for those of the demo.
+    published ones. `examples` are sentences to start with; None for those of the run's
+    config.json, or of the demo.
+    `file` is its name on that site, and `lang` the language of its texts.
     """
     model = pack_model(run, weights)
     src_lang, tgt_lang = known_languages(run.about)
-    training = _training_text(run)
-    first = examples[0] if examples else ANIMAL_TIRED.en
+    training, known = _training_text(run), DATA_SETS.get(str(run.about.get("data")))
+    examples = examples or run.about.get("examples") or _EXAMPLES
     page = {
         "site": _published_site() if site is None else site,
+        "file": file,
         "words": None if training is None else _training_words(training),
         "pairs": None if training is None else _training_pairs(training),
         "case_variants": run.about.get("case_variants", False),
-        "opening": opening_head(run.model, run.vocab, first),
+        "opening": opening_head(run.model, run.vocab, examples[0]),
         "examples": examples,
         "src_lang": src_lang,
         "tgt_lang": tgt_lang,
-        "n_parameters": sum(weight.numel() for weight in run.model.parameters()),
         "label_smoothing": run.recipe.train.label_smoothing,
+        "text": {"source": known.source, "licence": known.licence} if known else None,
     }
-    text = json.dumps(model | {"page": page}, separators=(",", ":"), ensure_ascii=False)
-    return fill_page(
-        "live",
-        generator=_GENERATOR,
-        title=html.escape("A Transformer, live"),
-        data=text.replace("<", "\\u003c"),
-    )
+    data = json_in_html(model | {"page": page})
+    return fill_page("live", lang, generator=_GENERATOR, data=data)
 
 # %% ../../nbs/81_live.ipynb #81000043
 def write_live_page(
-    path: Path, out: Path, weights: str = "int8", site: str | None = None
+    path: Path,
+    out: Path,
+    weights: str = "int8",
+    site: str | None = None,
+    file: str = "live_page.html",
+    lang: str = "en",
 ) -> None:
     "The live page of the run folder `path`, as `live_page`; replaces only such a page."
     path, run = Path(path), load_run(path)
     is_synthetic = run.about.get("source", {}).get("data") == "builtin"
-    examples = None if is_synthetic else _validation_sentences(path, run)
-    page = live_page(run, weights, site, examples)
+    has_examples = is_synthetic or "examples" in run.about
+    examples = None if has_examples else _validation_sentences(path, run)
+    page = live_page(run, weights, site, examples, file, lang)
     write_page(page, out, _GENERATOR)

@@ -371,21 +371,17 @@ class CT2Translator(Translator):
         return found
 
 # %% ../../nbs/92_ct2.ipynb #92000024
-def _user_cache() -> Path:
-    "The folder of exports that have no place in their run."
-    try:
-        return Path(pooch.os_cache("annotated_transformer")) / "ctranslate2"
-    except RuntimeError as e:
-        raise UserError(f"no folder for the export: {e}") from None
-
-
 def _cached_export(run: Path, quantization: str) -> Path:
     "The export of a run's weights as they are, made if there is none."
     path = pretrained_run(run) or run
     parts = [sha256(path / name) for name in ("model.safetensors", "vocab.model")]
     key = hashlib.sha256(" ".join([*parts, __version__]).encode()).hexdigest()[:16]
     name, own = f"{quantization}-{key}", path / "ctranslate2"
-    folders = [_user_cache()] if pretrained_run(run) else [own, _user_cache()]
+    try:
+        cache = Path(pooch.os_cache("annotated_transformer")) / "ctranslate2"
+    except RuntimeError as e:  # no home directory
+        raise UserError(f"no folder for the export: {e}") from None
+    folders = [cache] if pretrained_run(run) else [own, cache]
     for folder in folders:
         if path_type(folder / name) == "folder":
             return folder / name

@@ -29,7 +29,7 @@ from ..data.batch import (
 )
 from ..data.vocab import Vocab
 from ..engines.batched_search import batched_greedy_search
-from ..io.text import read_lines
+from ..io.text import optional, read_lines
 from ..model.transformer import Transformer
 from .translate import Translator
 
@@ -126,23 +126,16 @@ def validation_bleu(
     return {"valid_bleu": bleu(hypotheses, references).value}
 
 # %% ../../nbs/61c_evaluate.ipynb #6358ea97
-def _sacremoses():
-    "The module; UserError if it is not installed."
-    try:
-        import sacremoses
-    except ImportError:
-        raise UserError(
-            "splitting words as Moses does needs sacremoses: pip install sacremoses"
-        ) from None
-    return sacremoses
-
-
 def moses_tokenize(
     lines: list[str],
     language: str,  # "de", "en", …: which abbreviations keep their full stop
 ) -> list[str]:
     "Lines split into words as by the Moses scripts, with a space between words."
-    tokenize = _sacremoses().MosesTokenizer(lang=language).tokenize
+    tokenize = (
+        optional("to split words as Moses does", "sacremoses")
+        .MosesTokenizer(lang=language)
+        .tokenize
+    )
     return [tokenize(line, return_str=True, escape=False) for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #98e8501d
@@ -159,7 +152,11 @@ def moses_lowercase(
     language: str,  # whose quotation marks and numbers are normalised
 ) -> list[str]:
     "Lowercased lines with Moses' normalised punctuation, as Multi30k was published."
-    normalize = _sacremoses().MosesPunctNormalizer(lang=language).normalize
+    normalize = (
+        optional("to split words as Moses does", "sacremoses")
+        .MosesPunctNormalizer(lang=language)
+        .normalize
+    )
     return [normalize(line).lower() for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #93be9a11

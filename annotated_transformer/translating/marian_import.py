@@ -34,13 +34,11 @@ from ..io.files import (
     check_entries,
     check_new_folder,
     check_no_links,
-    is_object,
     new_folder,
     read_file,
     read_json,
     write_json,
 )
-from ..model.config import ModelConfig
 from ..runs.folder import FORMAT, read_settings
 from ..runs.recipe import BatchLoss
 from ..runs.weights import (
@@ -300,14 +298,11 @@ def load_marian(
     Its own search if `search` is None. UserError if the folder cannot be used.
     """
     check_no_links(run, {"model.safetensors", *MARIAN_FILES})
-    check_entries(run / "config.json", settings, {"marian": is_object})
+    check_entries(run / "config.json", settings, {"marian": dict})
     config = MarianConfig.from_dict(run / "config.json", settings.get("marian", {}))
     vocab: Any = MarianVocab(run, config)
-    embedding = config.vocab_size, config.d_model
-    with ModelConfig.must_fit():
-        build = partial(build_marian, config)
-        file = run / "model.safetensors"
-        model = build_with_weights(build, file, read_tensors(file), embedding)
+    build, file = partial(build_marian, config), run / "model.safetensors"
+    model = build_with_weights(build, file, read_tensors(file))
     rules = _with_marian_rules(search or _marian_search(config), config)
     max_tokens = max(4, config.max_position_embeddings - 52)
     return _MarianTranslator(model, vocab, batch_tokens, max_tokens, rules)

@@ -87,12 +87,12 @@ class Translator:
                 f"max_tokens={max_tokens} must be at least 4: "
                 "a single character may take four tokens"
             )
+        if extra_tokens < 0:
+            raise UserError(f"extra_tokens={extra_tokens} must be at least 0")
         if not 1 <= batch_tokens < 2**31:
             raise UserError(
                 f"batch_tokens={batch_tokens} must be at least 1 and below 2^31"
             )
-        if extra_tokens < 0:
-            raise UserError(f"extra_tokens={extra_tokens} must be at least 0")
         # None: positions without an end
         self.n_positions = getattr(
             getattr(model, "position", None), "n_positions", None

@@ -2,28 +2,12 @@
 
 const examples = JSON.parse(byId("data").textContent);
 const KINDS = {
-  encoder: {
-    name: "Encoder",
-    q: "src",
-    k: "src",
-    rule: "Each source token attends to every source token.",
-  },
-  decoder: {
-    name: "Decoder",
-    q: "tgt",
-    k: "tgt",
-    rule: "Each target token attends to itself and to the target tokens before it.",
-  },
-  cross: {
-    name: "Cross",
-    q: "tgt",
-    k: "src",
-    rule: "Each target token attends to every source token, to predict the next one.",
-  },
+  encoder: {q: "src", k: "src"},
+  decoder: {q: "tgt", k: "tgt"},
+  cross: {q: "tgt", k: "src"},
 };
-const SIDES = {src: "Source", tgt: "Translation"};
-const ROLES = {q: "queries", k: "keys"};
-const sideLabel = role => `${SIDES[sideOf(role)]} (${ROLES[role]})`;
+const kindName = kind => say(`kind.${kind}`);
+const sideLabel = role => say(`side.${sideOf(role)}.${role}`);
 
 // `heads` holds the selected heads, the newest last. A token is {role: "q" or "k", i}.
 const state = {sentence: 0, kind: "", heads: []};
@@ -51,7 +35,7 @@ function kindButton(kind) {
   const checked = kind === state.kind;
   const input = element("input", {type: "radio", name: "kind", value: kind, checked});
   input.addEventListener("change", () => selectKind(kind));
-  return element("label", {}, input, element("span", {textContent: KINDS[kind].name}));
+  return element("label", {}, input, element("span", {textContent: kindName(kind)}));
 }
 
 function selectKind(kind) {
@@ -87,12 +71,13 @@ function selectHead(layer, head) {
 
 function updateHeads() {
   const newest = state.heads.at(-1);
-  const {name} = KINDS[state.kind];
+  const kind = kindName(state.kind);
   const n = state.heads.length;
   byId("layer").value = newest.layer;
   byId("head").value = newest.head;
   markHeads(state.heads);
-  byId("selection").textContent = `${name}, ${n > 1 ? `${n} heads` : headName(newest)}`;
+  byId("selection").textContent = n > 1 ? say("selected.several", {kind, n})
+    : say("selected.one", {kind, head: headName(newest)});
   lines.weights = state.heads.map(weightsOf);
   drawCurves();
   reserveHeight();
@@ -136,9 +121,9 @@ lines.onHighlight = token => {
 
 function describe(token, weights = weightsByHead(token)) {
   if (!token) return instructions();
-  const relation = token.role === "q" ? " attends to " : " is attended to by ";
   const name = element("b", {textContent: tokenName(token)});
-  const subject = element("span", {}, name, relation);
+  const texts = rich(`attends.${token.role}`, {token: name});
+  const subject = element("span", {}, ...texts, " ");
   const role = otherRole(token.role);
   if (weights.length === 1) {
     return [element("p", {}, subject, ...largest(weights[0], role, 5))];
@@ -151,8 +136,8 @@ function describe(token, weights = weightsByHead(token)) {
 }
 
 function instructions() {
-  const hint = "Point at a token, or tap it, to see its weights alone.";
-  const text = element("p", {textContent: `${KINDS[state.kind].rule} ${hint}`});
+  const texts = [say(`rule.${state.kind}`), say("point")];
+  const text = element("p", {textContent: texts.join(" ")});
   if (state.heads.length === 1) return [text];
   return [text, ...state.heads.map((at, i) => element("p", {}, headLabel(at, i)))];
 }
@@ -164,7 +149,7 @@ function headLabel(at, i) {
 function tokenName({role, i}) {  // with its number where the text occurs twice
   const text = tokensOf(role)[i];
   const isUnique = tokensOf(role).filter(other => other === text).length === 1;
-  return isUnique ? text : `${text} (token ${i + 1})`;
+  return isUnique ? text : say("token.numbered", {token: text, n: i + 1});
 }
 
 function largest(weights, role, n) {
@@ -172,7 +157,7 @@ function largest(weights, role, n) {
     .filter(({weight}) => weight >= .01)
     .sort((a, b) => b.weight - a.weight)
     .slice(0, n);
-  if (!found.length) return ["no token with a weight of 0.01 or more"];
+  if (!found.length) return [say("no.weight")];
   return found.map(({weight, i}) => {
     const number = element("b", {textContent: weight.toFixed(2)});
     return element("span", {className: "weight"}, `${tokenName({role, i})} `, number);

@@ -9,9 +9,32 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// Text with W^O as a superscript and d_k as a subscript; ^(…) raises all of it.
-function typeset(text) {
-  return text.split(/([_^](?:\w+|\([^)]*\)))/).filter(Boolean).map(part => {
+// --- Texts: strings.en.json has them all
+
+const STRINGS = JSON.parse(byId("strings").textContent);
+const PARTS_OF_TEXT = /(\{\w+\}|\[[^\]]*\]\([^)]*\)|[_^](?:\w+|\([^)]*\)))/;
+let site = "";  // where links to notebooks lead
+
+function stringOf(key) {
+  if (!Object.hasOwn(STRINGS, key)) throw new Error(`no string ${key}`);
+  return STRINGS[key];
+}
+
+// The text of this key, with each {name} replaced by its value.
+const say = (key, values = {}) =>
+  stringOf(key).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+
+// The same as a list of nodes: the text is typeset, the values are not.
+const rich = (key, values = {}) => typeset(stringOf(key), values);
+
+// Text with W^O as a superscript, d_k as a subscript and [text](page) as a link to a
+// notebook; ^(…) raises all of it.
+function typeset(text, values = {}) {
+  return text.split(PARTS_OF_TEXT).filter(Boolean).map(part => {
+    const [, name] = /^\{(\w+)\}$/.exec(part) ?? [];
+    if (name && name in values) return values[name];
+    const [, content, page] = /^\[(.*)\]\((.*)\)$/.exec(part) ?? [];
+    if (page) return notebookLink(page, typeset(content));
     const tag = {_: "sub", "^": "sup"}[part[0]];
     return tag ? element(tag, {textContent: part.slice(1).replace(/[()]/g, "")}) : part;
   });
@@ -26,6 +49,10 @@ function drawn(tag, attributes = {}, ...children) {  // an element of a drawing
   made.append(...children);
   return made;
 }
+
+// A link to a notebook: on the site next to this page, otherwise the published one.
+const notebookLink = (page, content) =>
+  element("a", {href: site + page, target: "_top"}, ...content);
 
 // --- Light or dark
 
@@ -97,6 +124,14 @@ function heatmap(rows, [positive, negative = positive, masked = positive], max =
   }));
   context.putImageData(image, 0, 0);
   return canvas;
+}
+
+// --- Long computations
+
+// Takes the steps of a generator one by one, so that the page stays responsive, until
+// it ends or is not wanted any more.
+function inSlices(steps, isWanted = () => true) {
+  if (isWanted() && !steps.next().done) setTimeout(() => inSlices(steps, isWanted));
 }
 
 // --- The address: what follows # reproduces the state

@@ -1,6 +1,7 @@
 // A heat map per head: a row of buttons per layer, in the element #heads.
 
-const headName = ({layer, head}) => `layer ${layer + 1}, head ${head + 1}`;
+const headName = ({layer, head}) =>
+  say("head.name", {layer: layer + 1, head: head + 1});
 
 // `paint({layer, head})` gives a head's heat map, and `select({layer, head}, event)` is
 // called when a head is chosen.
@@ -9,12 +10,12 @@ function drawHeads(nLayers, nHeads, paint, select) {
     element("span", {textContent, className, ariaHidden: "true"});
   const heads = Array.from({length: nHeads}, (_, head) => head);
   const rows = Array.from({length: nLayers}, (_, layer) => [
-    label(`Layer ${layer + 1}`, "layer"),
+    label(say("layer.n", {n: layer + 1}), "layer"),
     ...heads.map(head => headButton({layer, head}, paint, select)),
   ]);
   byId("heads").style.setProperty("--n-heads", nHeads);
   byId("heads").replaceChildren(
-    label("Head", "layer"), ...heads.map(head => label(head + 1)), ...rows.flat());
+    label(say("head"), "layer"), ...heads.map(head => label(head + 1)), ...rows.flat());
 }
 
 function headButton(at, paint, select) {

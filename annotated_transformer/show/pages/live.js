@@ -1,40 +1,38 @@
 // The start: what is filled in once, and what the controls do.
 
-for (const link of document.querySelectorAll("[data-link]")) {
-  link.href = about.site + link.dataset.link;
-  link.target = "_top";
-}
+const {lang} = document.documentElement;
 const nParameters = sum(Object.values(model.weights).map(({data}) => data.length));
-byId("size").textContent = nParameters.toLocaleString("en");
+byId("intro").replaceChildren(...rich("intro", {n: nParameters.toLocaleString(lang)}));
 byId("n-encoder").textContent = `× ${N_LAYERS.encoder}`;
 byId("n-decoder").textContent = `× ${N_LAYERS.decoder}`;
 byId("presets").append(...EXAMPLES.map(presetButton));
 if (about.label_smoothing) {
-  fillText("smoothing", `The model was trained with label smoothing of ${
-    about.label_smoothing}, so even a certain token has a probability of about ${
-    show(1 - about.label_smoothing)}.`, ["Label smoothing", "label_smoothing.html"]);
+  const epsilon = about.label_smoothing;
+  byId("smoothing").replaceChildren(
+    ...rich("smoothing", {epsilon, certain: show(1 - epsilon)}));
 }
-fillText("temperature-text", TEMPERATURE_TEXT, ["Sampling", "decode.html#sampling"]);
-fillText("beam-text", BEAM_TEXT, ["Beam search", "decode.html#beam-search"]);
-fillText("heads-text", HEADS_TEXT,
-  ["Ablating each head", "heads.html#ablating-each-head-of-the-trained-model"]);
+for (const name of ["temperature", "beam", "heads"]) {
+  byId(`${name}-text`).replaceChildren(...rich(`${name}.text`));
+}
+if (about.text) byId("attribution").textContent = say("attribution", about.text);
 
-// The English name of a language code; the code itself where the browser has no name.
+// The name of a language code in the page's language; the code itself where the browser
+// has no name.
 function languageName(code) {
   try {
-    return new Intl.DisplayNames("en", {type: "language"}).of(code);
+    return new Intl.DisplayNames(lang, {type: "language"}).of(code);
   } catch {
     return code;
   }
 }
 
 if (about.src_lang) {
-  byId("sentence-label").textContent = `${languageName(about.src_lang)} sentence`;
+  byId("sentence-label").textContent = say(
+    "sentence.of", {language: languageName(about.src_lang)});
 }
 
 if (about.words) {
-  byId("known-title").textContent = `The model knows ${knownWords.size} English `
-    + "word forms: people, animals, things, house and street, verbs, numbers";
+  byId("known-title").textContent = say("known", {n: knownWords.size});
   byId("known-words").textContent = [...knownWords].sort().join(", ");
 }
 byId("known").hidden = !about.words;
@@ -53,9 +51,9 @@ byId("forward").addEventListener(
   "click", () => chooseStep(Math.min(run.ids.length, run.step + 1)));
 byId("play").addEventListener("click", togglePlaying);
 byId("step").addEventListener("input", () => chooseStep(+byId("step").value));
-byId("temperature").addEventListener("input", () => {
-  change({temperature: +byId("temperature").value});
-});
+for (const id of ["temperature", "topK", "topP"]) {
+  byId(id).addEventListener("input", () => change({[id]: +byId(id).value}));
+}
 byId("try").addEventListener("click", tryEachHead);
 byId("draw").addEventListener("click", () => change({seed: state.seed + 1}));
 byId("search").addEventListener("click", () => change({seed: 0}));
@@ -69,9 +67,9 @@ byId("link").addEventListener("click", async event => {
   event.preventDefault();
   try {
     await navigator.clipboard.writeText(byId("link").href);
-    byId("copied").textContent = "Copied.";
+    byId("copied").textContent = say("link.copied");
   } catch {
-    byId("copied").textContent = "The address is up to date: copy it from there.";
+    byId("copied").textContent = say("link.failed");
   }
 });
 

@@ -46,17 +46,17 @@ function inputOf(path) {
 
 // --- Sums of products
 
-// Terms are {name, text, value}.
+// Terms are {name, text, value}; a formula is a text, or a list of nodes.
 function dotProduct(formula, left, right, nameOf, bias = 0) {
   const terms = Array.from(left, (a, i) => ({
     name: nameOf(i), text: `${show(a)} × ${show(right[i])}`, value: a * right[i],
   }));
-  if (bias) terms.unshift({name: "bias", text: "", value: bias});
+  if (bias) terms.unshift({name: say("term.bias"), text: "", value: bias});
   const total = sum(terms.map(({value}) => value));
   return {formula, terms, total, lines: [], result: total};
 }
 
-const feature = i => `feature ${i}`;
+const feature = i => say("term.feature", {i});
 
 function linearMap(formula, x, path, name, column, biasName = "") {
   const weight = rowAt(weightOf({model}, path, `${name}.weight`), column);
@@ -70,11 +70,7 @@ function project({path, head, row, column}, letter) {
   const isCross = path.endsWith("cross") && letter !== "q";
   const input = isCross ? lastNorm() : inputOf(path);
   const d = run.trace.get(`${path}.${letter}`).shape[2];
-  const name = {q: "queries", k: "keys", v: "values"}[letter];
-  const from = isCross ? "the memory" : "x";
-  const matrix = `W^${letter.toUpperCase()}`;
-  const formula = `${letter} = Σ xᵢ ${matrix}ᵢ: a row of ${from} times a column of the `
-    + `matrix of the ${name}`;
+  const formula = isCross ? say(`formula.${letter}.memory`) : say(`formula.${letter}`);
   return linearMap(
     formula, tracedRow(input, row), path, `w_${letter}`, head * d + column);
 }
@@ -88,7 +84,7 @@ function scaledScore({path, head, row, column}) {
   const score = tracedRow(`${path}.scores`, head, row)[column];
   const d = run.trace.get(`${path}.q`).shape[2];
   if (state.off.includes("scale")) {
-    return {formula: "The division is switched off: the score stays.", result: score};
+    return {formula: say("formula.scaled.off"), result: score};
   }
   const lines = [`${show(score)} / √${d} = ${show(score)} / ${show(Math.sqrt(d))}`];
   return {formula: "q · k / √d_k", lines, result: score / Math.sqrt(d)};
@@ -97,17 +93,13 @@ function scaledScore({path, head, row, column}) {
 function maskedScore({path, head, row, column, rowNames, columnNames}) {
   const score = tracedRow(`${path}.scaled`, head, row)[column];
   if (state.off.includes("causal")) {
-    return {formula: "The mask is switched off: the score stays.", result: score};
+    return {formula: say("formula.masked.off"), result: score};
   }
   const isLater = column > row;
-  const relation = isLater ? "is later than" : "is not later than";
-  const key = `The key at position ${column} (${columnNames[column]})`;
-  const query = `the query at position ${row} (${rowNames[row]})`;
-  const end = isLater ? "its score becomes −∞, and its weight 0" : "the score stays";
-  return {
-    formula: `${key} ${relation} ${query}, so ${end}.`,
-    result: isLater ? -Infinity : score,
-  };
+  const [query, key] = [rowNames[row], columnNames[column]];
+  const formula = rich(`formula.masked.${isLater ? "later" : "earlier"}`,
+    {row, column, query, key});
+  return {formula, result: isLater ? -Infinity : score};
 }
 
 // exp(x - max) / Σ exp(x - max): the maximum cancels, and keeps exp from overflowing.
@@ -118,25 +110,25 @@ function softmaxOf(scores, column, nameOf) {
   const terms = numbers.map((value, i) => ({name: nameOf(i), text: texts[i], value}));
   const total = sum(numbers);
   const lines = [`${texts[column]} / Σ = ${show(numbers[column])} / ${show(total, 6)}`];
-  const formula = "exp(score − largest score), divided by the sum over the row";
+  const formula = say("formula.softmax");
   return {formula, terms, total, lines, result: numbers[column] / total};
 }
 
 function mixedValue({path, head, row, column, keyNames}) {
   if (state.headsOff.includes(`${path}:${head}`)) {
-    return {formula: "This head is switched off: its output is 0.", result: 0};
+    return {formula: say("formula.mixed.off"), result: 0};
   }
   const weights = tracedRow(`${path}.weights`, head, row);
   const values = Array.from(
     weights, (_, key) => tracedRow(`${path}.v`, head, key)[column]);
-  return dotProduct("Σ weight × v, over the keys", weights, values, i => keyNames[i]);
+  return dotProduct(say("formula.mixed"), weights, values, i => keyNames[i]);
 }
 
 function mergedValue({path, row, column}) {
   const mixed = run.trace.get(`${path}.mixed`);
   const d = mixed.shape[2];
   const [head, i] = [Math.floor(column / d), column % d];
-  const formula = `Feature ${column} of the row is feature ${i} of head ${head + 1}.`;
+  const formula = say("formula.merged", {column, i, head: head + 1});
   return {formula, result: rowAt(mixed, head, row)[i]};
 }
 
@@ -146,10 +138,10 @@ function residualSum({path, row, column}) {
   const [x, output] = [inputOf(path), `${path}.output`].map(
     each => tracedRow(each, row)[column]);
   if (state.off.includes("residual")) {
-    return {formula: "The residual connection is off: sublayer(x)", result: output};
+    return {formula: say("formula.residual.off"), result: output};
   }
   const lines = [plusOf(x, output)];
-  return {formula: "x + sublayer(x)", lines, result: x + output};
+  return {formula: say("formula.residual"), lines, result: x + output};
 }
 
 function normalised({path, row, column}) {
@@ -160,13 +152,13 @@ function normalised({path, row, column}) {
     name => normOf({model}, path, name).data[column]);
   const normal = (values[column] - mean) / Math.sqrt(variance + config.eps);
   const lines = [
-    `mean of the row ${show(mean)}, variance ${show(variance)}`,
+    say("formula.norm.row", {mean: show(mean), variance: show(variance)}),
     `(${minusOf(values[column], mean)}) / √(${plusOf(variance, config.eps)}) = ${
       show(normal)}`,
     `γ = ${show(gain)}, β = ${show(bias)}`,
     `${show(normal)} × ${plusOf(gain, bias)}`,
   ];
-  const formula = "(x − mean) / √(variance + ε) × γ + β";
+  const formula = say("formula.norm");
   return {formula, lines, result: normal * gain + bias};
 }
 
@@ -183,18 +175,19 @@ function embedded({stack, row, column}) {
   const d = config.d_model;
   const root = Math.sqrt(d);
   const lines = [`√${d} × ${show(weight)} = ${show(root)} × ${show(weight)}`];
-  const formula = `√d_model × feature ${column} of row ${id} of the embedding matrix`;
+  const formula = say("formula.embedding", {column, id});
   return {formula, lines, result: root * weight};
 }
 
 function positionValue({row, column}) {
   if (state.off.includes("positions")) {
-    return {formula: "The positional encoding is switched off: 0 is added.", result: 0};
+    return {formula: say("formula.position.off"), result: 0};
   }
   const [name, f] = column % 2 ? ["cos", Math.cos] : ["sin", Math.sin];
-  const length = 10000 ** ((column - column % 2) / config.d_model);
+  const [exponent, d] = [column - column % 2, config.d_model];
+  const length = 10000 ** (exponent / d);
   return {
-    formula: `${name}(position / 10000^(${column - column % 2}/${config.d_model}))`,
+    formula: say("formula.position", {function: name, exponent, d}),
     lines: [`${name}(${row} / ${show(length)}) = ${name}(${show(row / length)})`],
     result: f(row / length),
   };
@@ -204,22 +197,23 @@ function inputSum({stack, row, column}) {
   const [x, position] = ["embedding", "position"].map(
     key => tracedRow(`${stack}.${key}`, row)[column]);
   const lines = [plusOf(x, position)];
-  return {formula: "embedding + positional encoding", lines, result: x + position};
+  return {formula: say("formula.input"), lines, result: x + position};
 }
 
 function logitOf({row, id}) {
   const hidden = tracedRow(`decoder.${N_LAYERS.decoder - 1}.feedForward.norm`, row);
-  return dotProduct(`hidden state · embedding of ${shownToken(id)}`, hidden,
+  return dotProduct(rich("formula.logits", {token: shownToken(id)}), hidden,
     rowAt(model.weights["embedding.weight"], id), feature);
 }
 
 function sublayerOutput({path, row, column}) {
   if (path.endsWith("feedForward")) {
     const hidden = tracedRow(`${path}.hidden`, row);
-    return linearMap("Σ hiddenᵢ W₂ᵢ + b₂", hidden, path, "w_2", column, "w_2.bias");
+    return linearMap(
+      say("formula.forward"), hidden, path, "w_2", column, "w_2.bias");
   }
   const concat = tracedRow(`${path}.merged`, row);
-  return linearMap("Σ concatᵢ W^Oᵢ", concat, path, "w_o", column);
+  return linearMap(say("formula.output"), concat, path, "w_o", column);
 }
 
 // --- One function per stage: {formula, terms, total, lines, result}

@@ -1,22 +1,12 @@
 // The tree of a beam search: a column per step, a row per candidate, best first.
 
-const BEAM_TEXT = "The number of hypotheses that are kept at each step. The "
-  + "candidates of a step are ranked by the log-probability of the whole hypothesis, "
-  + "the number on the right; on the left is the probability of the token. Dashed "
-  + "candidates were pruned; the bold path is the translation.";
-const WHY = {
-  kept: "Kept: it is among the most probable hypotheses",
-  pruned: "Pruned: other hypotheses were more probable",
-  finished: "Finished: it ends in EOS",
-};
-
 function drawBeam() {
   byId("beam").value = state.beam;
-  byId("beam-value").textContent = state.beam === 1 ? "1, greedy search" : state.beam;
+  byId("beam-value").textContent = state.beam === 1 ? say("beam.greedy") : state.beam;
   const {tree, hypotheses} = run.search;
-  byId("tree-box").hidden = !tree.length;
+  for (const id of ["tree-box", "save-tree"]) byId(id).hidden = !tree.length;
   byId("candidate").textContent = tree.length
-    ? "Choose a candidate to read its probability." : "Sampling has no tree.";
+    ? say("beam.choose") : say("beam.no.tree");
   byId("hypotheses").hidden = !tree.length;
   if (!tree.length) return;
   byId("hypotheses").replaceChildren(...hypothesisTable(hypotheses));
@@ -60,8 +50,8 @@ function node({id, tokenLogProb, logProb, why}, step, i, isBest) {
   button.classList.toggle("best", isBest);
   button.dataset.key = `node:${step}:${i}`;
   button.style.gridArea = `${i + 1} / ${step + 2}`;
-  button.ariaLabel = `${shownToken(id)} ${probability} ${total}: token of step ${
-    step + 1}, probability, log-probability of the hypothesis; ${why}`;
+  button.ariaLabel = say(
+    `beam.node.${why}`, {token: shownToken(id), probability, total, step: step + 1});
   for (const event of ["focus", "click"]) {
     button.addEventListener(event, () => followPath({step, index: i}));
   }
@@ -111,9 +101,9 @@ function followPath(end) {
 function describeCandidate(step, i) {
   const {logProb, tokenLogProb, why} = run.search.tree[step][i];
   const text = shownTokens(prefixOf(step, i)).join(" ");
-  byId("candidate").textContent = `“${text}”: probability of the last token ${
-    short(Math.exp(tokenLogProb))}, of the hypothesis ${
-    short(Math.exp(logProb))} (log-probability ${show(logProb)}). ${WHY[why]}.`;
+  const [last, all] = [tokenLogProb, logProb].map(log => short(Math.exp(log)));
+  const found = say("beam.candidate", {text, last, all, log: show(logProb)});
+  byId("candidate").textContent = `${found} ${say(`beam.${why}`)}`;
 }
 
 function hypothesisTable(hypotheses) {
@@ -126,14 +116,10 @@ function hypothesisTable(hypotheses) {
       line.addEventListener("click", () => followPath(end));
       return line;
     });
-  const head = row("th", "Finished hypothesis",
-    ["Log-probability", "|Y|", "Length penalty", "Score"]);
-  const text = state.beam === 1
-    ? "Greedy search keeps the most probable token at each step."
-    : "The highest score wins. It is the log-probability divided by the length penalty "
-      + "((5 + |Y|) / 6)^(0.6), where |Y| counts the tokens and EOS. Choose a row to "
-      + "see its path.";
-  return [element("p", {className: "expect"}, ...typeset(text)),
+  const head = row("th", say("hypotheses.hypothesis"), [say("hypotheses.log"), "|Y|",
+    say("hypotheses.penalty"), say("hypotheses.score")]);
+  const text = state.beam === 1 ? rich("hypotheses.greedy") : rich("hypotheses.text");
+  return [element("p", {className: "expect"}, ...text),
     element("table", {}, head, ...rows)];
 }
 

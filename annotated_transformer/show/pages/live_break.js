@@ -1,49 +1,21 @@
 // Switching parts of the model off: what to expect, and what it does to this sentence.
 
-const PARTS = {
-  scale: {
-    name: "Division by √d_k",
-    expect: "Without it the scores are √d_k times as large, and each head puts nearly "
-      + "all of its weight on one key. Short sentences are often still right.",
-    link: ["Why divide by √d_k", "attention.html#why-divide-by-d_k"],
-    measure: () => `Here the largest weight of a query is now ${
-      short(meanLargestWeight(run.trace))} on average; with all parts on it is ${
-      short(meanLargestWeight(intactTrace()))}.`,
-  },
-  causal: {
-    name: "Causal mask",
-    expect: "Without it each position of the prefix also attends to later ones, which "
-      + "never happened in training.",
-    link: ["The causal mask", "masking.html#teacher-forcing-and-the-causal-mask"],
-    measure: () => "Here the weight of a query on later positions is now "
-      + `${short(meanLaterWeight())} on average; with all parts on it is 0.`,
-  },
-  positions: {
-    name: "Positional encoding",
-    expect: "Without it attention ignores the order of the tokens. Switch it off, then "
-      + "shuffle the words: the translation stays the same.",
-    link: ["Attention ignores order", "position.html#attention-ignores-order"],
-  },
-  residual: {
-    name: "Residual connections",
-    expect: "Without them each sub-layer replaces its input instead of adding to it. "
-      + "Nothing is left of the translation.",
-    link: ["Residual connections", "stack.html#residual-connections"],
-  },
+// What a switch changed in this sentence, in numbers.
+const MEASURES = {
+  scale: () => ({
+    now: short(meanLargestWeight(run.trace)),
+    before: short(meanLargestWeight(intactTrace())),
+  }),
+  causal: () => ({now: short(meanLaterWeight())}),
 };
-const TEMPERATURE_TEXT = "The logits are divided by it. Above 1 the probabilities "
-  + "become more equal, below 1 less. The most probable token stays the same, so "
-  + "greedy search (beam size 1) gives the same translation; beam search and samples "
-  + "may differ.";
+const PARTS = Object.keys(SWITCHES).filter(name => name !== "headsOff");
 
 const toggled = (list, name) =>
   list.includes(name) ? list.filter(other => other !== name) : [...list, name];
-const withLink = (text, link) => [...typeset(`${text} `), notebookLink(...link)];
-const fillText = (id, text, link) => byId(id).replaceChildren(...withLink(text, link));
 
-function actionButton(text, action) {
+function actionButton(name, text, action) {
   const button = element("button", {type: "button", className: "secondary"}, text);
-  button.dataset.key = `action:${text}`;
+  button.dataset.key = `action:${name}`;
   button.addEventListener("click", action);
   return button;
 }
@@ -83,29 +55,64 @@ function weightRows(trace, paths) {
 
 function drawBreak() {
   byId("switches").replaceChildren(
-    ...Object.entries(PARTS).flatMap(([name, part]) => switchOf(name, part)));
+    ...PARTS.flatMap(switchOf));
   drawHeadSwitches();
-  byId("temperature").value = state.temperature;
-  byId("temperature-value").textContent = state.temperature;
+  const {temperature, topK, topP} = state;
+  for (const [id, value] of Object.entries({temperature, topK, topP})) {
+    byId(id).value = value;
+    byId(`${id}-value`).textContent = value;
+  }
+  if (!topK) byId("topK-value").textContent = say("topK.all");
+  if (topP === 1) byId("topP-value").textContent = say("topP.all");
   byId("search").hidden = !state.seed;
   drawEffect();
   drawChanges();
 }
 
-function switchOf(name, part) {
+function switchOf(name) {
   const checked = !state.off.includes(name);
   const input = element("input", {type: "checkbox", checked, role: "switch"});
   input.dataset.key = `switch:${name}`;
   input.addEventListener(
     "change", () => change({off: toggled(state.off, name)}));
-  const title = element("span", {}, ...typeset(part.name));
+  const title = element("span", {}, ...rich(`off.${name}`));
   const label = element("label", {className: "checkbox"}, input, title);
-  const measured = checked ? "" : part.measure?.() ?? "";
+  const measured = checked || !(name in MEASURES) ? ""
+    : say(`off.${name}.measured`, MEASURES[name]());
   const more = name === "positions" ? [shuffleButtons()]
     : [element("p", {className: "measured", textContent: measured})];
-  const text = withLink(part.expect, part.link);
-  const expect = element("p", {className: "expect"}, ...text);
-  return [label, expect, ...more];
+  const expect = element("p", {className: "expect"}, ...rich(`off.${name}.text`));
+  return [label, expect, ...more, ...exampleOf(name)];
+}
+
+// --- For each switch an example whose translation changes without the part
+
+const breaking = {};  // by the name of the switch; "" while none is found
+
+function* findBreaking(name) {
+  breaking[name] = "";
+  const translate = changes => text =>
+    String(generatedIds(searchTranslation(text, changes, START)));
+  const [intact, broken] = [SWITCHES, {...SWITCHES, [name]: false}].map(translate);
+  for (const text of EXAMPLES) {
+    yield;
+    if (intact(text) === broken(text)) continue;
+    breaking[name] = text;
+    keepFocus(drawBreak);
+    return;
+  }
+}
+
+function exampleOf(name) {
+  if (!state.off.includes(name)) return [];
+  if (!(name in breaking)) inSlices(findBreaking(name));
+  const text = breaking[name];
+  if (!text || text === state.text) return [];
+  const button = actionButton(`example:${name}`, say("off.example", {text}), () => {
+    byId("sentence").value = text;
+    change({text, off: [name], step: 0, seed: 0, row: -1, column: -1});
+  });
+  return [element("div", {className: "buttons"}, button)];
 }
 
 // --- Shuffling the words
@@ -114,9 +121,10 @@ let shuffled = {text: "", original: "", order: []};
 
 function shuffleButtons() {
   const isShuffled = shuffled.text === state.text;
-  const restore = isShuffled ? [actionButton("Restore the order", restoreOrder)] : [];
+  const restore = isShuffled
+    ? [actionButton("restore", say("shuffle.restore"), restoreOrder)] : [];
   const buttons = element("div", {className: "buttons"},
-    actionButton("Shuffle the words", shuffleWords), ...restore);
+    actionButton("shuffle", say("shuffle"), shuffleWords), ...restore);
   const texts = isShuffled ? [...orderComparison(), memoryComparison()] : [];
   return element("div", {}, buttons, element("div", {id: "comparison"},
     ...texts.map(textContent => element("p", {textContent}))));
@@ -125,7 +133,8 @@ function shuffleButtons() {
 // The translations of both orders, with the same parts off.
 function orderComparison() {
   const before = generatedIds(searchTranslation(shuffled.original, switches()));
-  return [`Before: ${textOf(before)}`, `Shuffled: ${textOf(run.ids)}`];
+  return [say("shuffle.before", {text: textOf(before)}),
+    say("shuffle.after", {text: textOf(run.ids)})];
 }
 
 function shuffleWords() {
@@ -164,26 +173,35 @@ function memoryDifference() {
 
 function memoryComparison() {
   const difference = memoryDifference();
-  return difference < 1e-3
-    ? `The memory has the same rows in another order (largest difference ${
-      show(difference)}).`
-    : `The memory has changed: its rows differ by up to ${show(difference)}.`;
+  const values = {difference: show(difference)};
+  const isSame = difference < 1e-3;
+  return isSame ? say("shuffle.same", values) : say("shuffle.changed", values);
 }
 
 // --- The effect on the translation
 
-const resetButton = () => actionButton("Reset all",
-  () => change({off: [], headsOff: [], temperature: 1, seed: 0}));
+const resetButton = () => actionButton("reset", say("reset"),
+  () => change({off: [], headsOff: [], temperature: 1, topK: 0, topP: 1, seed: 0}));
 
 // What is off or differs from the plain search, in words; empty if nothing is.
 function changesText() {
-  const parts = state.off.map(name => PARTS[name].name.toLowerCase());
-  const heads = state.headsOff.map(name => headTitle(name).toLowerCase());
-  const off = [...parts, ...heads];
-  const texts = off.length ? [`Parts off: ${off.join(", ")}`] : [];
-  if (state.seed) texts.push(`Sampled at temperature ${state.temperature}`);
-  else if (state.temperature !== 1) texts.push(`Temperature ${state.temperature}`);
+  const parts = state.off.map(name => say(`off.${name}`));
+  const off = [...parts, ...state.headsOff.map(headTitle)].map(
+    name => name.toLowerCase());
+  const texts = off.length ? [say("changes.off", {parts: off.join(", ")})] : [];
+  if (state.seed) texts.push(sampledText());
+  else if (state.temperature !== 1) {
+    texts.push(say("changes.temperature", {temperature: state.temperature}));
+  }
   return texts.join(" · ");
+}
+
+function sampledText() {
+  const {temperature, topK, topP} = state;
+  const texts = [say("changes.sampled", {temperature})];
+  if (topK) texts.push(say("changes.topK", {k: topK}));
+  if (topP < 1) texts.push(say("changes.topP", {p: topP}));
+  return texts.join(", ");
 }
 
 function drawChanges() {
@@ -195,13 +213,14 @@ function drawChanges() {
 function drawEffect() {
   const line = (name, ...content) => element("p", {},
     element("span", {className: "muted"}, name), element("span", {}, ...content));
-  const name = state.seed ? `Sampled at temperature ${state.temperature}` : "Now";
+  const name = state.seed ? say("effect.sampled", {sampled: sampledText()})
+    : say("effect.now");
   const changed = isPlain() ? [] : [
-    line(`${name}:`, ...marked(run.ids, run.intactIds)),
+    line(name, ...marked(run.ids, run.intactIds)),
     resetButton(),
   ];
   byId("effect").replaceChildren(
-    line("All parts on:", textOf(run.intactIds)), ...changed);
+    line(say("effect.intact"), textOf(run.intactIds)), ...changed);
 }
 
 // The words of a translation; those that the other one lacks are marked, and those that

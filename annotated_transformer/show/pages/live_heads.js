@@ -1,13 +1,6 @@
 // Switching heads off, and finding those that change the translation.
 
-const KINDS = {
-  "encoder.self": "Encoder",
-  "decoder.self": "Decoder",
-  "decoder.cross": "Cross-attention",
-};
-const HEADS_TEXT = "A head that is off adds nothing to its sub-layer. Most heads can "
-  + "be missed one at a time; “Try each head” finds those that change this "
-  + "translation, or the probability of the chosen token.";
+const KINDS = ["encoder.self", "decoder.self", "decoder.cross"];
 
 let trials = {key: "", found: []};  // what is known of single heads
 const trialKey = () => SEARCHED.map(key => state[key]).join("|");
@@ -23,16 +16,18 @@ const allHeads = kind => {
 function headTitle(name) {
   const [path, head] = name.split(":");
   const [stack, layer, kind] = path.split(".");
-  return `${KINDS[`${stack}.${kind}`]} head ${+layer + 1}.${+head + 1}`;
+  return say(`heads.${stack}.${kind}.one`, {head: `${+layer + 1}.${+head + 1}`});
 }
 
-const allHeadNames = () => Object.keys(KINDS).flatMap(allHeads).map(({name}) => name);
+const allHeadNames = () => KINDS.flatMap(allHeads).map(({name}) => name);
 
 function drawHeadSwitches() {
-  const rows = Object.entries(KINDS).map(([kind, title]) => element("div",
-    {className: "head-row", role: "group", ariaLabel: title},
-    element("span", {textContent: title}),
-    ...allHeads(kind).map(headSwitch)));
+  const rows = KINDS.map(kind => {
+    const title = say(`heads.${kind}`);
+    const properties = {className: "head-row", role: "group", ariaLabel: title};
+    return element("div", properties, element("span", {textContent: title}),
+      ...allHeads(kind).map(headSwitch));
+  });
   byId("head-switches").replaceChildren(...rows);
   setTabStop(byId("head-switches"), byId("head-switches").querySelector("button"));
   byId("findings").replaceChildren(...trials.key === trialKey() ? findings() : []);
@@ -47,9 +42,10 @@ function headSwitch({layer, head, name}) {
   const matters = trials.key === trialKey() && trials.found.some(
     one => one.name === name && one.isChanged);
   button.classList.toggle("matters", matters);
-  button.title = `${headName({layer, head})}: ${isOn ? "on" : "off"}`;
-  button.ariaLabel = `${text}: switch off ${headName({layer, head})}${
-    matters ? ", changes the translation" : ""}`;
+  const names = {number: text, head: headName({layer, head})};
+  button.title = isOn ? say("heads.on.title", names) : say("heads.off.title", names);
+  button.ariaLabel = matters ? say("heads.switch.matters", names)
+    : say("heads.switch", names);
   button.addEventListener("click",
     () => change({headsOff: toggled(state.headsOff, name)}));
   return button;
@@ -89,18 +85,17 @@ const effectOf = ({probability}) => Math.abs(probability - trials.probability);
 // The heads that change the translation or the probability, the largest effect first.
 function findings() {
   if (trials.left) {
-    return [`Heads left to try: ${trials.left}.`];
+    return [say("heads.left", {n: trials.left})];
   }
   const n = trials.found.filter(({isChanged}) => isChanged).length;
   const shown = trials.found.filter(
     one => one.isChanged || effectOf(one) >= MIN_EFFECT);
   const rest = trials.found.length - shown.length;
-  const verb = n === 1 ? "changes" : "change";
+  const all = trials.found.length;
+  const values = {n, all, token: tokenOfTrials(), step: trials.step};
   const texts = [
-    `${n} of ${trials.found.length} heads ${verb} this translation when off. p(${
-      tokenOfTrials()}) is the probability of “${tokenOfTrials()}” as token ${
-      trials.step}.`,
-    rest ? `The other ${rest} change it by less than ${MIN_EFFECT}.` : "",
+    n === 1 ? say("heads.found.one", values) : say("heads.found.other", values),
+    rest ? say("heads.rest", {n: rest, min: MIN_EFFECT}) : "",
   ];
   const [first, last] = texts.map(textContent => element("p", {textContent}));
   const sorted = shown.toSorted((a, b) => effectOf(b) - effectOf(a));
@@ -114,7 +109,7 @@ function finding({name, ids, isChanged, probability}) {
   const place = {box: `${stack}.${kind}`, layer: +layer, head: +number};
   const step = isChanged
     ? ids.findIndex((id, i) => id !== trials.ids[i]) + 1 : trials.step;
-  const button = actionButton(headTitle(name), () => {
+  const button = actionButton(name, headTitle(name), () => {
     change({...place, step, stage: "weights", row: -1, column: -1});
     byId("view").scrollIntoView();
   });

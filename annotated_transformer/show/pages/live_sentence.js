@@ -24,12 +24,17 @@ const shownToken = id => shownTokens([id])[0];
 
 // --- What is unusual about a sentence: one line, or nothing
 
-const GERMAN = new Set(`aber auf das dem den der die ein eine einen er es hat ich ist
-  mit nicht sie sind und war weil wir zu`.split(/\s+/));
+// frequent German words that are no English ones
+const GERMAN = new Set(`aber auf das dem der ein eine einen er es ich ist mit nicht sie
+  sind und weil wir zu`.split(/\s+/));
 const wordsOf = text => text.split(/\s+/)
   .map(word => word.replace(/^\P{L}+|\P{L}+$/gu, "")).filter(Boolean);
 const knownWords = new Set(about.words?.map(word => word.toLowerCase()));
 const trainingWords = new Set(about.words);
+// A character, or its code point if it cannot be seen alone.
+const visible = character => /[\p{M}\p{C}\p{Z}]/u.test(character)
+  ? `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`
+  : character;
 const quoted = words => `${words.slice(0, 5).map(word => `“${word}”`).join(", ")}${
   words.length > 5 ? " …" : ""}`;
 
@@ -54,11 +59,8 @@ function unknownPair(text) {
 }
 
 function pairRemark([one, other]) {
-  const found = !one ? `begins with a word like “${other}”`
-    : !other ? `ends with a word like “${one}”`
-      : `has words like “${one} ${other}” next to each other`;
-  return `No sentence of the training text ${
-    found}. The model may translate such a pattern wrongly.`;
+  if (!one) return say("remark.begins", {word: other});
+  return other ? say("remark.pair", {one, other}) : say("remark.ends", {word: one});
 }
 
 // Sentences of the training text begin with a capital letter, unless it has copies of
@@ -79,31 +81,25 @@ function remarkOn(typed) {
   const isNew = word => !knownWords.has(word.toLowerCase().replace(/'s$/, ""));
   const unknown = [...new Set(about.words ? words.filter(isNew) : [])];
   if (!text.trim()) {
-    return "The line is empty. Type a sentence to translate it.";
+    return say("remark.empty");
   }
   if (ids.length > MAX_TOKENS) {
-    return `The sentence has ${ids.length} tokens, and this page translates at most ${
-      MAX_TOKENS}: the rest was left out.`;
+    return say("remark.long", {n: ids.length, max: MAX_TOKENS});
   }
   if (isGerman(words.map(word => word.toLowerCase()))) {
-    return "This looks like German. The model translates from English to German, so "
-      + "its output for this line has no meaning.";
+    return say("remark.german");
   }
   if (letters.length) {
-    return `Characters ${quoted(letters)} did not occur in training: the model has `
-      + "learned no translation for the bytes of such characters.";
+    return say("remark.characters", {characters: quoted(letters.map(visible))});
   }
   if (unknown.length) {
-    return `Not in the training text: ${quoted(unknown)}. The model has learned no `
-      + "translation for such words.";
+    return say("remark.words", {words: quoted(unknown)});
   }
-  if (/[.?!]\s+\p{Lu}/u.test(text)) {
-    return "The model was trained on single sentences and does not translate several "
-      + "at once: enter them one by one.";
+  if (about.words && /[.?!]\s+\p{Lu}/u.test(text)) {
+    return say("remark.several");
   }
   if (isInOtherCase(text, words)) {
-    return "Capital letters are not where they are in the training text. The model may "
-      + "translate such a line wrongly.";
+    return say("remark.case");
   }
   const pair = unknownPair(text);
   return pair ? pairRemark(pair) : "";
@@ -111,11 +107,12 @@ function remarkOn(typed) {
 
 // --- Entering a sentence
 
-const textOf = ids => vocab.decode(ids) || "(no tokens)";
+const textOf = ids => vocab.decode(ids) || say("no.tokens");
 
 function submit(text) {
   const remark = remarkOn(text);
   stopPlaying();
+  stopTyping();
   byId("message").textContent = remark;
   if (text.trim()) change({text, step: 0, seed: 0, row: -1, column: -1});
 }
@@ -137,14 +134,14 @@ function drawSentence() {
   const rest = vocab.decode(ids).slice(text.length);
   byId("result").replaceChildren(
     text || textOf(ids), element("span", {textContent: rest, ariaHidden: "true"}));
-  byId("source").replaceChildren(...shownTokens(srcIds).map(
-    (text, i) => element("li", {textContent: text, title: `id ${srcIds[i]}`})));
+  byId("source").replaceChildren(...shownTokens(srcIds).map((textContent, i) =>
+    element("li", {textContent, title: say("source.id", {id: srcIds[i]})})));
   byId("translation").replaceChildren(...shownTokens(ids).map(generatedToken));
   setTabStop(byId("translation"), byId("translation").children[step - 1]);
   byId("step").max = ids.length;
   byId("step").value = step;
   byId("step").setAttribute("aria-valuetext",
-    `token ${step} of ${ids.length}, ${shownTokens(ids)[step - 1]}`);
+    say("step.value", {step, n: ids.length, token: shownTokens(ids)[step - 1]}));
   byId("back").disabled = step === 1;
   byId("forward").disabled = step === ids.length;
   drawLikeliest();
@@ -152,13 +149,14 @@ function drawSentence() {
 
 function generatedToken(text, i) {
   const probability = Math.exp(run.logProbs[i]);
-  const number = element("small", {textContent: probability.toFixed(2)});
+  const rounded = probability.toFixed(2);
+  const number = element("small", {textContent: rounded});
   const button = element("button", {type: "button"}, text, number);
   button.dataset.key = `token:${i}`;
   button.style.setProperty("--value", probability);
   button.classList.toggle("later", i >= run.step);
   button.setAttribute("aria-pressed", i === run.step - 1);
-  button.ariaLabel = `${text} ${probability.toFixed(2)}: token and probability`;
+  button.ariaLabel = say("generated.token", {token: text, probability: rounded});
   button.addEventListener("click", () => chooseStep(i + 1));
   return button;
 }
@@ -175,13 +173,13 @@ let timer = 0;  // 0 while nothing is played
 function stopPlaying() {
   clearTimeout(timer);
   timer = 0;
-  byId("play").textContent = "Play";
+  byId("play").textContent = say("play");
 }
 
 function playFrom(step) {
   change({step: step === run.ids.length ? 0 : step, row: -1});
   if (step === run.ids.length) return stopPlaying();
-  byId("play").textContent = "Pause";
+  byId("play").textContent = say("pause");
   timer = setTimeout(() => playFrom(step + 1), PLAY_MS);
 }
 
@@ -190,22 +188,36 @@ function togglePlaying() {
   playFrom(run.step < run.ids.length ? run.step + 1 : 1);
 }
 
-// --- The most probable tokens at the chosen step
+// --- The most probable tokens at the chosen step, and what sampling cuts off
 
 function drawLikeliest() {
   const probabilities = nextProbabilities();
-  const chosen = run.ids[run.step - 1];
-  const at = state.temperature === 1 ? "" : ` at temperature ${state.temperature}`;
-  byId("next-label").textContent = `Token ${run.step} of ${run.ids.length}: the ${
-    N_LIKELIEST} most probable${at}`;
-  byId("next").replaceChildren(...largest(probabilities, N_LIKELIEST).map(id => {
-    const probability = probabilities[id];
-    const bar = element("span", {className: "bar"});
-    bar.style.setProperty("--value", probability);
-    const name = element("span", {className: "name", textContent: shownToken(id)});
-    const number = element("span", {className: "value"}, short(probability));
-    const item = element("li", {}, name, bar, number);
-    item.classList.toggle("chosen", id === chosen);
-    return item;
-  }));
+  const kept = truncated(probabilities, state.topK, state.topP);
+  const {step, ids: {length: n}} = run;
+  const {temperature} = state;
+  const values = {step, n, likeliest: N_LIKELIEST, temperature};
+  byId("next-label").textContent = temperature === 1 ? say("next", values)
+    : say("next.temperature", values);
+  byId("next").replaceChildren(...largest(probabilities, N_LIKELIEST).map(
+    id => likelyToken(id, probabilities[id], kept[id] === 0)));
+  const isCut = kept !== probabilities;
+  byId("next-kept").textContent = !isCut ? "" : say("next.kept", {
+    n: kept.filter(Boolean).length,
+    all: kept.length,
+    kept: short(sum(kept)),
+  });
+}
+
+function likelyToken(id, probability, isCut) {
+  const bar = element("span", {className: "bar"});
+  bar.style.setProperty("--value", probability);
+  const name = element("span", {className: "name", textContent: shownToken(id)});
+  const number = element("span", {className: "value"}, short(probability));
+  const item = element("li", {}, name, bar, number);
+  item.classList.toggle("chosen", id === run.ids[run.step - 1]);
+  if (isCut) {
+    item.classList.add("cut");
+    bar.replaceChildren(element("span", {textContent: say("next.cut")}));
+  }
+  return item;
 }

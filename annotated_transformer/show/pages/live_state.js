@@ -2,6 +2,7 @@
 
 const packed = JSON.parse(byId("data").textContent);
 const about = packed.page;
+site = about.site;
 const model = readModel(packed);
 const {config, vocab} = model;
 
@@ -14,13 +15,9 @@ const MAX_TOKENS = Math.min(config.max_len, 64);  // of a sentence, for a quick 
 
 // `step` is the number of generated tokens, 0 for all of them; `row` and `column` are
 // those of the chosen number, -1 for a good first choice; `off` names switches and
-// `headsOff` heads; `seed` 0 means no sampling.
-const EXAMPLES = about.examples ?? [
-  "The animal didn't cross the street because it was too tired.",
-  "The animal didn't cross the street because it was too wide.",
-  "If the happy brother brings back this picture, the friendly girl will sleep under "
-    + "the bridge.",
-];
+// `headsOff` heads; `seed` 0 means no sampling, `topK` 0 all tokens; `tour` is the step
+// of the tour, 0 for none.
+const EXAMPLES = about.examples;
 const START = {
   text: EXAMPLES[0],
   box: "decoder.cross",
@@ -34,8 +31,11 @@ const START = {
   off: [],
   headsOff: [],
   temperature: 1,
+  topK: 0,
+  topP: 1,
   beam: 4,
   seed: 0,
+  tour: 0,
 };
 const state = {...START};
 
@@ -50,15 +50,17 @@ function writeAddress() {
   const query = new URLSearchParams(changed.map(key => [key, asText(state[key])]));
   const isInNotebook = location.protocol === "about:";  // a frame without an address
   const [here] = location.href.split("#");
-  byId("link").href = `${isInNotebook ? `${about.site}live_page.html` : here}#${query}`;
+  byId("link").href = `${isInNotebook ? site + about.file : here}#${query}`;
   byId("copied").textContent = "";
   showAddress(query);
 }
 
-// The state that an address names; what is unknown or out of range stays as in START.
+// The state that an address names; what is unknown or out of range stays as in START,
+// and what it leaves out is as in the step of the tour that it names.
 function readAddress(address) {
-  const found = {...START};
-  for (const [key, text] of new URLSearchParams(address.slice(1))) {
+  const query = new URLSearchParams(address.slice(1));
+  const found = {...START, ...tourState(Math.floor(query.get("tour")))};
+  for (const [key, text] of query) {
     if (!(key in START)) continue;
     if (isList(START[key])) {
       found[key] = text.split(",").filter(isSwitch);
@@ -68,11 +70,14 @@ function readAddress(address) {
       found[key] = Number(text);
     }
   }
-  for (const key of ["layer", "head", "row", "column", "step", "seed", "beam"]) {
+  for (const key of ["layer", "head", "row", "column", "step", "seed", "beam", "topK",
+    "tour"]) {
     found[key] = Math.floor(found[key]);
   }
   found.beam = Math.min(Math.max(found.beam, 1), MAX_BEAM);
   found.temperature = Math.min(Math.max(found.temperature, .1), MAX_TEMPERATURE);
+  found.topP = Math.min(Math.max(found.topP, .05), 1);
+  found.tour = Math.min(found.tour, TOUR.length);
   return found;
 }
 
@@ -106,14 +111,14 @@ function generatedIds({hypotheses: [best]}) {
   return hasEnded ? [...best.ids, vocab.eosId] : best.ids;
 }
 
-function searchTranslation(text, changes, {temperature, seed} = state) {
-  const {beam} = state;
+function searchTranslation(text, changes, settings = state) {
+  const {temperature, seed, topK, topP, beam} = settings;
   const srcIds = sourceIds(text);
   const isIntact = changes === SWITCHES;
   // a model with parts switched off may never generate EOS
   const maxLen = isIntact ? lengthLimit(srcIds) : srcIds.length + 10;
   const options = {switches: changes, temperature, maxLen};
-  if (seed) return sample(srcIds, {...options, seed});
+  if (seed) return sample(srcIds, {...options, seed, topK, topP});
   return beam === 1 ? greedy(model, srcIds, changes, options)
     : beamSearch(model, srcIds, {...options, beamSize: beam});
 }
@@ -126,7 +131,7 @@ function runModel() {
   run.ids = generatedIds(run.search);
   run.logProbs = run.search.hypotheses[0].tokenLogProbs;
   run.intactIds = isPlain() ? run.ids
-    : generatedIds(searchTranslation(state.text, SWITCHES, PLAIN));
+    : generatedIds(searchTranslation(state.text, SWITCHES, {...state, ...PLAIN}));
   runDecoder();
 }
 
@@ -146,14 +151,15 @@ function nextProbabilities(logits = run.trace.get("decoder.logits")) {
 
 // --- Sampling: each token is drawn with its probability
 
-function sample(srcIds, {switches: changes, temperature, maxLen, seed}) {
+function sample(srcIds, options) {
+  const {switches: changes, temperature, maxLen, seed, topK, topP} = options;
   const cache = startCache(model, encode(model, srcIds, changes), changes);
   const random = randomNumbers(seed);
   const found = {ids: [], tokenLogProbs: [], logProb: 0};
   let id = vocab.bosId;
   while (found.ids.length < maxLen) {
     const logProbs = nextLogProbs(model, id, cache, changes, temperature);
-    id = drawId(logProbs, random());
+    id = drawId(truncated(logProbs.map(Math.exp), topK, topP), random());
     found.tokenLogProbs.push(logProbs[id]);
     found.logProb += logProbs[id];
     if (id === vocab.eosId) break;
@@ -162,10 +168,27 @@ function sample(srcIds, {switches: changes, temperature, maxLen, seed}) {
   return {hypotheses: [found], tree: []};
 }
 
-function drawId(logProbs, number) {
-  let sum = 0;
-  const id = logProbs.findIndex(logProb => (sum += Math.exp(logProb)) > number);
-  return id < 0 ? vocab.eosId : id;  // rounding: the sum may end below 1
+// The probabilities with 0 for what is cut off: all but the k most probable tokens, and
+// of these all but the fewest that have the probability p together. k = 0 is all.
+function truncated(probabilities, k, p) {
+  if (!k && p === 1) return probabilities;
+  const kept = probabilities.map(() => 0);
+  let total = 0;
+  const ids = Array.from(probabilities.keys()).sort(
+    (a, b) => probabilities[b] - probabilities[a]);
+  for (const id of ids.slice(0, k || ids.length)) {
+    if (total >= p) break;
+    total += kept[id] = probabilities[id];
+  }
+  return kept;
+}
+
+// The id at this number from 0 to 1, when the ids share that interval in proportion.
+function drawId(probabilities, number) {
+  const end = number * sum(probabilities);
+  let total = 0;
+  const id = probabilities.findIndex(probability => (total += probability) > end);
+  return id < 0 ? vocab.eosId : id;  // rounding: the total may end below
 }
 
 // Numbers from 0 to 1 that are the same for the same seed (mulberry32).
@@ -184,7 +207,8 @@ const SEARCHED = ["text", "off", "headsOff", "temperature", "beam", "seed"];
 
 function change(changes) {
   const isNew = key => key in changes && asText(changes[key]) !== asText(state[key]);
-  const mustSearch = SEARCHED.some(isNew);
+  const mustSearch = SEARCHED.some(isNew)
+    || state.seed > 0 && ["topK", "topP"].some(isNew);
   const mustDecode = isNew("step");
   Object.assign(state, changes);
   if (mustSearch) runModel();
@@ -198,6 +222,7 @@ function draw() {
     drawView();
     drawBreak();
     drawBeam();
+    drawTour();
   });
   writeAddress();
 }

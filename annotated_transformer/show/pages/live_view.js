@@ -1,12 +1,6 @@
 // The chosen box: its tensors as heat maps, all heads at a glance, and one number.
 
 const MANY_ROWS = 24;  // rows are lower from here on
-const AXES = {
-  src: "source token",
-  tgt: "target token",
-  feature: "feature",
-  vocab: "token",
-};
 
 // What is drawn: the stage, its tensor's matrix for the chosen head, and names.
 let view = null;
@@ -77,20 +71,21 @@ function drawView() {
   state.stage = stage?.key ?? "";
   markBox();
   drawBoxText(box, stage);
-  drawChoices("stages", stages.map(({key, symbol}) => [key, symbol]), state.stage,
-    key => change({stage: key, column: -1}));
-  const layers = box.isLayer && !stage.perHead ? N_LAYERS[box.stack] : 0;
-  drawChoices("layers", Array.from({length: layers}, (_, i) => [i, `Layer ${i + 1}`]),
-    state.layer, layer => change({layer: +layer}));
+  const keys = stages.map(({key, name}) => [key, say(`stage.${name}`)]);
+  drawChoices("stages", keys, state.stage, key => change({stage: key, column: -1}));
+  const length = box.isLayer && !stage.perHead ? N_LAYERS[box.stack] : 0;
+  const layers = Array.from({length}, (_, i) => [i, say("layer.n", {n: i + 1})]);
+  drawChoices("layers", layers, state.layer, layer => change({layer: +layer}));
   const drawings = stage?.key === "weights" ? ["matrix", "lines"] : [];
   if (!["matrix", "lines"].includes(state.drawing)) state.drawing = "matrix";
-  drawChoices("drawings", drawings.map(name => [name, `As ${name}`]), state.drawing,
-    drawing => change({drawing}));
+  drawChoices("drawings", drawings.map(name => [name, say(`drawing.${name}`)]),
+    state.drawing, drawing => change({drawing}));
   const isLines = drawings.length > 0 && state.drawing === "lines";
   for (const id of ["matrix-figure", "number", "shape", "row-text"]) {
     byId(id).hidden = !stage;
   }
   byId("matrix-figure").hidden ||= isLines;
+  byId("save-lines").hidden = !isLines;
   byId("heads").hidden = !stage?.perHead;
   byId("tokens").hidden = !isLines;
   byId("token-table").replaceChildren(...stage ? [] : [tokenTable(box.tokens())]);
@@ -104,20 +99,25 @@ function drawView() {
 }
 
 function drawBoxText(box, stage) {
-  const layer = box.isLayer ? `, layer ${state.layer + 1}` : "";
-  const head = stage?.perHead ? `, head ${state.head + 1}` : "";
-  byId("box-title").textContent = `${box.title}${layer}${head}`;
-  const [section, href] = NOTEBOOKS[box.notebook];
-  const [name, whileOff] = WHILE_OFF[stage?.key] ?? [];
-  const stageText = state.off.includes(name) ? whileOff : stage?.text ?? "";
-  const text = typeset(`${box.text} ${stageText} `);
-  byId("box-text").replaceChildren(...text, notebookLink(section, href));
+  byId("box-title").textContent = boxTitle(box, stage);
+  const isOff = state.off.includes(SWITCH_OF[stage?.key]);
+  const stageText = isOff ? rich(`stage.${stage.name}.off`)
+    : stage ? rich(`stage.${stage.name}.text`) : [];
+  byId("box-text").replaceChildren(...rich(`about.${box.text}`), " ", ...stageText);
+}
+
+function boxTitle({isLayer}, stage) {
+  const title = say(`box.${state.box}`);
+  if (!isLayer) return title;
+  const at = {box: title, layer: state.layer + 1, head: state.head + 1};
+  return stage.perHead ? say("box.head", at) : say("box.layer", at);
 }
 
 function shapeText() {
   const {stage, shape} = view;
-  const axes = stage.axes.map(axis => AXES[axis]).join(" × ");
-  return `Tensor (${shape.join(", ")})${stage.perHead ? " of all heads" : ""}, ${axes}`;
+  const [rows, columns] = stage.axes.map(axis => say(`axis.${axis}`));
+  const values = {shape: shape.join(", "), rows, columns};
+  return stage.perHead ? say("shape.heads", values) : say("shape", values);
 }
 
 // A group of radio buttons: options are [value, text].
@@ -148,7 +148,7 @@ function drawAllHeads(stage) {
     const path = stage.path(button.dataset.layer).replace(/\.\w+$/, "");
     if (!state.headsOff.includes(`${path}:${button.dataset.head}`)) continue;
     button.classList.add("off");
-    button.ariaLabel += ", switched off";
+    button.ariaLabel = say("heads.off", {head: button.ariaLabel});
   }
 }
 
@@ -174,11 +174,10 @@ function legend() {
   const {max, rows} = view;
   const has = test => rows.some(row => row.some(test));
   const isSigned = has(value => value < 0 && value !== -Infinity);
-  const colours = isSigned
-    ? `Blue is positive, orange negative; full colour is ±${show(max)}.`
-    : `Full colour is ${show(max)}.`;
+  const values = {max: show(max)};
+  const colours = isSigned ? say("legend.signed", values) : say("legend", values);
   const isMasked = has(value => value === -Infinity);
-  return isMasked ? `${colours} Grey is masked (−∞).` : colours;
+  return isMasked ? `${colours} ${say("legend.masked")}` : colours;
 }
 
 function drawWeightsAsLines(stage) {
@@ -186,8 +185,7 @@ function drawWeightsAsLines(stage) {
   lines.tokens = {q: view.rowNames, k: view.columnNames};
   lines.weights = [view.rows];
   if (!lines.tokens[lines.pinned?.role]?.[lines.pinned.i]) lines.pinned = null;
-  const side = axis => axis === "src" ? "Source" : "Target";
-  drawTokens({q: `${side(q)} tokens (queries)`, k: `${side(k)} tokens (keys)`});
+  drawTokens({q: say(`lines.${q}.q`), k: say(`lines.${k}.k`)});
   drawCurves();
   highlight(lines.pinned);
 }
@@ -195,7 +193,8 @@ function drawWeightsAsLines(stage) {
 function tokenTable(ids) {
   const names = shownTokens(ids);
   const cell = (tag, textContent) => element(tag, {textContent});
-  const titles = ["Position", "Token", "Id"].map(name => cell("th", name));
+  const titles = ["position", "token", "id"].map(
+    name => cell("th", say(`table.${name}`)));
   const head = element("tr", {}, ...titles);
   const rows = ids.map((id, i) =>
     element("tr", {}, cell("td", i), cell("td", names[i]), cell("td", id)));
@@ -229,7 +228,7 @@ function drawNumber() {
   fillSelect("column", stage.axes[1], columnNames, column);
   const value = element("b", {textContent: show(rows[row][column])});
   byId("number-title").replaceChildren(
-    ...typeset(numberName(row, column)), " = ", value);
+    ...numberName(row, column), " = ", value);
   byId("arithmetic").replaceChildren(...arithmeticOf(row, column));
 }
 
@@ -240,7 +239,7 @@ function rowText(row) {
   if (view.stage.axes[0] !== "tgt") return [];
   const [token, next] = [view.rowNames[row], predicted(row)].map(
     textContent => element("b", {textContent}));
-  return ["Row ", token, " → predicts ", next];
+  return rich("row.predicts", {token, next});
 }
 
 const rowTitles = () => view.stage.axes[0] === "tgt"
@@ -256,8 +255,7 @@ function fillSelect(id, axis, names, chosen) {
       ...texts.map((textContent, i) => element("option", {value: i, textContent})));
   }
   list.value = chosen;
-  const role = {row: "Row", column: "Column"}[id];
-  byId(`${id}-label`).textContent = `${role}: ${AXES[axis]}`;
+  byId(`${id}-label`).textContent = say(`${id}.of`, {axis: say(`axis.${axis}`)});
 }
 
 function numberName(row, column) {
@@ -265,7 +263,7 @@ function numberName(row, column) {
   const name = columnNames[column];
   const isFeature = stage.axes[1] === "feature";
   const second = isFeature ? feature(name) : `“${name}”`;
-  return `${stage.symbol} (“${rowNames[row]}”, ${second})`;
+  return [...rich(`stage.${stage.name}`), ` (“${rowNames[row]}”, ${second})`];
 }
 
 function arithmeticOf(row, column) {
@@ -282,7 +280,8 @@ function arithmeticOf(row, column) {
     columnNames,
     keyNames: isKeys ? namesOf(keyAxis()) : columnNames,
   });
-  const paragraph = (className, text) => element("p", {className}, ...typeset(text));
+  const paragraph = (className, text) => element(
+    "p", {className}, ...isList(text) ? text : typeset(text));
   const table = found.terms ? [termTable(found.terms, found.total)] : [];
   const number = element("b", {textContent: show(Math.fround(found.result))});
   const result = element("p", {className: "line result"}, "= ", number);
@@ -309,11 +308,12 @@ function termTable(terms, total) {
       element("td", {textContent: text}), element("td", {}, bar),
       element("td", {className: "value", textContent: show(value)}));
   };
-  const others = rest.length
-    ? [row(`${rest.length} others`, "", sum(rest.map(({value}) => value)))] : [];
+  const others = rest.length ? [row(say("term.others", {n: rest.length}), "",
+    sum(rest.map(({value}) => value)))] : [];
   const end = element("td", {className: "value", textContent: show(total, 6)});
-  const last = element("tr", {className: "total"}, element("td", {textContent: "Sum"}),
-    element("td"), element("td"), end);
+  const first = element("td", {textContent: say("term.sum")});
+  const last = element("tr", {className: "total"}, first, element("td"),
+    element("td"), end);
   return element("table", {className: "terms"},
     ...shown.map(({name, text, value}) => row(name, text, value)), ...others, last);
 }
@@ -334,7 +334,7 @@ byId("plot").addEventListener("pointermove", event => {
   const value = view.rows[row]?.[column];
   if (value === undefined) return;
   byId("legend").replaceChildren(
-    ...typeset(numberName(row, column)), `: ${show(value)}`);
+    ...numberName(row, column), `: ${show(value)}`);
 });
 byId("plot").addEventListener("pointerleave", () => {
   byId("legend").textContent = legend();
