@@ -51,6 +51,14 @@ def test_links_to_the_repository(cfg):
         assert leave_site(text, cfg) == (becomes or text)
 
 
+def test_anchors_of_a_notebook_are_those_of_its_page():
+    "GitHub leaves dots out of anchors and the site does not; GitHub has anchors for Markdown, and none for notebooks."
+    heading = cell("## torch.nn.Linear", "markdown")
+    assert of_notebook(json.dumps({"cells": [heading]})).anchors == {"torch.nn.linear"}
+    both = {"torch.nn.linear", "torchnnlinear"}
+    assert of_markdown(heading["source"]).anchors == both
+
+
 NAMES = Names(
     {
         "Vocab": {"vocab.html": "vocab"},
