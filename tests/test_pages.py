@@ -118,7 +118,7 @@ def test_names_of_the_package():
     names = names_of_package()
     forward = names.places["MultiHeadAttention.forward"]
     assert forward == {"multi_head.html": "multiheadattention"}
-    for name in ("attention", "train", "rank", "prepare"):  # modules, fields, commands
+    for name in ("attention", "train", "rank", "prepare", "generate"):  # see there
         assert link_names(f"`{name}`", "index.html", names) == f"`{name}`"
     for name in ("Encoder", "beam_search", "builtin"):
         assert link_names(f"`{name}`", "index.html", names) != f"`{name}`"

@@ -152,11 +152,14 @@ class Names(NamedTuple):
     taken: frozenset[str]
 
 
+THEIRS = ["generate"]  # names by which the texts mean another library's function
+
+
 @cache
 def names_of_package() -> Names:
-    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's or a command's."
+    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's, a command's or another library's."
     library, places = settings()["lib_path"], {}
-    taken = {*import_module(f"{library}.cli.main").program.commands}
+    taken = {*import_module(f"{library}.cli.main").program.commands, *THEIRS}
     for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
         taken.add(module.rpartition(".")[2])
         for name, (address, _) in symbols.items():
