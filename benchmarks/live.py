@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -85,30 +86,30 @@ def largest_difference(engine: Engine, name: str, run: Run, n: int) -> float:
     return worst
 
 
-def equal_translations(engine: Engine, run: Run, translator: Translator, n: int) -> int:
-    "How many of n held-out sentences have the same translation by beam search."
-    sentences = [s.en for s in builtin(n, seed=1, split="test")]
-    wanted, found = translator.translate(sentences), []
-    for i in range(0, n, N):
-        rows = [[*run.vocab.encode(s), run.vocab.eos_id] for s in sentences[i : i + N]]
+def translations(engine: Engine, run: Run, sentences: Sequence[str]) -> Iterator[str]:
+    "The best hypotheses of the page's beam search."
+    for i in range(0, len(sentences), N):
+        some = map(run.vocab.encode_source, sentences[i : i + N])
+        rows = [[*ids, run.vocab.eos_id] for ids in some]
         for one in engine.search("int8", rows, {}):
-            found.append(run.vocab.decode(one["hypotheses"][0]["ids"]))
-    return sum(map(str.__eq__, found, wanted))
+            yield run.vocab.decode(one["hypotheses"][0]["ids"])
 
 
-def unprepared(engine: Engine, run: Run, translator: Translator) -> list[dict]:
-    "The translations of `SENTENCES` by the page and by PyTorch."
-    found = []
-    for source in SENTENCES:
-        row = [*run.vocab.encode_source(source), run.vocab.eos_id]
-        (one,) = engine.search("int8", [row], {})
-        found.append(run.vocab.decode(one["hypotheses"][0]["ids"]))
-    return [
-        {"source": source, "page": page, "pytorch": torch_}
-        for source, page, torch_ in zip(
-            SENTENCES, found, translator.translate(SENTENCES), strict=True
-        )
-    ]
+def compared(engine: Engine, run: Run, translator: Translator, n: int) -> dict:
+    "Translations by the page and by PyTorch: how many of n held-out ones are equal, and those of `SENTENCES`."
+    held_out = [s.en for s in builtin(n, seed=1, split="test")]
+    sentences = [*held_out, *SENTENCES]
+    wanted, found = (
+        translator.translate(sentences),
+        translations(engine, run, sentences),
+    )
+    rows = list(zip(sentences, found, wanted, strict=True))
+    keys = "source", "page", "pytorch"
+    return {
+        "n_translations": n,
+        "n_equal_translations": sum(page == other for _, page, other in rows[:n]),
+        "unprepared": [dict(zip(keys, row)) for row in rows[n:]],
+    }
 
 
 def equal_ids(engine: Engine, run: Run, data: Path | None) -> dict:
@@ -214,9 +215,7 @@ def figures(run: Run, folder: Path, data: Path | None, scratch: Path) -> dict:
             "n_logit_sentences": 200,
             "logit_difference_int8": largest_difference(engine, "int8", run, 200),
             "logit_difference_fp32": largest_difference(engine, "fp32", run, 200),
-            "n_translations": 500,
-            "n_equal_translations": equal_translations(engine, run, load(folder), 500),
-            "unprepared": unprepared(engine, run, load(folder)),
+            **compared(engine, run, load(folder), 500),
             **equal_ids(engine, run, data),
             **milliseconds(engine, run, 100),
             "browser": browser.ask("navigator.userAgent.match(/Chrome.(\\d+)/)[0]"),

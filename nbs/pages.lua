@@ -1,6 +1,7 @@
 -- An equation that ends in \tag{n} gets the paper's number beside it and the anchor equation-n.
 -- A drawing of ours is put into the page, so that its links work and it takes the page's colours. A picture alone in a paragraph has no
--- caption but an alternative text. A word below a letter, as in d_{model}, stands upright.
+-- caption but an alternative text. A word below a letter, as in d_{model}, stands upright; indices and variables do not. A cell of a table that
+-- holds a sentence is marked, so that the styles do not squeeze it on a phone.
 if not FORMAT:match "html" then return {} end
 
 local function equation(math, n)
@@ -9,9 +10,26 @@ local function equation(math, n)
     { id = "equation-" .. n, class = "equation" })
 end
 
+local SLANTED = { ij = true, pos = true }
+
 function Math(math)
-  math.text = math.text:gsub("_{(%a%a+)}", "_{\\text{%1}}")
+  math.text = math.text:gsub("_{(%a%a+)}", function(word)
+    return not SLANTED[word] and "_{\\text{" .. word .. "}}" or nil
+  end)
   return math
+end
+
+function Table(tab)
+  for _, body in ipairs(tab.bodies) do
+    for _, row in ipairs(body.body) do
+      for _, cell in ipairs(row.cells) do
+        local length = pandoc.text.len(pandoc.utils.stringify(cell.contents))
+        local class = length > 120 and "longer" or length > 40 and "long"
+        if class then cell.contents = { pandoc.Div(cell.contents, { class = class }) } end -- Quarto drops the classes of cells
+      end
+    end
+  end
+  return tab
 end
 
 function Para(para)
@@ -59,4 +77,4 @@ function Figure(figure)
   return same and pandoc.Para(inlines) or nil
 end
 
-return { { Figure = Figure }, { Image = Image, Math = Math, Para = Para } }
+return { { Figure = Figure }, { Image = Image, Math = Math, Para = Para, Table = Table } }

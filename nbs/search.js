@@ -59,9 +59,10 @@ const search = (() => {
     return best;
   };
 
-  // The entries that have a term, best first: many terms, rare ones, in headings.
+  // The entries that have a term, best first: many terms, rare ones, in headings. A heading that is the query comes before all, then one that is
+  // another form of it; one that has the whole query in it counts twice.
   function rank(query, entries) {
-    const terms = asked(query), name = bare(query.trim());
+    const terms = asked(query), name = bare(query.trim()), [phrase, form] = patterns(query.trim());
     const found = entries.map(entry => {
       const fields = entry.fields ??= [entry.section || entry.title, entry.title, entry.text].map(plain);
       return terms.map(also => Math.max(...also.map((kinds, i) => matches(kinds, fields) * (i ? 0.6 : 1))));
@@ -70,15 +71,16 @@ const search = (() => {
     const all = rarity.reduce((a, b) => a + b, 0);
     const scored = entries.map((entry, i) => {
       const sum = weights => weights.reduce((a, b) => a + b, 0), heading = entry.fields[0].replace(/^\d+\w? /, "");
-      const exact = heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : 0;
+      const exact = heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : form.exec(heading)?.[0] === heading ? 500 : 0;
+      const whole = name.includes(" ") && phrase.test(heading) ? 2 : 1;
       const share = sum(rarity.map((weight, t) => found[i][t] ? weight : 0)) / all;
-      const score = share ** 1.5 * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : 1);
+      const score = whole * share ** 1.5 * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : 1);
       return {entry, score: exact + score};
     });
     return scored.filter(hit => hit.score).sort((a, b) => b.score - a.score).map(hit => hit.entry);
   }
 
-  // The letters of a text that the query found, for Quarto to mark.
+  // The letters of a text that the query found.
   function part(query, text) {
     const kinds = asked(query).flat();
     for (const kind of [0, 1, 2, 3])
@@ -88,7 +90,14 @@ const search = (() => {
       }
     return "";
   }
-  return {rank, part};
+  // A piece of a text (HTML) around what was found in it, which is marked. Quarto's own begins at the mark, even if it is the last word.
+  function excerpt(found, text) {
+    const at = text.indexOf(found), end = at + found.length, start = 1 + text.lastIndexOf(" ", Math.min(at - 40, text.length - 160));
+    const mark = found && `<mark class="search-match">${found}</mark>`;
+    const piece = text.slice(start, at) + mark + text.slice(end, start + 250);
+    return (start ? "… " : "") + piece.replace(/&[^;\s]*$/, "");  // no half of a character
+  }
+  return {rank, part, excerpt};
 })();
 
 addEventListener("DOMContentLoaded", () => {
@@ -98,6 +107,6 @@ addEventListener("DOMContentLoaded", () => {
   window.fuseSearch = (query, all, {limit}) => search.rank(query, all).slice(0, limit).map(({title, section, href, text, crumbs}) => {
     const [page, place] = href.split("#"), found = search.part(query, text);
     const address = `${page}?q=${encodeURIComponent(found || query)}${place ? "#" + place : ""}`;
-    return {title, section, href: address, text: found ? highlightMatch(found, text) : text.slice(0, 250).replace(/&[^;]*$/, ""), crumbs};
+    return {title, section, href: address, text: search.excerpt(found, text), crumbs};
   });
 });

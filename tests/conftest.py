@@ -114,6 +114,13 @@ def offline(chromium, tmp_path_factory):
         yield browser
 
 
+@pytest.fixture
+def browser(offline):
+    "Whatever a test does, the page complains of nothing."
+    yield offline
+    assert offline.said == []
+
+
 @pytest.fixture(scope="session")
 def corpus():
     "A little built-in text, for runs of seconds."

@@ -99,6 +99,9 @@ const page = (() => {
       .filter(word => new Set(boxes(n, word.index, word.index + word[0].length).map(box => Math.round(box.top))).size > 1)
       .map(word => `breaks inside a word: ${word[0]}`)),
 
+    squeezed: () => [...document.querySelectorAll("td")].map(cell => [cell.clientWidth, textNodes(cell).map(n => n.data).join("")])
+      .filter(([width, text]) => short(text).length > 50 && width < 110).map(([width, text]) => `a sentence in ${width} px: ${short(text)}`),
+
     tiny: () => [...document.querySelectorAll("main svg text")].map(t => {
       const {a, b} = t.getScreenCTM();
       return [t, parseFloat(getComputedStyle(t).fontSize) * Math.hypot(a, b)];

@@ -78,13 +78,6 @@ def test_every_piece_is_shown():
 
 
 @pytest.fixture
-def browser(offline) -> Browser:
-    "Whatever a test does, the page complains of nothing."
-    yield offline
-    assert offline.said == []
-
-
-@pytest.fixture
 def page(browser, url) -> Browser:
     "The browser, in which the page has just been opened."
     browser.open("about:blank")

@@ -56,13 +56,6 @@ def odd_url(pretrained, tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def browser(offline) -> Browser:
-    "Whatever a test does, the page complains of nothing."
-    yield offline
-    assert offline.said == []
-
-
-@pytest.fixture
 def page(browser, url) -> Browser:
     "The browser, in which the page has just been opened."
     open_page(browser, url)

@@ -6,7 +6,6 @@ import re
 import shutil
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,6 @@ N_STEPS = 10
 @pytest.fixture(scope="module")
 def url(live_page) -> str:
     return live_page.as_uri()
-
-
-@pytest.fixture
-def browser(offline) -> Iterator[Browser]:
-    "Whatever a test does, the page complains of nothing."
-    yield offline
-    assert offline.said == []
 
 
 @pytest.fixture

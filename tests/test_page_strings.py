@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 from conftest import ROOT
@@ -145,13 +144,6 @@ BOXES = """for (const box of mapBoxes()) {
     for (const text of %s(%s)) found.add(text);
   }
 }"""
-
-
-@pytest.fixture
-def browser(offline) -> Iterator:
-    "Whatever a test does, the page complains of nothing."
-    yield offline
-    assert offline.said == []
 
 
 @pytest.fixture

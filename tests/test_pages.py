@@ -10,7 +10,7 @@ from conftest import ROOT
 from execnb.nbio import dict2nb, read_nb
 from links import of_markdown, of_notebook
 from nbdev.process import NBProcessor
-from notebooks import FOLDED
+from notebooks import FOLDED, joined
 from pages import (
     Names,
     for_colab,
@@ -49,6 +49,14 @@ def test_links_to_the_repository(cfg):
         "```\n[a](../b)": None,
     }.items():
         assert leave_site(text, cfg) == (becomes or text)
+
+
+def test_anchors_of_a_notebook_are_those_of_its_page():
+    "GitHub leaves dots out of anchors and the site does not; GitHub has anchors for Markdown, and none for notebooks."
+    heading = cell("## torch.nn.Linear", "markdown")
+    assert of_notebook(json.dumps({"cells": [heading]})).anchors == {"torch.nn.linear"}
+    both = {"torch.nn.linear", "torchnnlinear"}
+    assert of_markdown(heading["source"]).anchors == both
 
 
 NAMES = Names(
@@ -93,11 +101,24 @@ def test_ambiguous_names_link_within_their_notebook():
     assert link_names("`train`", "train.html", NAMES) == "[`train`](#train)"
 
 
+def test_names_of_the_notebook_itself_lead_nowhere_else(tmp_path):
+    "A notebook that defines a name of the package anew, without exporting it, means its own."
+    notebook(
+        tmp_path / "t.ipynb",
+        cell("`beam_search`, `greedy_search`", "markdown"),
+        cell("def beam_search():\n    pass"),
+    )
+    nb = read_nb(tmp_path / "t.ipynb")
+    NBProcessor(nb=nb, procs=[pages.NameLinks]).process()
+    ours, theirs = nb.cells[0].source.split(", ")
+    assert ours == "`beam_search`" and theirs.startswith("[`greedy_search`](decode")
+
+
 def test_names_of_the_package():
     names = names_of_package()
     forward = names.places["MultiHeadAttention.forward"]
     assert forward == {"multi_head.html": "multiheadattention"}
-    for name in ("attention", "train", "rank", "prepare"):  # modules, fields, commands
+    for name in ("attention", "train", "rank", "prepare", "generate"):  # see there
         assert link_names(f"`{name}`", "index.html", names) == f"`{name}`"
     for name in ("Encoder", "beam_search", "builtin"):
         assert link_names(f"`{name}`", "index.html", names) != f"`{name}`"
@@ -200,6 +221,15 @@ def test_links_of_each_page(toy, cfg):
         "Markdown": "toy.html.md",
         "Report a problem with this page": f"{cfg['git_url']}/issues/new?title=11_toy.ipynb%3A+",
     }
+
+
+def test_home_page_has_no_second_button_for_colab(cfg):
+    "It leads elsewhere, and a picture in the text would be the page's card."
+    nb = read_nb(ROOT / "nbs/index.ipynb")
+    NBProcessor(nb=nb, procs=[pages.PageLinks]).process()
+    text = "".join(joined(c.source) for c in nb.cells if c.cell_type == "markdown")
+    assert text.count("Open in Colab") == 1 and "<img" not in text
+    assert "A series of Jupyter notebooks" in text
 
 
 @pytest.mark.parametrize("title", ["# Toy", "---\ntitle: Toy\n---", "title: 'Toy: it'"])

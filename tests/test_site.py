@@ -22,7 +22,9 @@ from pages import names_of_package, page_name, reading_path, sidebar
 from translate import catalogues, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
-PHONE_CHECKS = "[page.wide(), page.split(), page.tiny(), page.covered()].flat()"
+PHONE_CHECKS = (
+    "[page.wide(), page.split(), page.tiny(), page.covered(), page.squeezed()].flat()"
+)
 LITERAL_LINK = re.compile(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(")
 NAMES = [page_name(e.path) for e in sidebar() if e.path]
 TRANSLATED = [f"{to}/{page_name(p)}" for to in languages() for p in catalogues(to)]
@@ -152,6 +154,15 @@ def test_search_of_docs(published, browser):
     assert [n for n in names[::3] if browser.ask(search % n) != n] == []
 
 
+def test_indices_are_slanted_and_words_are_not(docs):
+    "In MathML a <mi> of one letter is slanted, <mtext> is upright."
+    text = (docs / "gradient.html").read_text(encoding="utf-8")
+    assert "<mi>i</mi><mi>j</mi></mrow></msub>" in text
+    assert not re.search(r"<mtext[^>]*>ij</mtext>", text)
+    text = (docs / "feed_forward.html").read_text(encoding="utf-8")
+    assert re.search(r"<mtext[^>]*>ff</mtext>", text)
+
+
 def test_footers_lead_along_the_reading_path(published, browser):
     for page, after in zip(reading_path(), reading_path()[1:]):
         browser.open(published + page_name(page))
@@ -202,6 +213,10 @@ QUESTIONS = {
     "what": ("Corpus", "What does it do?", "a grammar"),
     "map.html": ("Map", "Gradient clipping", "where"),
     "clip": ("Training", "Gradient clipping", "at a norm of one"),
+    "bos": ("Batches", "BOS, EOS and the shifted target", "EOS ends a sentence"),
+    "eos": ("Trouble", "The model outputs only EOS", "EOS, EOS and EOS again"),
+    "tune": ("Answers", "How do I fine-tune a model?", "fine-tune it"),
+    "tuning": ("56 Fine-tuning", "", "goes on with new text"),
     **{f"loss{n}": ("Loss", f"Loss {n}", "translating the loss") for n in range(9)},
 }
 
@@ -211,6 +226,8 @@ FIRST = {
     "what does it do with heads": "heads",
     "loss elsewhere": "heads",  # the rarer word counts more
     "what does it": "what",  # nothing but stop words
+    "only EOS": "eos",  # a stop word counts where the heading has it too
+    "fine-tune": "tuning",  # the page that is about it
     "how do I train on a custom dataset": "own",
     "multiple": "heads",
     "8.99 tokens": "stuck",
@@ -244,11 +261,40 @@ def test_search_finds_answers(browser, tmp_path):
         assert names[0].startswith(ANSWERED[query]), query
 
 
-def ranked(browser: Browser, folder: Path, queries: Iterable[str], texts: dict) -> dict:
-    "The names of the entries that search.js finds for each query, best first."
+SHOWN = {  # of a long text, what is found and where its excerpt begins
+    "last": "… " + "front " * 25 + "of the <mark>last</mark>",
+    "the": "… " + "front " * 25 + "of <mark>the</mark> last",
+    "front": "<mark>front</mark> " + "front " * 40,
+    "none": "front " * 41,
+}
+
+
+def test_search_shows_what_is_around_the_match(browser, tmp_path):
+    "Also of a text that ends with it; as much as fits, if it does not."
+    open_search(browser, tmp_path)
+    text = json.dumps("front " * 60 + "of the last")
+    for query, begins in SHOWN.items():
+        ask = f"search.excerpt(search.part('{query}', {text}), {text})"
+        shown = browser.ask(ask).replace(' class="search-match"', "")
+        assert shown.startswith(begins) and len(shown) < 280, query
+
+
+def test_search_shows_no_half_of_a_character(browser, tmp_path):
+    open_search(browser, tmp_path)
+    shown = browser.ask('search.excerpt("x", "x".repeat(247) + " &lt; y")')
+    assert shown.endswith("x ")
+
+
+def open_search(browser: Browser, folder: Path) -> None:
+    "A page that has nothing but search.js."
     (folder / "t.html").write_text(BARE + "<script src=search.js></script>")
     shutil.copy(ROOT / "nbs/search.js", folder)
     browser.open((folder / "t.html").as_uri())
+
+
+def ranked(browser: Browser, folder: Path, queries: Iterable[str], texts: dict) -> dict:
+    "The names of the entries that search.js finds for each query, best first."
+    open_search(browser, folder)
     entries = [
         {"href": name, "title": title, "section": section, "text": text}
         for name, (title, section, text) in texts.items()
@@ -279,6 +325,7 @@ FAULTS = {  # each, and what is said of it
     '<pre style="white-space: pre">' + "x" * 400 + "</pre>": "px wide in 390",
     "<style>@media (max-width: 500px) { header { color: #888 } }</style><header>bar</header>": "light: contrast 3.*: bar",
     '<table><td style="width: 4em; display: block; word-break: break-all">unbreakable</table>': "breaks inside a word: unbreakable",
+    '<table><td><div style="width: 4em">a cell of a table that has a whole sentence inside it</div></table>': "a sentence in [0-9]+ px: a cell",
     '<svg aria-label="x" viewBox="0 0 900 9" width="300"><text y="9" font-size="12">a</text></svg>': "4.0 px: a",
     '<pre>a = 1<button class="code-copy-button" title="b" style="margin-left: -1em">c</button></pre>': "a button covers code: a = 1",
     "<button><i></i></button>": "no name: a button",

@@ -49,13 +49,13 @@ def of_html(text: str) -> Found:
     return Found(page.anchors, page.targets)
 
 
-def of_markdown(text: str) -> Found:
-    "Links of Markdown outside code; anchors as GitHub makes them of headings, and as pandoc does."
+def of_markdown(text: str, on_github: bool = True) -> Found:
+    "Links of Markdown outside code; anchors as pandoc makes them of headings, and as GitHub does, which has none for notebooks."
     text = re.sub(NO_TEXT, "", text, flags=re.M | re.S)
     headings = re.findall(r"^#+\s+(.+?)\s*$", text, re.M)
     github = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
     raw, links = of_html(text), re.findall(LINK, text, re.M)
-    anchors = raw.anchors | github | set(map(slug, headings))
+    anchors = raw.anchors | set(map(slug, headings)) | (github if on_github else set())
     return Found(anchors, raw.targets + [a or b for a, b in links])
 
 
@@ -65,7 +65,7 @@ def of_notebook(text: str) -> Found:
     shown = [joined(c["source"]) for c in cells if c["cell_type"] == "markdown"]
     outputs = [o.get("data", {}) for c in cells for o in c.get("outputs", [])]
     shown += [joined(data.get("text/markdown", "")) for data in outputs]
-    found = of_markdown("\n\n".join(shown))
+    found = of_markdown("\n\n".join(shown), on_github=False)
     code = [joined(c["source"]) for c in cells if c["cell_type"] == "code"]
     exported = "\n".join(source for source in code if "#| export" in source)
     names = re.findall(r"^(?:def|class) (\w+)", exported, re.M)

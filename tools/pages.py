@@ -154,11 +154,14 @@ class Names(NamedTuple):
     taken: frozenset[str]
 
 
+THEIRS = ["generate"]  # names by which the texts mean another library's function
+
+
 @cache
 def names_of_package() -> Names:
-    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's or a command's."
+    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's, a command's or another library's."
     library, places = settings()["lib_path"], {}
-    taken = {*import_module(f"{library}.cli.main").program.commands}
+    taken = {*import_module(f"{library}.cli.main").program.commands, *THEIRS}
     for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
         taken.add(module.rpartition(".")[2])
         for name, (address, _) in symbols.items():
@@ -253,11 +256,19 @@ class Numbers(Processor):
         )
 
 
+BADGE = r'^<a href="[^"]*"><img src="images/colab\.svg"[^>]*></a>\n+'
+
+
 class PageLinks(Processor):
     """Below the title: open it in Colab, see its source, take it along, read it as plain text.
 
-    At the end: report a problem with the page.
+    At the end: report a problem with the page. The home page's badge is left out: it says the same, and would be the picture that other
+    sites show of a link to it.
     """
+
+    def cell(self, cell):
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(BADGE, "", joined(cell.source), flags=re.M)
 
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
@@ -359,13 +370,22 @@ def imports(cell: dict) -> bool:
 
 
 class NameLinks(Processor):
-    "A backticked name leads to its definition. nbdev's own add_links, left out, links names in code, and of two the wrong one."
+    """A backticked name leads to its definition, unless the notebook's own code gives it another meaning.
+
+    nbdev's own add_links, left out, links names in code, and of two the wrong one.
+    """
+
+    def begin(self):
+        codes = [joined(c.source) for c in self.nb.cells if c.cell_type == "code"]
+        own = re.findall(r"^(?:class|def|async def) (\w+)", "\n".join(codes), re.M)
+        names = names_of_package()
+        self.names = names._replace(taken=names.taken | {*own})
 
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell):
             if kind != "text/html":
                 page = page_name(Path(self.nb.path_))
-                kept[kind] = link_names(text, page, names_of_package())
+                kept[kind] = link_names(text, page, self.names)
 
 
 class LiveCharts(Processor):

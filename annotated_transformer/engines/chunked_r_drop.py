@@ -71,15 +71,15 @@ class ChunkedRDrop(RDrop):
         with torch.autocast(hidden.device.type, enabled=False):
             flat, target, real = flat_positions(hidden, tgt_out, pad_id)
             n = len(target) // 2  # the same targets follow for the second pass
+            target, real = target[:n], real[:n]
             passes = flat.view(2, n, hidden.size(-1))
+            sum_dtype = torch.promote_types(dtype, torch.float32)
             needs_grad = needs_gradients(passes, weight)
             rates = self.alpha, label_smoothing
 
             def of_chunk(h: Tensor, logits: Tensor, rows: slice):
-                sum_dtype = torch.promote_types(dtype, torch.float32)
                 log_p = logits.log_softmax(dim=-1, dtype=sum_dtype)
-                ids, counts = target[:n][rows, None], real[:n][rows, None]
-                ids = ids.expand(2, -1, 1)
+                ids, counts = target[rows, None].expand(2, -1, 1), real[rows, None]
                 return _loss_and_gradient(log_p, ids, counts, *rates, needs_grad)
 
             size = chunk_size(len(weight), hidden.device) // 2

@@ -126,16 +126,15 @@ def validation_bleu(
     return {"valid_bleu": bleu(hypotheses, references).value}
 
 # %% ../../nbs/61c_evaluate.ipynb #6358ea97
+_MOSES = "to split words as Moses does", "sacremoses"
+
+
 def moses_tokenize(
     lines: list[str],
     language: str,  # "de", "en", …: which abbreviations keep their full stop
 ) -> list[str]:
     "Lines split into words as by the Moses scripts, with a space between words."
-    tokenize = (
-        optional("to split words as Moses does", "sacremoses")
-        .MosesTokenizer(lang=language)
-        .tokenize
-    )
+    tokenize = optional(*_MOSES).MosesTokenizer(lang=language).tokenize
     return [tokenize(line, return_str=True, escape=False) for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #98e8501d
@@ -152,11 +151,7 @@ def moses_lowercase(
     language: str,  # whose quotation marks and numbers are normalised
 ) -> list[str]:
     "Lowercased lines with Moses' normalised punctuation, as Multi30k was published."
-    normalize = (
-        optional("to split words as Moses does", "sacremoses")
-        .MosesPunctNormalizer(lang=language)
-        .normalize
-    )
+    normalize = optional(*_MOSES).MosesPunctNormalizer(lang=language).normalize
     return [normalize(line).lower() for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #93be9a11
