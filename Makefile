@@ -89,7 +89,7 @@ pretrained: $(VENV)/.stamp-run  ## train the model that comes with the package a
 	@$(BIN)/python tools/pretrain.py
 
 clean:  ## remove .venv and all that was built; runs/ stays
-	rm -rf $(VENV) _proc _docs _zh .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) _proc _docs .portable build dist *.egg-info nbs/nbdev.yml .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-python:
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python $(MIN_PYTHON) or newer, or name yours: make $(MAKECMDGOALS) PYTHON=…"; exit 1; }

@@ -32,7 +32,7 @@ def files_of(root: Path) -> list[str]:
         names = found.split("\0")
     else:
         left = re.compile(
-            r"^runs/|(^|/)(\.|(_proc|_docs|_zh|__pycache__|build|dist)(/|$)|nbdev\.yml)"
+            r"^runs/|(^|/)(\.|(_proc|_docs|__pycache__|build|dist)(/|$)|nbdev\.yml)"
         )
         names = [
             n
@@ -77,10 +77,10 @@ def drift(root: Path) -> list[str]:
         made = Path(tmp).resolve()
         copy(root, made, names)
         remake(made)
-        watched = [n for n in names if n.startswith((lib, nbs)) or n == "README.md"]
+        watched = [n for n in names if n.startswith((lib, nbs, "README"))]
         watched += [
             p.relative_to(made).as_posix()
-            for p in [*(made / lib).rglob("*.py"), *made.glob("README.md")]
+            for p in [*(made / lib).rglob("*.py"), *made.glob("README*")]
         ]
         lines = []
         for name in sorted(set(watched)):
@@ -95,7 +95,7 @@ def drift(root: Path) -> list[str]:
                 continue
             elif name.endswith(".ipynb"):
                 lines.append(f"{name}: not clean (execution counts or metadata)")
-            elif name == "README.md":
+            elif name.startswith("README"):
                 lines.append(f"{name}: not what {nbs}{cfg['readme_nb']} makes")
             elif Path(name).name in BY_HAND:
                 lines.append(f"{name}: not what settings.ini says")

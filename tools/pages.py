@@ -447,7 +447,8 @@ def plain(path: Path, processed: Path) -> str:
         file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.png"
         return f"![{opts['fig-alt']}]({file})"
 
-    text = "\n\n".join(as_markdown(processed, picture))
+    nb = json.loads(processed.read_text(encoding="utf-8"))
+    text = "\n\n".join(as_markdown(nb, path.name, picture))
     text = re.sub(RAW, "", text, flags=re.M | re.S)
     text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
     text = re.sub(r"\n{3,}", "\n\n", retarget(text, link)).strip()
@@ -555,11 +556,20 @@ def write_footers(folder: Path, path: list[Path]) -> None:
         file.write_text(new.join(parts), encoding="utf-8")
 
 
-def main(folder: Path) -> None:
-    import vl_convert
-
+def write_live_pages(folder: Path, lang: str) -> None:
+    "The live pages of the pretrained runs: the pages link to those next to them."
     from annotated_transformer.runs.folder import PRETRAINED, pretrained_run
     from annotated_transformer.show.live import write_live_page
+
+    texts = ROOT / settings()["lib_path"] / f"show/pages/strings.{lang}.json"
+    for name in PRETRAINED if texts.exists() else ():
+        file = "live_page.html" if name == "demo" else f"live_{name}.html"
+        run, out = pretrained_run(Path(name)), folder / file
+        write_live_page(run, out, site="", file=file, lang=lang)
+
+
+def main(folder: Path) -> None:
+    import vl_convert
 
     menu = sidebar()
     (folder / "notebooks").mkdir(exist_ok=True)
@@ -576,9 +586,7 @@ def main(folder: Path) -> None:
     (folder / "llms.txt").write_text(llms_txt(menu), encoding="utf-8")
     charts = vl_convert.javascript_bundle(CHARTS)
     (folder / "charts.js").write_text(charts, encoding="utf-8")
-    for name in PRETRAINED:  # the pages link to those next to them
-        file = "live_page.html" if name == "demo" else f"live_{name}.html"
-        write_live_page(pretrained_run(Path(name)), folder / file, site="", file=file)
+    write_live_pages(folder, "en")
 
 
 if __name__ == "__main__":

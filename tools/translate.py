@@ -8,19 +8,24 @@ tools/translate.py status               the texts without translation of today's
 tools/translate.py build                pages from the notebooks and catalogues, in _docs/LANG/ beside the English ones in _docs/
 """
 
-import argparse
 import difflib
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+import pages
 import yaml
-from notebooks import CAPTION, FENCED, INLINE, ROOT, joined, options
+from notebooks import CAPTION, FENCED, INLINE, ROOT, joined, options, settings
+from pages import html, page_name, slug
 
 # ---- catalogues
 
@@ -33,7 +38,9 @@ class Unit(NamedTuple):
     text: str = ""  # the translation; empty: none yet
 
 
-START = r"^<!-- (\w+(?: fig-cap| fig-alt)?)$"
+HOME = settings()["doc_host"] + settings()["doc_baseurl"]
+CAPTIONS = ("fig-cap", "fig-alt")
+START = r"^<!-- (\w+(?: fig-\w+)?)$"
 
 
 def written(units: list[Unit]) -> str:
@@ -53,10 +60,9 @@ def parsed(path: Path) -> list[Unit]:
         raise ValueError(f"{path.name}: text before the first unit: {before[:40]!r}")
     for key, body in zip(rest[::2], rest[1::2]):
         english, end, text = body.partition("\n-->\n")
-        if not end:
-            raise ValueError(f"{path.name}: {key}: no line --> ends its English")
-        if "<!--" in text or "-->" in text:
-            raise ValueError(f"{path.name}: {key}: a comment in the translation")
+        if not end or "<!--" in text or "-->" in text:
+            says = "no line --> after its English, or a comment in the translation"
+            raise ValueError(f"{path.name}: {key}: {says}")
         english = english.removeprefix("\n").replace(r"--\>", "-->")
         units.append(Unit(key, english, text.strip("\n")))
     if len({unit.key for unit in units}) < len(units):
@@ -72,20 +78,16 @@ def notebook(path: Path) -> dict:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def units_of(nb: dict) -> Iterator[Unit]:
-    "The texts of a notebook, in its order, none translated."
+def english_of(nb: dict) -> Iterator[tuple[str, str]]:
+    "The texts of a notebook, in its order, by their keys."
     for cell in nb["cells"]:
         source = joined(cell["source"])
         if cell["cell_type"] == "markdown":
-            yield Unit(cell["id"], source)
+            yield cell["id"], source
         elif cell["cell_type"] == "code":
             opts = options(source, cell["id"])
-            for key in filter(opts.get, ("fig-cap", "fig-alt")):
-                yield Unit(f"{cell['id']} {key}", opts[key])
-
-
-def languages(root: Path = ROOT) -> list[Path]:
-    return sorted(path.parent for path in root.glob("translations/*/site.yml"))
+            for key in filter(opts.get, CAPTIONS):
+                yield f"{cell['id']} {key}", opts[key]
 
 
 @cache
@@ -94,25 +96,50 @@ def site(folder: Path) -> dict:
     return yaml.safe_load((folder / "site.yml").read_text(encoding="utf-8"))
 
 
-def known(path: Path) -> list[Unit]:
-    "The texts of a notebook today, with the translations of its catalogue; what was made of other English keeps that English."
-    old = {unit.key: unit for unit in parsed(path) if unit.text}
-    return [old.get(unit.key, unit) for unit in units_of(notebook(path))]
+def languages(root: Path = ROOT) -> list[Path]:
+    return sorted(path.parent for path in root.glob("translations/*/site.yml"))
 
 
-def stale(path: Path) -> dict[str, tuple[Unit, Unit]]:
-    "The units that have no translation of today's English: what they have, and today's, by key."
-    pairs = zip(known(path), units_of(notebook(path)), strict=True)
-    return {
-        now.key: (was, now)
-        for was, now in pairs
-        if not was.text or was.english != now.english
-    }
+def texts(path: Path) -> list[tuple[Unit, str]]:
+    """The texts of a notebook: the translation with the English that it was made of, and today's English.
+
+    Where these differ, it is stale; what is not translated was made of nothing.
+    """
+    known = {unit.key: unit for unit in parsed(path) if unit.text}
+    today = english_of(notebook(path))
+    return [(known.get(key, Unit(key, "")), now) for key, now in today]
 
 
-def pages(folder: Path) -> list[Path]:
-    "The catalogues of the pages that there are in a language: those whose title is translated."
-    return [path for path in sorted(folder.glob("*.md")) if known(path)[0].text]
+def begun(folder: Path) -> list[Path]:
+    "The catalogues of a language that become pages: those whose title is translated."
+    return [path for path in sorted(folder.glob("*.md")) if texts(path)[0][0].text]
+
+
+def extract(folder: Path, names: Sequence[str], accept: bool) -> None:
+    "Write catalogues of today's texts with the translations that there are."
+    if accept and not names:
+        sys.exit("accept: which pages were revised?")
+    for name in names or [path.stem for path in folder.glob("*.md")]:
+        path = folder / f"{name}.md"
+        path.touch()
+        units = [
+            unit if unit.text and not accept else unit._replace(english=now)
+            for unit, now in texts(path)
+        ]
+        path.write_text(written(units), encoding="utf-8", newline="\n")
+
+
+def status(folder: Path) -> None:
+    for path in sorted(folder.glob("*.md")):
+        found = [(unit, now) for unit, now in texts(path) if unit.english != now]
+        if path not in begun(folder):
+            print(f"{path.stem}: not begun, {len(found)} texts")
+            continue
+        for unit, now in found:
+            old, new = unit.english.split(), now.split()
+            words = [*difflib.unified_diff(old, new, n=5, lineterm="")][2:]
+            what = " ".join(re.sub("^@@.*", "…", word).strip() for word in words)
+            print(f"{path.stem}: {unit.key}: {what if unit.text else 'not translated'}")
 
 
 # ---- checks
@@ -122,133 +149,95 @@ KINDS = {  # of blocks, by how they begin; others are paragraphs
     "heading": "#+ ", "table": r"\|", "list": ITEM, "code": "```",
     "formula": r"\$\$", "html": "</?[a-z]", "picture": r"!\[",
 }  # fmt: skip
+MARKS = rf"(?m)^#+ |^ *{ITEM}|(?<!\\)\|"  # as many as in the English
 MORE = r"\n(?!#|```|\$\$|\|)[^\n]+"
 BLOCK = (
-    rf"{FENCED}|^\$\$.*?\$\$[^\n]*|^#+ [^\n]*|^\|[^\n]*(?:\n\|[^\n]*)*"
+    rf"(?ms){FENCED}|^\$\$.*?\$\$[^\n]*|^#+ [^\n]*|^\|[^\n]*(?:\n\|[^\n]*)*"
     rf"|^{ITEM}[^\n]*(?:\n+(?: |{ITEM})[^\n]*|{MORE})*|^[^\n]*\S[^\n]*(?:{MORE})*"
 )
 
 
-class Block(NamedTuple):
-    kind: str
-    text: str
-
-
-def blocks(text: str) -> list[Block]:
-    "Headings, paragraphs, lists, tables … of Markdown as these notebooks have it."
-    found = [m[0] for m in re.finditer(BLOCK, text, re.M | re.S)]
+def blocks(text: str) -> list[tuple[str, str]]:
+    "Headings, paragraphs, lists, tables … of Markdown as these notebooks have it: (kind, text)."
+    found = [m[0] for m in re.finditer(BLOCK, text)]
     kind = lambda t: next((k for k, p in KINDS.items() if re.match(p, t)), "paragraph")
-    return [Block(kind(text), text) for text in found]
-
-
-def form(block: Block) -> str:
-    "What a translation has too: the level of a heading, the items of a list, the cells of a table."
-    parts = {"heading": r"\A#+", "list": rf"^ *{ITEM}", "table": r"(?<!\\)\||$"}
-    if block.kind not in parts:
-        return block.kind
-    found = re.findall(parts[block.kind], block.text, re.M)
-    return (
-        f"{block.kind} {len(''.join(found)) if block.kind == 'heading' else len(found)}"
-    )
+    return [(kind(text), text) for text in found]
 
 
 MATH = r"\$\$.+?\$\$|(?<![\\$])\$(?=\S)(?:[^$\\\n]|\\.)+?(?<=\S)\$"
 PARTS = {  # what is as often in a translation as in its English, and what stays of it in the prose
     "code": (f"{FENCED}|{INLINE}", "`"),
-    "formulas": (MATH, "$"),
-    "links": (r"\]\([^)]*\)|\]\[[^\]]+\]|\b(?:href|src)=\"[^\"]+\"", "]"),
-    "tags": (r"</?[a-zA-Z][\w-]*(?=[^<>]*>)", ""),
-    "numbers": (r"\d+(?:,\d{3})*(?:\.\d+)?", r"\g<0>"),
+    "formula": (MATH, "$"),
+    "link": (r"\]\([^)]*\)|\]\[[^\]]+\]|\b(?:href|src)=\"[^\"]+\"", "]"),
+    "tag": (r"</?[a-zA-Z][\w-]*(?=[^<>]*>)", ""),
+    "number": (r"\d+(?:,\d{3})*(?:\.\d+)?", r"\g<0>"),
 }
+MARKERS = rf"(?m)^(?: *{ITEM}|#+ |> |\*\*\d+\.\*\* )|{re.escape(CAPTION)}"
 
 
-def parts(text: str) -> tuple[dict[str, Counter], str]:
+def parts(text: str) -> tuple[Counter[str], str]:
     "Code, formulas, links, tags and numbers of a text, and its prose."
-    found = {}
+    found = Counter[str]()
     for kind, (pattern, stays) in PARTS.items():
-        matches = re.finditer(pattern, text, re.M | re.S)
-        found[kind] = Counter("".join(m[0].split()) for m in matches)
+        left = r"[,.]|0+$" if kind == "number" else r"\s"  # 65 million is 6500万
+        for m in re.finditer(pattern, text, re.M | re.S):
+            found[f"{kind} {re.sub(left, '', m[0])}"] += 1
         text = re.sub(pattern, stays, text, flags=re.M | re.S)
-    return found, text
+    return found, re.sub(MARKERS, "", text)
 
 
 @cache
 def terms(folder: Path) -> dict[str, list[str]]:
     "English term → its renderings: the tables of nbs/words.ipynb that have this language, and what site.yml adds."
-    found, column = {}, 0
+    found, column, says = {}, 0, site(folder)
     for cell in notebook(folder / "words.md")["cells"]:
-        for row in joined(cell["source"]).split("\n"):
-            row = [name.strip() for name in row.strip("| ").split(" | ")]
+        for line in joined(cell["source"]).split("\n"):
+            row = [name.strip() for name in line.strip("| ").split(" | ")]
             if row[0] == "English":
-                names = site(folder)["terms"]
-                column = row.index(names) if names in row else 0
-            elif column and len(row) > column and "(" not in row[0]:
-                english, said = row[0].split(", "), row[column].split("、")
-                alike = len(english) == len(said)
-                for i, name in enumerate(english):
-                    mine = [said[i]] if alike else said
-                    mine = mine + [name] * (name != name.lower())  # Adam
-                    found[name] = mine + site(folder)["also"].get(name, [])
+                column = row.index(says["terms"]) if says["terms"] in row else 0
+            elif column and len(row) > column and "(" not in line.split(" | ")[0]:
+                names, said = row[0].split(", "), row[column].split("、")
+                for i, name in enumerate(names):
+                    one = [said[i]] if len(names) == len(said) else said
+                    itself = [] if name.islower() else [name]  # Adam
+                    found[name] = one + says["also"].get(name, itself)
     return found
 
 
-def mistakes(unit: Unit, folder: Path, words: bool = True) -> list[str]:
+def mistakes(unit: Unit, folder: Path, words: bool = True) -> Iterator[str]:
     "What is wrong with a translation, for the English it was made of."
-    if not unit.text:
-        return []
-    says, found = site(folder), []
-    theirs, english = parts(unit.english)
-    ours, prose = parts(unit.text)
-    left = ",.0" if re.search(says["scaled"], prose) else ","
-    for part in (theirs, ours):
-        part["numbers"] = Counter(
-            re.sub(f"[{left}]", "", n) for n in part["numbers"].elements()
-        )
-    for kind in PARTS:
-        for word, rest in (
-            ("lacks", theirs[kind] - ours[kind]),
-            ("adds", ours[kind] - theirs[kind]),
-        ):
-            found += [f"{kind}: {word} {what}" for what in rest.elements()]
-    forms = [[*map(form, blocks(text))] for text in (unit.english, unit.text)]
-    if forms[0] != forms[1]:
-        found.append(f"blocks: {forms[1]} where the English has {forms[0]}")
+    (wanted, english), (found, prose) = parts(unit.english), parts(unit.text)
+    yield from (f"lacks {what}" for what in (wanted - found).elements())
+    yield from (f"adds {what}" for what in (found - wanted).elements())
+    form = lambda text: [(k, "".join(re.findall(MARKS, t))) for k, t in blocks(text)]
+    if (ours := form(unit.text)) != (theirs := form(unit.english)):
+        yield f"blocks: {ours} where the English has {theirs}"
     for kind, text in blocks(unit.text):
         if kind in ("paragraph", "list"):
             second = rf"(?<!\n)\n(?!\n| *(?:{ITEM}|[>$]))(.+)"
-            found += [
-                f"a paragraph of two lines: {t}" for t in re.findall(second, text)
-            ]
-    marked = re.sub(
-        rf"^(?: *{ITEM}|#+ |> |\*\*\d+\.\*\* )|{re.escape(CAPTION)}",
-        "",
-        prose,
-        flags=re.M,
-    )
-    for pattern, wrong, *where in says["mistakes"]:
-        if not where or re.search(where[0], english):
-            for m in re.finditer(pattern, marked, re.M):
-                near = marked[max(0, m.start() - 6) : m.end() + 6]
-                if m[0].isascii() or m[0] not in english:
-                    found.append(f"{wrong}: {near!r}")
+            yield from (f"a second line: {line}" for line in re.findall(second, text))
+    for pattern, wrong, *where in site(folder)["mistakes"]:
+        for m in re.finditer(pattern, prose, re.M):
+            asked = not where or re.search(where[0], english)
+            if asked and (m[0].isascii() or m[0] not in english):
+                near = prose[max(0, m.start() - 6) : m.end() + 6]
+                yield f"{wrong}: {near!r}"
     for name, said in terms(folder).items() if words else ():
-        plural = name.removesuffix("y") + ("(y|ies)" if name.endswith("y") else "s?")
-        if re.search(rf"(?<![\w-]){plural}(?![\w-])", english, re.I):
-            if not any(s.replace(" ", "") in unit.text for s in said):
-                found.append(f"{name}: no {' or '.join(said)}")
-    return found
+        plural = re.sub("(?<=[^aeiou])y$", "(y|ie)", re.escape(name)) + "s?"
+        is_there = re.search(rf"(?<![\w-]){plural}(?![\w-])", english, re.I)
+        if is_there and not any(s.replace(" ", "") in unit.text for s in said):
+            yield f"{name}: no {' or '.join(said)}"
 
 
-def check(folder: Path, names: list[str], words: bool = True) -> list[str]:
+def check(folder: Path, names: Sequence[str], words: bool = True) -> list[str]:
     "One line for each mistake of the named catalogues, or of all; without `words` not those in terms."
-    lines = []
+    lines, where = [], f"translations/{folder.name}"
     for path in sorted(folder.glob("*.md")):
         if names and path.stem not in names:
             continue
-        where = f"translations/{folder.name}"
         try:
             notebook(path)
-            for unit in parsed(path):
+            for unit in filter(lambda unit: unit.text, parsed(path)):
                 found = mistakes(unit, folder, words)
                 lines += [f"{where}/{path.name}: {unit.key}: {m}" for m in found]
         except ValueError as e:
@@ -260,87 +249,206 @@ def of_gate(root: Path = ROOT) -> list[str]:
     "What the gate says: malformed translations, and more stale texts than site.yml has recorded."
     lines = []
     for folder in languages(root):
-        if found := check(folder, [], words=False):
-            lines += found
-            continue
-        n = sum(len(stale(path)) for path in pages(folder))
-        if n > (recorded := site(folder)["stale"]):
+        lines += (found := check(folder, [], words=False))
+        pairs = [] if found else [p for path in begun(folder) for p in texts(path)]
+        n = sum(unit.english != now for unit, now in pairs)
+        if n > site(folder)["stale"]:
             lines.append(
-                f"translations/{folder.name}: {n} texts have no translation of today's English, {recorded} are recorded: "
+                f"translations/{folder.name}: {n} texts have no translation of today's English: "
                 f"see `make zh-status`, and translate them, or write `stale: {n}` into site.yml"
             )
     return lines
 
 
-def word_diff(old: str, new: str) -> str:
-    "As `git diff --word-diff`: [-gone-]{+new+}; of what stayed, the words around it."
-    a, b, words = old.split(), new.split(), []
-    for op, i, j, k, l in difflib.SequenceMatcher(None, a, b, False).get_opcodes():
-        if op == "equal":
-            words += a[i:j] if j - i < 12 else [*a[i : i + 5], "…", *a[j - 5 : j]]
+# ---- notebooks
+
+ORIGINAL = '<original-text lang="en">'  # an element of its own: Quarto moves an aside
+AS_IS = ("code", "formula", "html", "picture")
+# With the punctuation behind a formula a browser would begin a line.
+HELD = r"[（“]?(?<!\$)\$(?=[^\s$])(?:[^$\\\n]|\\.)+\$[，。；：、！？）”]+"
+
+
+def bilingual(unit: Unit) -> str:
+    "A translated cell: headings with the English anchors, and below each paragraph the English."
+    out = []
+    pairs = zip(blocks(unit.text), blocks(unit.english), strict=True)
+    for (kind, text), (_, english) in pairs:
+        if kind in AS_IS or text == english:
+            out.append(text)
             continue
-        words += [f"[-{' '.join(a[i:j])}-]"] * (j > i)
-        words += [f"{{+{' '.join(b[k:l])}+}}"] * (l > k)
-    return " ".join(words)
+        english = re.sub(r"^#+ ", "", english.removeprefix(CAPTION))
+        anchor = f" {{#{slug(english)}}}" if kind == "heading" else ""
+        out.append(re.sub(HELD, r"[\g<0>]{.unbroken}", text) + anchor)
+        out += [html(ORIGINAL), english, html("</original-text>")]
+    return "\n\n".join(out)
 
 
-def status(folder: Path) -> None:
-    total, begun = 0, pages(folder)
-    for path in sorted(folder.glob("*.md")):
-        found = stale(path)
-        if path not in begun:
-            print(f"{path.stem}: {len(found)} of {len(known(path))} texts to translate")
-            continue
-        total += len(found)
-        for was, now in found.values():
-            what = word_diff(was.english, now.english) if was.text else "not translated"
-            print(f"{path.stem}: {now.key}: {what}")
-    print(f"{folder.name}: {len(begun)} pages, {total} texts stale")
+def in_english(text: str, folder: Path) -> str:
+    "A cell without translation: marked, its headings outside of what is marked."
+    note, out = f'<p lang="{folder.name}">{site(folder)["stale_note"]}</p>', []
+    for is_head, some in groupby(blocks(text), lambda block: block[0] == "heading"):
+        these = [text for _, text in some]
+        if is_head:
+            out += [f"{t} {{#{slug(t.lstrip('# '))} lang=en}}" for t in these]
+        else:
+            start = html(f'<div class="stale" lang="en">{note}')
+            out += [start, *these, html("</div>")]
+    return "\n\n".join(out)
 
 
-def extract(folder: Path, names: list[str], accept: bool) -> None:
-    "Write catalogues of today's texts with the translations that there are."
-    if accept and not names:
-        sys.exit("accept: which pages were revised?")
-    for name in names or [path.stem for path in folder.glob("*.md")]:
-        path = folder / f"{name}.md"
-        path.touch()
-        units = known(path)
-        if accept:
-            now = units_of(notebook(path))
-            units = [n._replace(text=u.text) for u, n in zip(units, now, strict=True)]
-        path.write_text(written(units), encoding="utf-8", newline="\n")
+def shared(nb: dict) -> list[dict]:
+    "The code cells of a notebook without what is translated in them."
+    cells = [cell for cell in nb["cells"] if cell["cell_type"] == "code"]
+    drop = lambda cell: re.sub(r"(?m)^#\| fig-(cap|alt):.*", "", joined(cell["source"]))
+    return [cell | {"source": drop(cell)} for cell in cells]
 
 
-# ---- commands
+def translated(path: Path, both: bool = True) -> dict:
+    "The notebook of a catalogue with its texts translated, or with `both` languages; all else stays as it is."
+    nb = notebook(path)
+    code, cells = shared(nb), {cell["id"]: cell for cell in nb["cells"]}
+    for i, (unit, now) in enumerate(texts(path)):
+        key, _, option = unit.key.partition(" ")
+        cell = cells[key]
+        if unit.english != now:
+            if both and i and not option:
+                cell["source"] = in_english(now, path.parent)
+        elif option:
+            english = f"{ORIGINAL}{now}</original-text>"
+            text = unit.text + (english if both and option == "fig-cap" else "")
+            line = f"#| {option}: {json.dumps(text, ensure_ascii=False)}"
+            pattern, line = rf"(?m)^#\| {option}:.*", line.replace("\\", r"\\")
+            cell["source"] = re.sub(pattern, line, joined(cell["source"]))
+        else:
+            cell["source"] = bilingual(unit) if both and i else unit.text
+    assert shared(nb) == code, f"{path.stem}: its code or outputs changed"
+    return nb
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+# ---- pages
+
+
+def quarto_of(folder: Path, names: set[str]) -> dict:
+    "The settings of the second project: those of the first in this language, with the pages that there are."
+    says = site(folder)
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    quarto["lang"], menu = folder.name, quarto["website"]["sidebar"]
+    quarto["website"]["description"] = says["description"]
+    quarto["website"]["site-url"] = f"{HOME}/{folder.name}"
+    parts, menu["contents"] = menu["contents"], []
+    for part in parts:
+        for key in {"text", "section"} & part.keys():
+            part[key] = says["texts"].get(part[key], part[key])
+        if "contents" in part:
+            part["contents"] = [name for name in part["contents"] if name in names]
+        if part.get("contents") or part.get("href") in names:
+            menu["contents"].append(part)
+    return quarto
+
+
+def switched(text: str, lang: str, links: str, name: str) -> str:
+    "A page with links to its other language in the row below its title, and with the addresses of both for search engines."
+    if links in text:  # built before
+        return text
+    heads = "".join(
+        f'<link rel="alternate" hreflang="{code}" href="{HOME}/{place}{name}">\n'
+        for code, place in (("en", ""), (lang, f"{lang}/"), ("x-default", ""))
     )
-    commands = ["extract", "accept", "check", "status", "build"]
-    parser.add_argument("command", choices=commands)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="as 31_stack")
-    parser.add_argument("--lang", help="default: all")
-    args = parser.parse_args()
-    failed = False
+    row = r'<nav class="page-links"[^>]*>'
+    text = re.sub(row, lambda m: f"{m[0]}{links} ", text, count=1)
+    return text.replace("</head>", f"{heads}</head>", 1)
+
+
+FIXED = r'(<summary>|<a\b[^>]*>|aria-label="|ariaLabel = ")(Code of |[^<>"]+)'
+
+
+def finish(path: Path, docs: Path) -> None:
+    "A page of Quarto's gets its fixed texts, its links to pages that are in English alone, and the way to the other language and back."
+    lang, name, says = path.parent.name, page_name(path), site(path.parent)
+    page, english = docs / lang / name, docs / name
+
+    def link(m: re.Match) -> str:
+        to = m[2].removeprefix(f"{HOME}/").removeprefix("./")
+        file, hash_, anchor = to.partition("#")
+        file = file if "/" in file else pages.link(file)
+        if ":" in to or not (docs / file).is_file():
+            return m[0]
+        if (page.parent / file).exists():
+            return f'{m[1]}href="{file}{hash_}{anchor}"'
+        mark = ' hreflang="en"' if file.endswith(".html") else ""
+        return f'{m[1]}href="../{file}{hash_}{anchor}"{mark}'
+
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(FIXED, lambda m: m[1] + says["texts"].get(m[2], m[2]), text)
+    text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', link, text)
+    title = pages.titled(ROOT / "nbs" / f"{path.stem}.ipynb")
+    text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
+    links = f'<a lang="en" hreflang="en" href="../{name}">English</a> <button type="button" class="both" aria-pressed="false">{says["both"]}</button>'
+    page.write_text(switched(text, lang, links, name), encoding="utf-8")
+    links = (
+        f'<a lang="{lang}" hreflang="{lang}" href="{lang}/{name}">{says["name"]}</a>'
+    )
+    text = switched(english.read_text(encoding="utf-8"), lang, links, name)
+    english.write_text(text, encoding="utf-8")
+
+
+def build(folder: Path) -> None:
+    "The pages of a language, below those that `make docs` made; these name them."
+    from nbdev.processors import FilterDefaults
+    from nbdev.serve_drv import main as process
+
+    os.chdir(ROOT)  # nbdev reads its settings there
+    docs, made = ROOT / settings()["doc_path"], ROOT / f"_proc/_{folder.name}"
+    to = docs / folder.name
+    shutil.rmtree(made, ignore_errors=True)
+    project, sources = made / "site", {p.stem: p for p in begun(folder)}
+    shutil.copytree(ROOT / "nbs/images", project / "images")
+    for name, path in sources.items():
+        file = made / f"{name}.ipynb"
+        file.write_text(json.dumps(translated(path)), encoding="utf-8")
+        process((file, project / file.name, FilterDefaults))
+    for name in "pages.lua site.scss dark.scss head.html skip.html favicon.svg".split():
+        both = [p for p in (ROOT / "nbs" / name, folder / name) if p.exists()]
+        text = "".join(p.read_text(encoding="utf-8") for p in both)
+        (project / name).write_text(text, encoding="utf-8")
+    quarto = quarto_of(folder, {f"{name}.ipynb" for name in sources})
+    (project / "_quarto.yml").write_text(yaml.safe_dump(quarto), encoding="utf-8")
+    subprocess.run(["quarto", "render", "--no-cache"], cwd=project, check=True)
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.move(project / "_site", to)
+    for file in (ROOT / "nbs/search.js", docs / "charts.js"):
+        shutil.copy(file, to)
+    pages.write_search(to)
+    evening = [path.stem for path in pages.reading_path() if path.stem in sources]
+    if evening[1:]:  # Quarto writes none on a page alone
+        pages.write_footers(to, [made / f"{name}.ipynb" for name in evening])
+    pages.write_live_pages(to, folder.name)
+    for page in to.glob("live_*.html"):
+        lead = lambda m: m[0] if (to / m[1]).exists() else f"](../{m[1]}"
+        text = re.sub(r"\]\((\w+\.html)", lead, page.read_text(encoding="utf-8"))
+        page.write_text(text, encoding="utf-8")
+    for path in sources.values():
+        finish(path, docs)
+
+
+def main(command: str = "", *names: str) -> int:
+    lines = []
     for folder in languages():
-        if args.lang not in (None, folder.name):
-            continue
-        match args.command:
+        match command:
             case "extract" | "accept":
-                extract(folder, args.names, args.command == "accept")
+                extract(folder, names, command == "accept")
             case "check":
-                lines = check(folder, args.names)
-                print("\n".join([*lines, f"{folder.name}: {len(lines)} mistakes"]))
-                failed |= bool(lines)
+                lines += check(folder, names)
             case "status":
                 status(folder)
             case "build":
                 build(folder)
-    return 1 if failed else 0
+            case _:
+                sys.exit(__doc__)
+    if command == "check":
+        print(*lines, f"{len(lines)} mistakes", sep="\n")
+    return int(bool(lines))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
