@@ -89,7 +89,7 @@ def test_stale_texts(toy, capsys):
     change(toy, "A paragraph with", "A short text with")
     translate.status(folder)
     said = capsys.readouterr().out
-    assert "## A heading -A -paragraph +A +short +text with $x$," in said
+    assert "## A heading A -paragraph +short +text with $x$," in said
     translate.extract(folder, ["11_toy"], False)
     [line] = translate.of_gate(root)
     assert "1 texts have no translation" in line and "`stale: 1`" in line
