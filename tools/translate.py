@@ -21,6 +21,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import pages
 import yaml
@@ -371,7 +372,7 @@ def finish(path: Path, docs: Path) -> None:
         to = m[2].removeprefix(f"{HOME}/").removeprefix("./")
         file, hash_, anchor = to.partition("#")
         file = file if "/" in file else pages.link(file)
-        if ":" in to or not (docs / file).is_file():
+        if ":" in to or not (docs / unquote(file)).is_file():
             return m[0]
         if (page.parent / file).exists():
             return f'{m[1]}href="{file}{hash_}{anchor}"'
