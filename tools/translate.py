@@ -102,10 +102,7 @@ def languages(root: Path = ROOT) -> list[Path]:
 
 
 def texts(path: Path) -> list[tuple[Unit, str]]:
-    """The texts of a notebook: the translation with the English that it was made of, and today's English.
-
-    Where these differ, it is stale; what is not translated was made of nothing.
-    """
+    "The texts of a notebook: a translation with the English that it was made of, or of nothing, and today's English."
     known = {unit.key: unit for unit in parsed(path) if unit.text}
     today = english_of(notebook(path))
     return [(known.get(key, Unit(key, "")), now) for key, now in today]
@@ -189,19 +186,16 @@ def parts(text: str) -> tuple[Counter[str], str]:
 
 @cache
 def terms(folder: Path) -> dict[str, list[str]]:
-    "English term → its renderings: the tables of nbs/words.ipynb that have this language, and what site.yml adds."
-    found, column, says = {}, 0, site(folder)
-    for cell in notebook(folder / "words.md")["cells"]:
-        for line in joined(cell["source"]).split("\n"):
-            row = [name.strip() for name in line.strip("| ").split(" | ")]
-            if row[0] == "English":
-                column = row.index(says["terms"]) if says["terms"] in row else 0
-            elif column and len(row) > column and "(" not in line.split(" | ")[0]:
-                names, said = row[0].split(", "), row[column].split("、")
-                for i, name in enumerate(names):
-                    one = [said[i]] if len(names) == len(said) else said
-                    itself = [] if name.islower() else [name]  # Adam
-                    found[name] = one + says["also"].get(name, itself)
+    "English term → its renderings: the rows of nbs/words.ipynb that site.yml names, and what it adds."
+    says, found = site(folder), {}
+    cells = notebook(folder / "words.md")["cells"]
+    text = "\n\n".join(joined(cell["source"]) for cell in cells)
+    for english, ours in re.findall(says["terms"], text, re.M):
+        names, said = english.split(", "), ours.split("、")
+        for i, name in enumerate(names):
+            one = [said[i]] if len(names) == len(said) else said
+            itself = [] if name.islower() else [name]  # Adam
+            found[name] = one + says["also"].get(name, itself)
     return found
 
 
