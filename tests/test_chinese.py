@@ -7,8 +7,9 @@ import shutil
 import pytest
 import translate
 from conftest import ROOT
-from notebooks import joined, readme
-from test_gate import cell, notebook
+from gate import drift, remake
+from notebooks import joined
+from test_gate import cell, clean, notebook  # noqa: F401
 from test_pages import CAPTION, LABEL, shows
 from translate import Unit, check, mistakes, parsed, texts, written
 
@@ -196,11 +197,27 @@ def test_translated_notebook(toy):
     english = f"一个点：$z${translate.ORIGINAL}A dot: $z$</original-text>"
     assert f"#| fig-cap: {json.dumps(english, ensure_ascii=False)}\n" in figure
     assert '#| fig-alt: "一个<dark>点"\ndraw()' in figure
-    alone = translate.translated(toy, both=False)
-    assert sources(alone)[1] == CHINESE[1] and "dot:" not in sources(alone)[-1]
-    alone["cells"].pop()  # README.md takes no picture
-    made = readme(alone, "a.md")
-    assert made.startswith("<!-- Made from a.md ") and f"\n{CHINESE[1]}\n" in made
+    alone = sources(translate.translated(toy, both=False))
+    assert alone[1] == CHINESE[1] and "A dot:" not in alone[-1]
+
+
+def test_readme(clean, tmp_path):  # noqa: F811
+    "In Chinese, of the home page; the gate sees a change by hand."
+    root = shutil.copytree(clean, tmp_path / "toy")
+    (root / "translations/zh").mkdir(parents=True)
+    shutil.copy(ZH / "site.yml", root / "translations/zh")
+    path = root / "translations/zh/index.md"
+    translate.extract(path.parent, ["index"], False)
+    [unit] = parsed(path)
+    path.write_text(written([unit._replace(text="# 玩具\n\n[见](11_toy.ipynb)")]))
+    remake(root)
+    made = (root / "README.zh-CN.md").read_text()
+    assert made.startswith("<!-- Made from translations/zh/index.md ")
+    assert made.endswith("\n# 玩具\n\n[见](nbs/11_toy.ipynb)\n")
+    assert drift(root) == []
+    (root / "README.zh-CN.md").write_text("by hand")
+    [line] = drift(root)
+    assert line.startswith("README.zh-CN.md: not what ")
 
 
 def test_stale_text_is_shown_in_english(toy):
