@@ -699,7 +699,8 @@ def test_trials_list_the_probability_of_the_token(page):
     assert len(expected) > 1
     for (name, p, _), (title, text) in zip(expected, listed, strict=True):
         assert title == page.ask(f"headTitle({name!r})")
-        assert text == f"p(es) {base:.2f} → {p:.2f}"
+        is_large = abs(p - base) >= 0.01
+        assert text == (f"p(es) {base:.2f} → {p:.2f}" if is_large else "")
     name, p, _ = found[0]
     page.ask(f"change({{headsOff: [{first!r}, {name!r}], step: 9}})")
     es = page.ask("trials.ids[8]")

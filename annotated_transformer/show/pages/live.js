@@ -3,8 +3,8 @@
 const {lang} = document.documentElement;
 const nParameters = sum(Object.values(model.weights).map(({data}) => data.length));
 byId("intro").replaceChildren(...rich("intro", {n: nParameters.toLocaleString(lang)}));
-byId("n-encoder").textContent = `× ${N_LAYERS.encoder}`;
-byId("n-decoder").textContent = `× ${N_LAYERS.decoder}`;
+byId("n-encoder").textContent = say("map.encoder", {n: N_LAYERS.encoder});
+byId("n-decoder").textContent = say("map.decoder", {n: N_LAYERS.decoder});
 byId("presets").append(...EXAMPLES.map(presetButton));
 if (about.label_smoothing) {
   const epsilon = about.label_smoothing;

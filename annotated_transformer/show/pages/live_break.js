@@ -107,7 +107,7 @@ function exampleOf(name) {
   if (!state.off.includes(name)) return [];
   if (!(name in breaking)) inSlices(findBreaking(name));
   const text = breaking[name];
-  if (!text || text === state.text) return [];
+  if (!text || [text, shuffled.text].includes(state.text)) return [];
   const button = actionButton(`example:${name}`, say("off.example", {text}), () => {
     byId("sentence").value = text;
     change({text, off: [name], step: 0, seed: 0, row: -1, column: -1});

@@ -116,7 +116,8 @@ function finding({name, ids, isChanged, probability}) {
     byId("view").scrollIntoView();
   });
   const [before, after] = [trials.probability, probability].map(p => p.toFixed(2));
-  const text = ` p(${tokenOfTrials()}) ${before} → ${after} `;
+  const isSmall = effectOf({probability}) < MIN_EFFECT;
+  const text = isSmall ? " " : ` p(${tokenOfTrials()}) ${before} → ${after} `;
   return element("p", {}, button, element("span", {className: "value"}, text),
     ...isChanged ? marked(ids, trials.ids) : []);
 }

@@ -30,6 +30,7 @@ const TOUR_VALUES = {
   n_heads: config.n_heads,
   d_k: config.d_model / config.n_heads,
   beam: START.beam,
+  wide: START.beam + 1,
   last: TOUR.length,
 };
 
