@@ -26,9 +26,9 @@ function languageName(code) {
   }
 }
 
-if (about.src_lang) {
-  byId("sentence-label").textContent = say(
-    "sentence.of", {language: languageName(about.src_lang)});
+if (about.src_lang && about.tgt_lang) {
+  const [source, target] = [about.src_lang, about.tgt_lang].map(languageName);
+  byId("sentence-label").textContent = say("sentence.of", {source, target});
 }
 
 if (about.words) {

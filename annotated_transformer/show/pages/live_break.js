@@ -217,6 +217,7 @@ function drawEffect() {
     : say("effect.now");
   const changed = isPlain() ? [] : [
     line(name, ...marked(run.ids, run.intactIds)),
+    line("", say("effect.legend")),
     resetButton(),
   ];
   byId("effect").replaceChildren(
