@@ -7,8 +7,9 @@ import shutil
 import pytest
 import translate
 from conftest import ROOT
-from notebooks import joined, readme
-from test_gate import cell, notebook
+from gate import drift, remake
+from notebooks import joined
+from test_gate import cell, clean, notebook  # noqa: F401
 from test_pages import CAPTION, LABEL, shows
 from translate import Unit, check, mistakes, parsed, texts, written
 
@@ -82,7 +83,7 @@ def test_malformed(text, says, toy):
     assert line.startswith("translations/zh/11_toy.md: ") and says in line
 
 
-def test_stale_texts(toy, capsys):
+def test_stale_texts(toy, capsys, monkeypatch):
     "Changed English is stale until it is accepted, new English until it is translated; the gate names the number to record."
     folder, root = toy.parent, toy.parents[2]
     assert translate.of_gate(root) == []
@@ -99,8 +100,9 @@ def test_stale_texts(toy, capsys):
     assert translate.of_gate(root) == []
     translate.extract(folder, ["11_toy"], True)
     assert all(unit.english == now and unit.text for unit, now in texts(toy))
-    change(root / "translations/zh/words.md", "注意力权重", "专注权重")
-    assert translate.of_gate(root) == []  # terms hold nobody up
+    monkeypatch.setattr(translate, "terms", lambda _: {"short": ["短"]})
+    [line] = check(folder, [])
+    assert line.endswith("short: no 短") and translate.of_gate(root) == []
 
 
 # ---- checks
@@ -196,11 +198,30 @@ def test_translated_notebook(toy):
     english = f"一个点：$z${translate.ORIGINAL}A dot: $z$</original-text>"
     assert f"#| fig-cap: {json.dumps(english, ensure_ascii=False)}\n" in figure
     assert '#| fig-alt: "一个<dark>点"\ndraw()' in figure
-    alone = translate.translated(toy, both=False)
-    assert sources(alone)[1] == CHINESE[1] and "dot:" not in sources(alone)[-1]
-    alone["cells"].pop()  # README.md takes no picture
-    made = readme(alone, "a.md")
-    assert made.startswith("<!-- Made from a.md ") and f"\n{CHINESE[1]}\n" in made
+    alone = sources(translate.translated(toy, both=False))
+    assert alone[1] == CHINESE[1] and "A dot:" not in alone[-1]
+
+
+def test_readme(clean, tmp_path):  # noqa: F811
+    "In Chinese, of the home page; the gate sees a change by hand."
+    root = shutil.copytree(clean, tmp_path / "toy")
+    (root / "translations/zh").mkdir(parents=True)
+    shutil.copy(ZH / "site.yml", root / "translations/zh")
+    path = root / "translations/zh/index.md"
+    cells = cell("# A toy", "markdown"), cell("[See](11_toy.ipynb)", "markdown")
+    notebook(root / "nbs/index.ipynb", *cells)
+    translate.extract(path.parent, ["index"], False)
+    one, two = parsed(path)
+    units = one._replace(text="# 玩具"), two._replace(text="[见](11_toy.ipynb)")
+    path.write_text(written(units))
+    remake(root)
+    made = (root / "README.zh-CN.md").read_text()
+    assert made.startswith("<!-- Made from translations/zh/index.md ")
+    assert made.endswith("\n# 玩具\n\n[见](nbs/11_toy.ipynb)\n")
+    assert drift(root) == []
+    (root / "README.zh-CN.md").write_text("by hand")
+    [line] = drift(root)
+    assert line.startswith("README.zh-CN.md: not what ")
 
 
 def test_stale_text_is_shown_in_english(toy):

@@ -25,6 +25,7 @@ from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
+from annotated_transformer.runs.folder import PRETRAINED
 from annotated_transformer.show import demo
 
 TINY = (
@@ -158,6 +159,12 @@ def test_help_lists_recipes_and_data_sets(name, run):
     assert all(f"{key}, {known.about}" in out for key, known in DATA_SETS.items())
 
 
+@pytest.mark.parametrize("name", ["train", "prepare", "translate", "score", "live"])
+def test_help_names_the_pretrained_models(name, run):
+    out = " ".join(done(run, f"{name} --help")[0].split())
+    assert f"{' or '.join(PRETRAINED)} (pretrained models)" in out
+
+
 def test_without_a_command_the_help_is_shown(run):
     status, out, err = run("")
     assert (status, out) == (2, "") and err.startswith("Usage: annotated-transformer")
@@ -234,6 +241,8 @@ REFUSED = {
     # pages
     "attention run ' ' --out x.html": "the sentence is empty",
     "attention run 'A dog.' --out de": "de does not end in .html",
+    "attention run A --out x.html --lang xx": "lang='xx': pages are in en",
+    "live run --out x.html --lang xx": "lang='xx': pages are in en",
     "live run --out x": "--out x does not end in .html",
     "live run --out folder.html": "folder.html is a folder",
     "live run --out mine.html": "is there already, and this program did not make it",
