@@ -25,6 +25,7 @@ from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.files import sha256
 from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
+from annotated_transformer.runs.folder import PRETRAINED
 from annotated_transformer.show import demo
 
 TINY = (
@@ -156,6 +157,12 @@ def test_help_lists_recipes_and_data_sets(name, run):
     assert [word for word in words if word in RECIPES] == [*RECIPES]
     assert f"{_DEFAULT_RECIPE} (the default)" in out
     assert all(f"{key}, {known.about}" in out for key, known in DATA_SETS.items())
+
+
+@pytest.mark.parametrize("name", ["train", "prepare", "translate", "score", "live"])
+def test_help_names_the_pretrained_models(name, run):
+    out = " ".join(done(run, f"{name} --help")[0].split())
+    assert f"{' or '.join(PRETRAINED)} (pretrained models)" in out
 
 
 def test_without_a_command_the_help_is_shown(run):

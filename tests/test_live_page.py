@@ -116,9 +116,12 @@ def test_page_is_one_file_of_two_megabytes(live_page):
 @pytest.mark.parametrize(
     "language, label",
     [
-        ('"pt-BR"', "Brazilian Portuguese sentence"),
+        ('"pt-BR"', "Sentence to translate, Brazilian Portuguese to German"),
         ("null", "Source sentence"),
-        ('"not a code"', "not a code sentence"),  # the browser refuses it
+        (
+            '"not a code"',
+            "Sentence to translate, not a code to German",
+        ),  # the browser refuses it
     ],
 )
 def test_language_of_the_sentence(browser, live_page, tmp_path, language, label):
@@ -696,7 +699,8 @@ def test_trials_list_the_probability_of_the_token(page):
     assert len(expected) > 1
     for (name, p, _), (title, text) in zip(expected, listed, strict=True):
         assert title == page.ask(f"headTitle({name!r})")
-        assert text == f"p(es) {base:.2f} → {p:.2f}"
+        is_large = abs(p - base) >= 0.01
+        assert text == (f"p(es) {base:.2f} → {p:.2f}" if is_large else "")
     name, p, _ = found[0]
     page.ask(f"change({{headsOff: [{first!r}, {name!r}], step: 9}})")
     es = page.ask("trials.ids[8]")
@@ -716,7 +720,7 @@ def test_changes_are_named_beside_the_translation(page):
     click(page, "#draw")
     assert "head 2.1 · Sampled at temperature 3 · " in shown(page, "changes")
     lines = "[...byId('effect').querySelectorAll('p')].map(x => x.textContent.trim())"
-    intact, now = page.ask(lines)
+    intact, now, _legend = page.ask(lines)
     assert intact == f"All parts on:{ES}"
     assert now.startswith("Sampled at temperature 3:")
     reset(page)

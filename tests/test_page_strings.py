@@ -123,7 +123,7 @@ TOKENS = """[...vocab.tokens([...Array(config.n_vocab).keys()]).filter(x => x.le
   ...trials.found.map(x => vocab.decode(x.ids)), ...knownWords,
   about.text.source, about.text.licence, vocab.decode(generatedIds(searchTranslation(
     shuffled.original || state.text, switches()))),
-  "BOS EOS exp sin cos max dmodel model English"]"""
+  "BOS EOS exp sin cos max dmodel model English German"]"""
 LOOKS = [
     *(f"goTo({i})" for i in range(1, 11)),
     "leaveTour(); change({off: Object.keys(SWITCHES).slice(0, 4), temperature: 2})",

@@ -468,12 +468,15 @@ def test_a_run_starts_from_weights_and_vocabulary(tune, straight, tmp_path):
     assert passes[0]["valid_loss"] == pytest.approx(passes[2]["valid_loss"], abs=1e-4)
 
 
-def test_a_start_that_was_interrupted(tune, tmp_path):
-    "Before the first checkpoint, the weights to start from are in the run itself."
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_start_that_was_interrupted(saved, tune, tmp_path):
+    "Its first checkpoint counts; before there is one, the weights to start from are in the run itself."
     straight, run = tune(tmp_path / "straight"), tune.prepared(tmp_path / "run")
     resume_run(run, RunOptions("cpu", minutes=1e-6, quiet=True))
-    shutil.rmtree(run / "checkpoints")
-    (run / "checkpoints").mkdir()
+    assert checkpoints(run / "checkpoints")
+    if not saved:
+        shutil.rmtree(run / "checkpoints")
+        (run / "checkpoints").mkdir()
     resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == weights(straight)
 

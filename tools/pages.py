@@ -421,14 +421,14 @@ def html(text: str) -> str:
 # ---- beside the pages
 
 
-def at_commit() -> str:
-    "The suffix by which pip installs what the pages were made from."
+def this_version() -> str:
+    "The commit or tag that the pages were made from, as GitHub names its archive."
     if shutil.which("git"):
         command = ["git", "rev-parse", "HEAD"]
         git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if git.returncode == 0:
-            return f"@{git.stdout.strip()}"
-    return f"@v{settings()['version']}"
+            return git.stdout.strip()
+    return f"v{settings()['version']}"
 
 
 FIGURE = (
@@ -459,9 +459,8 @@ def for_colab(path: Path) -> dict:
         for kept, kind, text in markdown_of(cell):
             kept[kind] = absolute(text, cfg)
         if cell["cell_type"] == "code" and "[notebooks] @" in joined(cell["source"]):
-            package = f"git+{cfg['git_url']}"
             cell["source"] = joined(cell["source"]).replace(
-                package, package + at_commit()
+                "/archive/HEAD.zip", f"/archive/{this_version()}.zip"
             )
     return nb
 

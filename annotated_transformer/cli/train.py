@@ -147,13 +147,14 @@ def _report_end(run: Path) -> None:
 
 # %% ../../nbs/94a_cli_train.ipynb #2e226f25
 _DEFAULT_RECIPE = "small"
+MODELS = "demo or tatoeba (pretrained models)"
 _RECIPES = ", ".join(RECIPES).replace("small,", "small (the default),", 1)
 _HOW = f"""
 --prepared PATH      A folder for the encoded text that several runs can share; without
                      it, the run folder. To be named again with --resume.
---from RUN           Start from the weights and the vocabulary of this run, or of demo
-                     or tatoeba (pretrained models), with its sizes and the recipe
-                     fine-tune.
+--from RUN           Start from the weights and the vocabulary of this run, or of
+                     {MODELS}, with its sizes and the
+                     recipe fine-tune.
 --config NAME        Sizes and settings by name: {_RECIPES}.
 """
 _DEVICE = """

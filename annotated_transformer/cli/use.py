@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import click
 
 from .. import UserError
-from .train import command, say, shell_line
+from .train import MODELS, command, say, shell_line
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0023
 def _say_which_model(run: Path) -> None:
@@ -27,7 +27,7 @@ def _say_which_model(run: Path) -> None:
         say(f"{run}: the folder in the current directory, not the pretrained model")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
-_RUN = "RUN  A run folder, or a pretrained model of the package: demo, tatoeba.\n"
+_RUN = f"RUN  A run folder, or {MODELS}.\n"
 _PAGE = "--out PAGE  The page to write, ending in .html. [required]\n"
 _DEVICE = "--device NAME  cpu, cuda or mps; cpu without it.\n"
 _SEARCH = """
@@ -139,7 +139,7 @@ def _run_folders(args: SimpleNamespace) -> list[Path]:
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0015
 @command(f"""
-RUN...                A run folder, demo or tatoeba (pretrained models), or a file of
+RUN...                A run folder, {MODELS}, or a file of
                       translations made already; further ones are compared with the first.
 --ref PATH            The reference translation, plain, .gz or .zst. [required]
 --src PATH            Source text, line by line what --ref translates: what a run

@@ -381,7 +381,7 @@ def _cached_export(run: Path, quantization: str) -> Path:
         cache = Path(pooch.os_cache("annotated_transformer")) / "ctranslate2"
     except RuntimeError as e:  # no home directory
         raise UserError(f"no folder for the export: {e}") from None
-    folders = [cache] if pretrained_run(run) else [own, cache]
+    folders = [own, cache] if path == run else [cache]
     for folder in folders:
         if path_type(folder / name) == "folder":
             return folder / name

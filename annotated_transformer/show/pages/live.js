@@ -3,8 +3,8 @@
 const {lang} = document.documentElement;
 const nParameters = sum(Object.values(model.weights).map(({data}) => data.length));
 byId("intro").replaceChildren(...rich("intro", {n: nParameters.toLocaleString(lang)}));
-byId("n-encoder").textContent = `× ${N_LAYERS.encoder}`;
-byId("n-decoder").textContent = `× ${N_LAYERS.decoder}`;
+byId("n-encoder").textContent = say("map.encoder", {n: N_LAYERS.encoder});
+byId("n-decoder").textContent = say("map.decoder", {n: N_LAYERS.decoder});
 byId("presets").append(...EXAMPLES.map(presetButton));
 if (about.label_smoothing) {
   const epsilon = about.label_smoothing;
@@ -26,9 +26,9 @@ function languageName(code) {
   }
 }
 
-if (about.src_lang) {
-  byId("sentence-label").textContent = say(
-    "sentence.of", {language: languageName(about.src_lang)});
+if (about.src_lang && about.tgt_lang) {
+  const [source, target] = [about.src_lang, about.tgt_lang].map(languageName);
+  byId("sentence-label").textContent = say("sentence.of", {source, target});
 }
 
 if (about.words) {

@@ -107,7 +107,7 @@ function exampleOf(name) {
   if (!state.off.includes(name)) return [];
   if (!(name in breaking)) inSlices(findBreaking(name));
   const text = breaking[name];
-  if (!text || text === state.text) return [];
+  if (!text || [text, shuffled.text].includes(state.text)) return [];
   const button = actionButton(`example:${name}`, say("off.example", {text}), () => {
     byId("sentence").value = text;
     change({text, off: [name], step: 0, seed: 0, row: -1, column: -1});
@@ -217,6 +217,7 @@ function drawEffect() {
     : say("effect.now");
   const changed = isPlain() ? [] : [
     line(name, ...marked(run.ids, run.intactIds)),
+    line("", say("effect.legend")),
     resetButton(),
   ];
   byId("effect").replaceChildren(

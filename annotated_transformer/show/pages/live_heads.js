@@ -25,8 +25,10 @@ function drawHeadSwitches() {
   const rows = KINDS.map(kind => {
     const title = say(`heads.${kind}`);
     const properties = {className: "head-row", role: "group", ariaLabel: title};
+    const layers = Object.values(Object.groupBy(allHeads(kind), ({layer}) => layer));
     return element("div", properties, element("span", {textContent: title}),
-      ...allHeads(kind).map(headSwitch));
+      element("div", {}, ...layers.map(heads =>
+        element("div", {className: "layer"}, ...heads.map(headSwitch)))));
   });
   byId("head-switches").replaceChildren(...rows);
   setTabStop(byId("head-switches"), byId("head-switches").querySelector("button"));
@@ -114,7 +116,8 @@ function finding({name, ids, isChanged, probability}) {
     byId("view").scrollIntoView();
   });
   const [before, after] = [trials.probability, probability].map(p => p.toFixed(2));
-  const text = ` p(${tokenOfTrials()}) ${before} → ${after} `;
+  const isSmall = effectOf({probability}) < MIN_EFFECT;
+  const text = isSmall ? " " : ` p(${tokenOfTrials()}) ${before} → ${after} `;
   return element("p", {}, button, element("span", {className: "value"}, text),
     ...isChanged ? marked(ids, trials.ids) : []);
 }

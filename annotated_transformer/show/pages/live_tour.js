@@ -8,11 +8,11 @@ const TOUR = [
   ["tokens", "view", {box: "encoder.tokens", stage: ""}],
   ["embedding", "view", {box: "encoder.embedding", stage: "embedding"}],
   ["position", "view", {box: "encoder.position", stage: "position"}],
-  ["query", "matrix-figure", {box: "encoder.self"}],
-  ["heads", "heads", {box: "encoder.self"}],
-  ["mask", "matrix-figure", {box: "decoder.self", stage: "masked"}],
-  ["cross", "tokens", CROSS],
-  ["softmax", "next-figure", {box: "decoder.softmax", stage: "logProbs", step: 1}],
+  ["query", "view", {box: "encoder.self"}],
+  ["heads", "view", {box: "encoder.self"}],
+  ["mask", "view", {box: "decoder.self", stage: "masked"}],
+  ["cross", "view", CROSS],
+  ["softmax", "generated", {box: "decoder.softmax", stage: "logProbs", step: 1}],
   ["beam", "beam-search", {}],
   ["break", "break", {off: ["positions"]}],
 ];
@@ -21,6 +21,18 @@ function openingHead(kind) {
   const {layer, head} = about.opening;
   return about.opening.kind === kind ? {layer, head} : {};
 }
+
+// What the texts name of this model.
+const TOUR_VALUES = {
+  n_vocab: config.n_vocab.toLocaleString(document.documentElement.lang),
+  d_model: config.d_model,
+  n_waves: config.d_model / 2,
+  n_heads: config.n_heads,
+  d_k: config.d_model / config.n_heads,
+  beam: START.beam,
+  wide: START.beam + 1,
+  last: TOUR.length,
+};
 
 // The state of a step; nothing for a number that no step has.
 function tourState(tour) {
@@ -51,14 +63,15 @@ function drawTour() {
   const box = byId("tour");
   const [name, target] = TOUR[tour - 1] ?? [];
   box.hidden = !tour;
-  document.body.classList.toggle("touring", tour > 0);
+  document.body.dataset.tour = name ?? "";
   if (box.dataset.step === String(tour)) return;  // nothing new to read out
   box.dataset.step = tour;
   document.querySelector(".toured")?.classList.remove("toured");
   if (!tour) return;
   byId("tour-count").textContent = say("tour.count", {step: tour, n: TOUR.length});
   byId("tour-title").textContent = say(`tour.${name}`);
-  byId("tour-text").replaceChildren(...rich(`tour.${name}.text`));
+  byId("tour-text").replaceChildren(...rich(`tour.${name}.text`, TOUR_VALUES));
+  byId("tour-look").replaceChildren(...rich(`tour.${name}.look`, TOUR_VALUES));
   byId("tour-back").disabled = tour === 1;
   byId("tour-next").disabled = tour === TOUR.length;
   byId(target).classList.add("toured");

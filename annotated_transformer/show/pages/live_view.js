@@ -162,7 +162,8 @@ function drawMatrix() {
   matrix.style.setProperty("--n-rows", rows.length);
   matrix.style.setProperty("--row", rows.length > MANY_ROWS ? "1.1rem" : "1.6rem");
   byId("column-names").replaceChildren(
-    ...names.map(textContent => element("span", {textContent})));
+    ...names.map(textContent => element(
+      "span", {textContent, className: textContent.length > 1 ? "" : "upright"})));
   byId("row-names").replaceChildren(
     ...rowNames.map(textContent => element("li", {textContent, title: textContent})));
   const image = heatmap(rows, coloursOf("head0", "head1", "edge"), max);
