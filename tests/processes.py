@@ -90,5 +90,7 @@ def torchrun(
     Its status, and what all of them printed.
     """
     process = start(_elastic, n, restarts, function, *args, said=said, env=env)
-    process.join(300)
+    process.join(120)
+    process.terminate()  # it hangs, and would end its ranks
+    process.join()
     return process.exitcode, said.read_text()

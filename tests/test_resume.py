@@ -166,7 +166,9 @@ def train_here(*words) -> None:
 def end_of(function, *words, said: Path, harm: str, at: int) -> tuple[int, str]:
     "Status of a process that calls a function, and what it printed."
     process = start(function, *words, said=said, env={"HARM": harm, "AT_STEP": str(at)})
-    process.join(300)
+    process.join(120)
+    process.kill()
+    process.join()
     return process.exitcode, said.read_text()
 
 
