@@ -24,7 +24,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow portable lab export notebooks docs links check bench-train bench-decode bench-gpu pretrained clean
+.PHONY: help demo test test-slow portable lab export notebooks docs zh-status links check bench-train bench-decode bench-gpu pretrained clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -55,12 +55,16 @@ export: $(VENV)/.stamp-dev  ## notebooks to package, notebooks cleaned, README.m
 notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_stack …"), outputs stored
 	@$(WITH) $(BIN)/python tools/notebooks.py run $(NAMES)
 
-docs: $(VENV)/.stamp-docs export  ## the site: _docs
+docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of it: _docs/zh
 	@touch README.md
 	@rm -rf _proc
 	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
 	@$(BIN)/python tools/pages.py _docs
+	@$(WITH) $(BIN)/python tools/translate.py build
 	@$(BIN)/python tools/links.py _docs
+
+zh-status: $(VENV)/.stamp-dev  ## what changed in the English of translated pages since they were translated
+	@$(BIN)/python tools/translate.py status
 
 links: $(VENV)/.stamp-dev  ## do all links of notebooks, README.md and, if they were made, pages lead somewhere? those to other hosts are listed
 	@$(BIN)/python tools/links.py $(wildcard _docs)

@@ -35,12 +35,14 @@ const search = (() => {
   const patterns = term => {
     const spelt = text => [...text].map(c => c === " " ? "\\s+" : escaped(c)).join(`${MARKS}?`);
     const letters = spelt(bare(term)), stem = bare(term).replace(/(?<=\p{L}{3})(e|es|s|ed|ing|er|ers|ion|ions)$/u, "");
-    const word = /^[\p{L}\p{N}_]/u.test(term) ? `(?<!${LETTER})` : "", end = /[\p{L}\p{N}_]$/u.test(term) ? `(?!${LETTER})` : "";
+    // Chinese has no gaps between words
+    const word = /^(?!\p{Script=Han})[\p{L}\p{N}_]/u.test(term) ? `(?<!${LETTER})` : "";
+    const end = /(?!\p{Script=Han})[\p{L}\p{N}_]$/u.test(term) ? `(?!${LETTER})` : "";
     const forms = word + spelt(stem) + "(e|es|s|ed|ing|er|ers|ion|ions)?" + end;
     return [word + letters + end, forms, word + letters, letters].map(p => new RegExp(p, "iu"));
   };
   const asked = query => {
-    const split = query.split(/[\s?!,;:"“”„()[\]]+/u).filter(bare), words = split.length ? split : [query.trim()].filter(bare);
+    const split = query.split(/[\s?!,;:"“”„()[\]，。？！、；：（）「」]+/u).filter(bare), words = split.length ? split : [query.trim()].filter(bare);
     const whole = bare(words.join(" "));
     const meant = words.filter(word => !COMMON.has(bare(word)));
     const terms = ALSO[whole.replaceAll(" ", "")] ? [words.join(" ")] : meant.length ? meant : words;

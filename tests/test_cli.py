@@ -241,6 +241,8 @@ REFUSED = {
     # pages
     "attention run ' ' --out x.html": "the sentence is empty",
     "attention run 'A dog.' --out de": "de does not end in .html",
+    "attention run A --out x.html --lang xx": "lang='xx': pages are in en",
+    "live run --out x.html --lang xx": "lang='xx': pages are in en",
     "live run --out x": "--out x does not end in .html",
     "live run --out folder.html": "folder.html is a folder",
     "live run --out mine.html": "is there already, and this program did not make it",

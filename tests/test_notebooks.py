@@ -1,5 +1,6 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
 
+import json
 import re
 
 import nbformat
@@ -118,6 +119,6 @@ def test_readme(tmp_path):
         cell("#| echo: false\nshow()") | {"outputs": said},
     )
     assert (
-        readme(path).split("\n\n", 1)[1]
+        readme(json.loads(path.read_text()), "x.ipynb").split("\n\n", 1)[1]
         == "# Title\n\n```python\nprint(2 * 2)\n```\n\n    4\n\n    4\n"
     )

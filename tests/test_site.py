@@ -19,6 +19,7 @@ from browser import Browser
 from conftest import ROOT
 from links import check
 from pages import names_of_package, page_name, reading_path, sidebar
+from translate import begun, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 PHONE_CHECKS = (
@@ -26,6 +27,11 @@ PHONE_CHECKS = (
 )
 LITERAL_LINK = re.compile(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(")
 NAMES = [page_name(e.path) for e in sidebar() if e.path]
+TRANSLATED = [
+    f"{path.parent.name}/{page_name(path)}"
+    for folder in languages()
+    for path in begun(folder)
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +124,7 @@ def broken_in_docs(docs) -> list[str]:
     return check(docs)[0]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "404.html"])
+@pytest.mark.parametrize("name", [*NAMES, *TRANSLATED, "404.html"])
 def test_page_of_docs(docs, published, browser, broken_in_docs, name):
     text = (docs / name).read_text(encoding="utf-8")
     assert Nesting(text).wrong[:1] == [] and not LITERAL_LINK.search(text)
@@ -445,6 +451,36 @@ def test_quartos_script_leaves_links_alone(published, browser):
     plain = browser.ask(links % '[aria-label="This notebook"] a')[-1]
     fetched = f"fetch('{plain}').then(answer => answer.text())"
     assert browser.ask(fetched).startswith("# annotated_transformer\n")
+
+
+@pytest.mark.parametrize("name", TRANSLATED[:1])
+def test_both_languages_side_by_side(published, browser, name):
+    "Hidden at first, shown by the button and on the next visit; each page leads to the other."
+    seen = (
+        "[...document.querySelectorAll('original-text')].map(e => e.checkVisibility())"
+    )
+    for click, is_shown in ((False, False), (True, True), (False, True), (True, False)):
+        browser.open(published + name)
+        if click:
+            browser.ask("document.querySelector('button.both').click()")
+        unfolded = [*browser.ask(seen)]
+        assert any(unfolded) == is_shown and len(unfolded) > 5
+    lang, page = name.split("/")
+    to = "[...document.querySelectorAll('.page-links a[hreflang][lang]')].map(a => a.href)"
+    assert browser.ask(to) == [published + page]
+    browser.open(published + page)
+    assert published + name in browser.ask(to)
+
+
+@pytest.mark.parametrize("word", ["注意力", "词元", "键", "权重矩阵？"])
+def test_search_finds_chinese(published, browser, word):
+    "As a part of a sentence, which has no gaps."
+    browser.open(published + "zh/feed_forward.html")
+    search = """readSearchData().then(index => fuseSearch("%s", index, {limit: 50}))
+        .then(hits => hits.map(hit => hit.text))"""
+    found = browser.ask(search % word)
+    assert bool(found) == (word != "权重矩阵？")
+    assert all("search-match" in text or "<mark" in text for text in found), found[:1]
 
 
 def test_skip_link_shows_when_it_is_reached(published, browser):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Is everything that is made from the notebooks what they make, are the notebooks clean, and can Quarto read their options?
+"""Is everything that is made from the notebooks what they make, are they clean, can Quarto read their options, are translations in order?
 
 Makes it all anew in a copy and compares. The checkout itself is only read, and may hold uncommitted work.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from notebooks import ROOT, joined, options, settings, strict_yaml
+from translate import of_gate
 
 # nbdev keeps the version line of __init__.py, people keep the rest
 BY_HAND = {"__init__.py", "__main__.py"}
@@ -76,10 +77,10 @@ def drift(root: Path) -> list[str]:
         made = Path(tmp).resolve()
         copy(root, made, names)
         remake(made)
-        watched = [n for n in names if n.startswith((lib, nbs)) or n == "README.md"]
+        watched = [n for n in names if n.startswith((lib, nbs, "README"))]
         watched += [
             p.relative_to(made).as_posix()
-            for p in [*(made / lib).rglob("*.py"), *made.glob("README.md")]
+            for p in [*(made / lib).rglob("*.py"), *made.glob("README*")]
         ]
         lines = []
         for name in sorted(set(watched)):
@@ -94,7 +95,7 @@ def drift(root: Path) -> list[str]:
                 continue
             elif name.endswith(".ipynb"):
                 lines.append(f"{name}: not clean (execution counts or metadata)")
-            elif name == "README.md":
+            elif name.startswith("README"):
                 lines.append(f"{name}: not what {nbs}{cfg['readme_nb']} makes")
             elif Path(name).name in BY_HAND:
                 lines.append(f"{name}: not what settings.ini says")
@@ -136,14 +137,14 @@ def refused(root: Path) -> list[str]:
 
 def main() -> int:
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
-    lines = drift(root) + refused(root)
-    for line in lines:
+    lines, translations = drift(root) + refused(root), of_gate(root)
+    for line in lines + translations:
         print(f"gate: {line}")
     if lines:
         print("gate: change the notebook, then run `make export`")
-    else:
-        print("gate: package, notebooks and README agree")
-    return 1 if lines else 0
+    elif not translations:
+        print("gate: package, notebooks and README agree, translations are in order")
+    return 1 if lines or translations else 0
 
 
 if __name__ == "__main__":

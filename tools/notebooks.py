@@ -269,19 +269,19 @@ def shown(output: dict, picture: Callable[[], str]) -> str:
     return textwrap.indent(text, "    ") if text.strip() else ""
 
 
-def as_markdown(path: Path, picture: Callable[[dict, int], str]) -> list[str]:
+def as_markdown(nb: dict, name: str, picture: Callable[[dict, int], str]) -> list[str]:
     """What the page of a notebook, as nbdev has processed it, shows: parts of plain Markdown.
 
     `picture` gives that of a drawing: from its cell's options and its place among the outputs.
     """
     parts = []
-    for i, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+    for i, cell in enumerate(nb["cells"]):
         source = joined(cell["source"]).strip()
         if cell["cell_type"] == "markdown":
             parts.append(source)
         if cell["cell_type"] != "code" or "hide" in directives(source):
             continue
-        where = f"{path.name}, cell {i}"
+        where = f"{name}, cell {i}"
         opts, code = options(source, where), code_of(source)
         if opts.get("include") is False:
             continue
@@ -300,8 +300,8 @@ def as_markdown(path: Path, picture: Callable[[dict, int], str]) -> list[str]:
     return [part for part in parts if part]
 
 
-def readme(index: Path) -> str:
-    "README.md as the index notebook makes it: its text, the code it shows, what that printed."
+def readme(index: dict, source: str) -> str:
+    "README.md as the index notebook makes it: its text, the code it shows, what that printed. `source` is the file to edit."
 
     def no_picture(opts: dict, n: int) -> str:
         raise ValueError("README.md can only link a picture, from nbs/images/")
@@ -309,8 +309,8 @@ def readme(index: Path) -> str:
     def move(target: str) -> str:  # links are relative to nbs/ in the notebook
         return posixpath.normpath(posixpath.join("nbs", target))
 
-    head = "<!-- Made from nbs/index.ipynb by `make export`. Edit that. -->"
-    parts = as_markdown(index, no_picture)
+    head = f"<!-- Made from {source} by `make export`. Edit that. -->"
+    parts = as_markdown(index, source, no_picture)
     return retarget("\n\n".join([head, *parts]), move) + "\n"
 
 
@@ -338,8 +338,9 @@ def relative_imports(lib: Path) -> None:
 
 
 def export(root: Path = ROOT) -> None:
-    "Notebooks → package, notebooks cleaned, README.md made, in `root`, which is the current directory."
+    "Notebooks → package, notebooks cleaned, README.md and translations of it made, in `root`, which is the current directory."
     from nbdev.doclinks import nbdev_export
+    from translate import begun, languages, site, translated
 
     nbdev_export()
     unix_lines(root / settings(root)["lib_path"])
@@ -347,8 +348,16 @@ def export(root: Path = ROOT) -> None:
     for path in (root / "nbs").glob("[!_.]*.ipynb"):
         write_clean(json.loads(path.read_text(encoding="utf-8")), path)
     index = root / "nbs" / settings(root)["readme_nb"]
+    made = {}
     if index.exists():
-        (root / "README.md").write_text(readme(index), encoding="utf-8", newline="\n")
+        nb = json.loads(index.read_text(encoding="utf-8"))
+        made["README.md"] = readme(nb, f"nbs/{index.name}")
+    for folder in languages(root):
+        if (path := folder / f"{index.stem}.md") in begun(folder):
+            where = path.relative_to(root).as_posix()
+            made[site(folder)["readme"]] = readme(translated(path, both=False), where)
+    for name, text in made.items():
+        (root / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def main() -> int:

@@ -139,7 +139,9 @@ def absolute(text: str, cfg: dict[str, str]) -> str:
 
 
 def slug(heading: str) -> str:
-    "The anchor that pandoc gives a heading."
+    "The anchor that pandoc gives a heading; a translated one says it, `Heading {#anchor}`."
+    if given := re.search(r"\{#([\w.-]+)[^}]*\}$", heading):
+        return given[1]
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     kept = "".join(c for c in plain if c.isalnum() or c in "_-." or c.isspace())
     return re.sub(r"^[\W\d_]+", "", "-".join(kept.lower().split()))
@@ -445,7 +447,8 @@ def plain(path: Path, processed: Path) -> str:
         file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.png"
         return f"![{opts['fig-alt']}]({file})"
 
-    text = "\n\n".join(as_markdown(processed, picture))
+    nb = json.loads(processed.read_text(encoding="utf-8"))
+    text = "\n\n".join(as_markdown(nb, path.name, picture))
     text = re.sub(RAW, "", text, flags=re.M | re.S)
     text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
     text = re.sub(r"\n{3,}", "\n\n", retarget(text, link)).strip()
@@ -479,7 +482,7 @@ def llms_txt(menu: list[Entry]) -> str:
 
 
 # Of a page's HTML, for search.
-NOT_FOUND = "annotation|footer|iframe|nav|script|style|svg"
+NOT_FOUND = "annotation|original-text|footer|iframe|nav|script|style|svg"
 IN_LINE = "a|b|code|em|i|kbd|m[a-z]+|small|span|strong|sub|sup"
 IMPORTS = r"<details[^>]*>\s*<summary>Imports</summary>.*?</details>"
 DEFINITION = (
@@ -531,9 +534,8 @@ def write_search(folder: Path) -> None:
 FOOTER = r'<nav class="page-navigation">.*?</nav>'
 
 
-def write_footers(folder: Path) -> None:
+def write_footers(folder: Path, path: list[Path]) -> None:
     "The footer of a page of the reading path leads along it; Quarto's leads along the menu."
-    path = reading_path()
     for before, page, after in zip([None, *path], path, [*path[1:], None]):
         links = "".join(
             f'<div class="nav-page nav-page-{where}">'
@@ -553,11 +555,20 @@ def write_footers(folder: Path) -> None:
         file.write_text(new.join(parts), encoding="utf-8")
 
 
-def main(folder: Path) -> None:
-    import vl_convert
-
+def write_live_pages(folder: Path, lang: str) -> None:
+    "The live pages of the pretrained runs: the pages link to those next to them."
     from annotated_transformer.runs.folder import PRETRAINED, pretrained_run
     from annotated_transformer.show.live import write_live_page
+
+    texts = ROOT / settings()["lib_path"] / f"show/pages/strings.{lang}.json"
+    for name in PRETRAINED if texts.exists() else ():
+        file = "live_page.html" if name == "demo" else f"live_{name}.html"
+        run, out = pretrained_run(Path(name)), folder / file
+        write_live_page(run, out, site="", file=file, lang=lang)
+
+
+def main(folder: Path) -> None:
+    import vl_convert
 
     menu = sidebar()
     (folder / "notebooks").mkdir(exist_ok=True)
@@ -567,16 +578,14 @@ def main(folder: Path) -> None:
         text = json.dumps(for_colab(path), ensure_ascii=False)
         (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
     write_search(folder)
-    write_footers(folder)
+    write_footers(folder, reading_path())
     shutil.copy(ROOT / "nbs/search.js", folder)
     # Quarto copies those pictures alone that it shows as pictures.
     shutil.copytree(ROOT / "nbs/images", folder / "images", dirs_exist_ok=True)
     (folder / "llms.txt").write_text(llms_txt(menu), encoding="utf-8")
     charts = vl_convert.javascript_bundle(CHARTS)
     (folder / "charts.js").write_text(charts, encoding="utf-8")
-    for name in PRETRAINED:  # the pages link to those next to them
-        file = "live_page.html" if name == "demo" else f"live_{name}.html"
-        write_live_page(pretrained_run(Path(name)), folder / file, site="", file=file)
+    write_live_pages(folder, "en")
 
 
 if __name__ == "__main__":

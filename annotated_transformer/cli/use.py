@@ -28,7 +28,10 @@ def _say_which_model(run: Path) -> None:
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
 _RUN = f"RUN  A run folder, or {MODELS}.\n"
-_PAGE = "--out PAGE  The page to write, ending in .html. [required]\n"
+_PAGE = """
+--out PAGE       The page to write, ending in .html. [required]
+--lang LANGUAGE  The language of its texts; en without it.
+"""
 _DEVICE = "--device NAME  cpu, cuda or mps; cpu without it.\n"
 _SEARCH = """
 --beam-size INTEGER   Hypotheses at each step; 1 is greedy search. Without it 4; an
@@ -208,7 +211,8 @@ def _attention(args: SimpleNamespace) -> None:
     page = _page(args.out)
     translator = load(args.run, args.device)
     opening = opening_head(translator.model, translator.vocab, args.sentence)
-    write_attention_page(translator, [args.sentence], page, opening)
+    lang = args.lang or "en"
+    write_attention_page(translator, [args.sentence], page, opening, lang)
     say(f"{args.out} is ready: open it in a browser, no network needed")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0021
@@ -218,7 +222,7 @@ def _live(args: SimpleNamespace) -> None:
     from ..show.live import write_live_page
 
     _say_which_model(args.run)
-    write_live_page(args.run, _page(args.out))
+    write_live_page(args.run, _page(args.out), lang=args.lang or "en")
     say(f"{args.out} is ready: open it in a browser, no network needed")
 
 # %% ../../nbs/94b_cli_use.ipynb #78661e2b

@@ -199,7 +199,9 @@ def write_attention_page(
     sentences: Sequence[str],
     out: Path,
     opening: Mapping[str, str | int] | None = None,  # as for `attention_page`
+    lang: str = "en",
 ) -> None:
     "The page of some sentences and their translations; replaces only such a page."
     examples = [_attention_example(translator, s) for s in sentences]
-    write_page(attention_page(examples, opening=opening), out, _GENERATOR)
+    page = attention_page(examples, opening=opening, lang=lang)
+    write_page(page, out, _GENERATOR)

@@ -188,7 +188,7 @@ function changesText() {
   const parts = state.off.map(name => say(`off.${name}`));
   const off = [...parts, ...state.headsOff.map(headTitle)].map(
     name => name.toLowerCase());
-  const texts = off.length ? [say("changes.off", {parts: off.join(", ")})] : [];
+  const texts = off.length ? [say("changes.off", {parts: off.join(say("comma"))})] : [];
   if (state.seed) texts.push(sampledText());
   else if (state.temperature !== 1) {
     texts.push(say("changes.temperature", {temperature: state.temperature}));
@@ -201,7 +201,7 @@ function sampledText() {
   const texts = [say("changes.sampled", {temperature})];
   if (topK) texts.push(say("changes.topK", {k: topK}));
   if (topP < 1) texts.push(say("changes.topP", {p: topP}));
-  return texts.join(", ");
+  return texts.join(say("comma"));
 }
 
 function drawChanges() {

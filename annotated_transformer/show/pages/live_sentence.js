@@ -35,8 +35,10 @@ const trainingWords = new Set(about.words);
 const visible = character => /[\p{M}\p{C}\p{Z}]/u.test(character)
   ? `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`
   : character;
-const quoted = words => `${words.slice(0, 5).map(word => `“${word}”`).join(", ")}${
-  words.length > 5 ? " …" : ""}`;
+function quoted(words) {
+  const shown = words.slice(0, 5).map(word => `“${word}”`).join(say("comma"));
+  return words.length > 5 ? `${shown} …` : shown;
+}
 
 function isGerman(words) {
   const found = words.filter(word => GERMAN.has(word) || /[äöüß]/i.test(word));

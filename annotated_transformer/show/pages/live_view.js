@@ -103,7 +103,7 @@ function drawBoxText(box, stage) {
   const isOff = state.off.includes(SWITCH_OF[stage?.key]);
   const stageText = isOff ? rich(`stage.${stage.name}.off`)
     : stage ? rich(`stage.${stage.name}.text`) : [];
-  byId("box-text").replaceChildren(...rich(`about.${box.text}`), " ", ...stageText);
+  byId("box-text").replaceChildren(...rich(`about.${box.text}`), say("gap"), ...stageText);
 }
 
 function boxTitle({isLayer}, stage) {
@@ -178,7 +178,7 @@ function legend() {
   const values = {max: show(max)};
   const colours = isSigned ? say("legend.signed", values) : say("legend", values);
   const isMasked = has(value => value === -Infinity);
-  return isMasked ? `${colours} ${say("legend.masked")}` : colours;
+  return isMasked ? colours + say("gap") + say("legend.masked") : colours;
 }
 
 function drawWeightsAsLines(stage) {

@@ -1,0 +1,283 @@
+"Translated pages: their catalogues, what is checked in them, what is made of them. The pages as they are published: test_site.py."
+
+import json
+import re
+import shutil
+
+import pytest
+import translate
+from conftest import ROOT
+from gate import drift, remake
+from notebooks import joined
+from test_gate import cell, clean, notebook  # noqa: F401
+from test_pages import CAPTION, LABEL, shows
+from translate import Unit, check, mistakes, parsed, texts, written
+
+ZH = ROOT / "translations/zh"
+FIRST = "## A heading\nA paragraph with $x$,\ntwice.\n\n$$y \\tag{2}$$"
+SOURCES = ["# Toy\n> A toy · §9", FIRST, "x = 1", "## Another\n\n- One more."]
+CHINESE = [
+    "# 玩具\n> 一个玩具 · §9", "## 标题\n有$x$，两次。\n\n$$y \\tag{2}$$",
+    "## 另一个\n\n- 再来一段。", "一个点：$z$", "一个<dark>点",
+]  # fmt: skip
+
+
+@pytest.fixture
+def toy(tmp_path):
+    "The catalogue of a notebook, translated, in a project of its own."
+    shutil.copytree(ZH, tmp_path / "translations/zh", ignore=lambda *_: ["index.md"])
+    for path in (tmp_path / "translations/zh").glob("*.md"):
+        path.unlink()
+    (tmp_path / "nbs").mkdir()
+    shutil.copy(ROOT / "nbs/words.ipynb", tmp_path / "nbs")
+    kind = lambda text: "code" if " = " in text else "markdown"
+    figure = cell(LABEL + "draw()") | {"outputs": [shows(png="aaaa"), CAPTION]}
+    cells = [cell(text, kind(text)) for text in SOURCES]
+    notebook(tmp_path / "nbs/11_toy.ipynb", *cells, figure)
+    path = tmp_path / "translations/zh/11_toy.md"
+    translate.extract(path.parent, ["11_toy"], False)
+    pairs = zip(parsed(path), CHINESE, strict=True)
+    path.write_text(written([unit._replace(text=text) for unit, text in pairs]))
+    translate.site.cache_clear()
+    return path
+
+
+def change(path, old: str, new: str) -> None:
+    "Change a text of the notebook of a catalogue."
+    file = path.parents[2] / f"nbs/{path.stem}.ipynb"
+    assert file.read_text().count(old) == 1
+    file.write_text(file.read_text().replace(old, new))
+
+
+# ---- catalogues
+
+
+def test_every_notebook_survives_its_catalogue(tmp_path):
+    "And its blocks are all of it; as its own translation it has no mistake of form."
+    for file in sorted((ROOT / "nbs").glob("[!_.]*.ipynb")):
+        found = translate.english_of(json.loads(file.read_text(encoding="utf-8")))
+        units = [Unit(key, text, "译文\n\n第二段") for key, text in found]
+        (tmp_path / "a.md").write_text(written(units), encoding="utf-8")
+        assert units and parsed(tmp_path / "a.md") == units, file.name
+        for unit in units:
+            text = "".join(text for _, text in translate.blocks(unit.english))
+            assert "".join(text.split()) == "".join(unit.english.split())
+            same = mistakes(unit._replace(text=unit.english), ZH, words=False)
+            assert not [m for m in same if re.match("lacks|adds|blocks", m)]
+    (tmp_path / "a.md").write_text(written([Unit("a", "x -->", "一")]))
+    assert parsed(tmp_path / "a.md") == [Unit("a", "x -->", "一")]
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("译文\n<!-- a\nx\n-->\n", "text before the first unit"),
+        ("<!-- a\nx\n\n译文\n", "a: no line --> after its English"),
+        ("<!-- a\nx\n-->\n\n译文<!-- b -->\n", "or a comment in the translation"),
+        ("<!-- a\nx\n-->\n\n<!-- a\ny\n-->\n", "a unit is there twice"),
+    ],
+)
+def test_malformed(text, says, toy):
+    toy.write_text(text)
+    [line] = translate.of_gate(toy.parents[2])
+    assert line.startswith("translations/zh/11_toy.md: ") and says in line
+
+
+def test_stale_texts(toy, capsys, monkeypatch):
+    "Changed English is stale until it is accepted, new English until it is translated; the gate names the number to record."
+    folder, root = toy.parent, toy.parents[2]
+    assert translate.of_gate(root) == []
+    change(toy, "A paragraph with", "A short text with")
+    translate.status(folder)
+    said = capsys.readouterr().out
+    assert "## A heading A -paragraph +short +text with $x$," in said
+    translate.extract(folder, ["11_toy"], False)
+    [line] = translate.of_gate(root)
+    assert "1 texts have no translation" in line and "`stale: 1`" in line
+    site = folder / "site.yml"
+    site.write_text(re.sub("stale: .*", "stale: 1", site.read_text()))
+    translate.site.cache_clear()
+    assert translate.of_gate(root) == []
+    translate.extract(folder, ["11_toy"], True)
+    assert all(unit.english == now and unit.text for unit, now in texts(toy))
+    monkeypatch.setattr(translate, "terms", lambda _: {"short": ["短"]})
+    [line] = check(folder, [])
+    assert line.endswith("short: no 短") and translate.of_gate(root) == []
+
+
+# ---- checks
+
+RIGHT = Unit(
+    "a",
+    """## The mask
+Each row of $QK^T$ has 65 million scores; `softmax` makes the *weights* of one query ([31 Stacks](31_stack.ipynb#dropout)).
+
+- one
+- two
+
+| a | 2,048 |
+|---|---|
+| b | c |""",
+    """## 掩码
+$QK^T$的每一行（row）有6500万个得分，`softmax`由此得到一个查询的*权重*（[31堆叠](31_stack.ipynb#dropout)）。
+
+- 一
+- 二
+
+| a | 2048 |
+|---|---|
+| 二 | c |""",
+)
+
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        ("", "", None),
+        ("$QK^T$", "$QK$", "lacks formula $QK^T$"),
+        ("`softmax`", "`softmax`（`softmax`）", "adds code `softmax`"),
+        ("31_stack.ipynb#dropout", "31_stack.ipynb", "lacks link"),
+        ("6500万", "6600万", "adds number 66"),
+        ("## 掩码", "### 掩码", "blocks"),
+        ("| 二 | c |", "| 二 | c |\n| 三 | d |", "blocks"),
+        ("| 二 | c |", "| 二 |", "blocks"),
+        ("- 一\n- 二", "- 一", "blocks"),
+        ("查询", "请求", "query: no 查询"),
+        ("## 掩码", "## 面罩", "mask: no 掩码 or 掩蔽"),
+        ("得分，", "得分，\n", "a second line"),
+        ("- 一", "- 一\n  和半", "a second line"),
+        ("*权重*", "**权重。**", "bold ends in full-width"),
+        ("的*权重*", " 的*权重*", "a space before Chinese"),
+        ("`softmax`由此", "`softmax` 由此", "a space before Chinese"),
+        ("（[31堆叠]", "，见 [31堆叠]", "a space after Chinese"),
+        ("得分，", "得分,", "half-width punctuation"),
+        ("（row）", "(row)", "half-width brackets"),
+        ("$QK^T$的", "$QK^T$3的", "a digit after a formula"),
+        ("（row）", "", "行 without （row）"),
+        ("得分", "令牌的得分", "词元 is meant"),
+    ],
+)
+def test_mistakes(old, new, says):
+    found = [*mistakes(RIGHT._replace(text=RIGHT.text.replace(old, new, 1)), ZH)]
+    assert any(m.startswith(says) for m in found) if says else not found, found
+
+
+def test_rows_and_columns_are_asked_for_where_the_english_has_them():
+    other = "进行、运行、并行，序列，列出一系列、排列，列表，每一列（column）"
+    assert not [*mistakes(Unit("a", "A row, a column.", other), ZH, words=False)]
+    assert not [*mistakes(Unit("a", "Every line.", "每一行。"), ZH)]
+
+
+def test_terms_are_those_of_the_words_page():
+    found = translate.terms(ZH)
+    assert found["query"] == ["查询"] and found["Adam"] == ["Adam", "Adam"]
+    assert "bias" not in found and "内存" in found["memory"]
+    for text in ("Two vocabularies", "A vocabulary"):
+        [said] = mistakes(Unit("a", text, "两个"), ZH)
+        assert said == "vocabulary: no 词表 or 词汇表"
+
+
+@pytest.mark.parametrize("folder", translate.languages())
+def test_catalogues_have_no_mistakes(folder):
+    assert translate.begun(folder) and check(folder, []) == []
+
+
+# ---- pages
+
+
+def sources(nb: dict) -> list[str]:
+    return [joined(cell["source"]) for cell in nb["cells"]]
+
+
+def test_translated_notebook(toy):
+    title, first, code, second, figure = sources(translate.translated(toy))
+    assert (title, code) == (CHINESE[0], SOURCES[2])
+    assert "## 标题 {#a-heading}\n" in first and "## 另一个 {#another}\n" in second
+    assert first.index("两次") < first.index("twice") and first.count("\\tag{2}") == 1
+    assert "有[$x$，]{.unbroken}两次" in first
+    english = f"一个点：$z${translate.ORIGINAL}A dot: $z$</original-text>"
+    assert f"#| fig-cap: {json.dumps(english, ensure_ascii=False)}\n" in figure
+    assert '#| fig-alt: "一个<dark>点"\ndraw()' in figure
+    alone = sources(translate.translated(toy, both=False))
+    assert alone[1] == CHINESE[1] and "A dot:" not in alone[-1]
+
+
+def test_readme(clean, tmp_path):  # noqa: F811
+    "In Chinese, of the home page; the gate sees a change by hand."
+    root = shutil.copytree(clean, tmp_path / "toy")
+    (root / "translations/zh").mkdir(parents=True)
+    shutil.copy(ZH / "site.yml", root / "translations/zh")
+    path = root / "translations/zh/index.md"
+    cells = cell("# A toy", "markdown"), cell("[See](11_toy.ipynb)", "markdown")
+    notebook(root / "nbs/index.ipynb", *cells)
+    translate.extract(path.parent, ["index"], False)
+    one, two = parsed(path)
+    units = one._replace(text="# 玩具"), two._replace(text="[见](11_toy.ipynb)")
+    path.write_text(written(units))
+    remake(root)
+    made = (root / "README.zh-CN.md").read_text()
+    assert made.startswith("<!-- Made from translations/zh/index.md ")
+    assert made.endswith("\n# 玩具\n\n[见](nbs/11_toy.ipynb)\n")
+    assert drift(root) == []
+    (root / "README.zh-CN.md").write_text("by hand")
+    [line] = drift(root)
+    assert line.startswith("README.zh-CN.md: not what ")
+
+
+def test_stale_text_is_shown_in_english(toy):
+    "In today's, marked; its headings outside of the mark, with their anchors; a caption as it is."
+    change(toy, "A paragraph with", "A new one with")
+    change(toy, 'A dot: $z$\\"', 'A blot\\"')
+    _, first, _, second, figure = sources(translate.translated(toy))
+    head, mark, text = re.split(r"(?s)```\{=html\}\n(<div.*?)\n```", first)
+    assert head.strip() == "## A heading {#a-heading lang=en}" and "A new one" in text
+    assert mark == '<div class="stale" lang="en"><p lang="zh">译文待更新</p>'
+    assert text.strip().endswith("</div>\n```") and "{#another}" in second
+    assert 'fig-cap: "A blot"' in figure and 'fig-alt: "一个<dark>点"' in figure
+
+
+def test_other_code_is_refused(toy, monkeypatch):
+    spoilt = lambda text, **_: text + "\n#| eval: false"
+    monkeypatch.setattr(translate.json, "dumps", spoilt)
+    with pytest.raises(AssertionError, match="11_toy: its code or outputs changed"):
+        translate.translated(toy)
+
+
+PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook"><a href="x">Open in Colab</a></nav>
+<summary>Imports</summary> <summary>Code of f, g</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
+<svg><a href="stack.html#x">a</a></svg> <a href="31_stack.ipynb">b</a> <a href="./feed_forward.html#y">c</a> <a href="{}/feed_forward.html">d</a>"""
+
+
+def test_page_and_its_english_one(tmp_path):
+    (tmp_path / "zh").mkdir()
+    (tmp_path / "notebooks").mkdir()
+    page, english = tmp_path / "zh/feed_forward.html", tmp_path / "feed_forward.html"
+    for path in (
+        page,
+        english,
+        tmp_path / "stack.html",
+        tmp_path / "notebooks/a.ipynb",
+    ):
+        path.write_text(PAGE.format(translate.HOME), encoding="utf-8")
+    translate.finish(ZH / "33_feed_forward.md", tmp_path)
+    before = english.read_text(encoding="utf-8")
+    made = page.read_text(encoding="utf-8")
+    for said in (
+        "<summary>导入<", "<summary>代码：f, g<", 'aria-label="本页"', ">在Colab中打开<", 'href="../notebooks/a.ipynb">n', '"https://stack.html">s',
+        'href="../stack.html#x" hreflang="en">a', 'href="../stack.html" hreflang="en">b', '="feed_forward.html#y">c', '="feed_forward.html">d',
+        'href="../feed_forward.html">English<', '<button type="button" class="both"', '<original-text lang="en">33 Position-wise',
+    ):  # fmt: skip
+        assert made.count(said) == 1, said
+    translate.finish(ZH / "33_feed_forward.md", tmp_path)
+    assert english.read_text(encoding="utf-8") == before
+    assert before.count('href="zh/feed_forward.html">中文</a>') == 1
+    for text in (made, before):
+        found = re.findall(f'hreflang="(.+)" href="{translate.HOME}/(.+)">\n', text)
+        assert found == [("en", "feed_forward.html"), ("zh", "zh/feed_forward.html"), ("x-default", "feed_forward.html")]  # fmt: skip
+
+
+def test_sidebar_has_the_pages_that_are_translated():
+    made = translate.quarto_of(ZH, {"33_feed_forward.ipynb", "index.ipynb"})
+    home, part = made["website"]["sidebar"]["contents"]
+    assert home == {"text": "首页", "href": "index.ipynb"} and made["lang"] == "zh"
+    assert part == {"section": "模型", "contents": ["33_feed_forward.ipynb"]}
