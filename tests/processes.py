@@ -11,10 +11,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 _PRELOADED = "torch._dynamo torch.distributed.fsdp torch.distributed.nn.functional "
 _PRELOADED += "annotated_transformer.runs.train_run annotated_transformer.cli.main "
-_PRELOADED += "hypothesis pytest"
+_PRELOADED += "torch.distributed.launcher.api hypothesis pytest"
 
 
 def _begin(function: Callable, args: tuple, env: Mapping[str, str], said: Path) -> None:
@@ -67,3 +68,29 @@ def run_ranks(
             for other in open_.values() if process.exitcode else ():
                 other.kill()
     return status, "".join(file.read_text() for file in files)
+
+
+def _elastic(n: int, restarts: int, function: Callable, *args) -> None:
+    config = LaunchConfig(1, 1, n, max_restarts=restarts, start_method="fork")
+    config.run_id, config.rdzv_backend = "tests", "c10d"
+    config.rdzv_endpoint = "localhost:0"
+    elastic_launch(config, function)(*args)
+
+
+def torchrun(
+    n: int,
+    function: Callable,
+    *args,
+    said: Path,
+    restarts: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
+    """torchrun's own agent with n processes that call a function, as forks of the agent.
+
+    Its status, and what all of them printed.
+    """
+    process = start(_elastic, n, restarts, function, *args, said=said, env=env)
+    process.join(120)
+    process.terminate()  # it hangs, and would end its ranks
+    process.join()
+    return process.exitcode, said.read_text()

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from processes import torchrun
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -278,32 +277,14 @@ def worker(folder):
     torch.save(found, folder / f"{me}.pt")
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from test_distributed import worker
-worker(Path(sys.argv[2]))
-"""
-
-
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def found(request, tmp_path_factory):
     "What each of two, or three, processes found."
     folder, n = tmp_path_factory.mktemp("ranks"), request.param
-    (folder / "program.py").write_text(PROGRAM)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*start, "--nproc-per-node", str(n), folder / "program.py"]
-    done = subprocess.run(
-        [*command, os.path.dirname(__file__), folder],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    status, said = torchrun(n, worker, folder, said=folder / "said")
+    assert status == 0, said
     # an argument of DDP that newer versions warn of
-    assert "broadcast_buffers" not in done.stderr
+    assert "broadcast_buffers" not in said
     return [torch.load(folder / f"{i}.pt") for i in range(n)]
 
 

@@ -362,7 +362,7 @@ def test_translations_are_theirs(folder, run, tokenizer):
     theirs = transformers.MarianMTModel.from_pretrained(folder).double().eval()
     translator, wanted = load(run), []
     translator.model.double()
-    lines = [line for line in LINES[46:] if line.strip() and line != "\u200b"]
+    lines = [line for line in LINES[46::2] if line.strip() and line != "\u200b"]
     for line in lines:
         batch = tokenizer(line, return_tensors="pt")
         longest = batch.input_ids.size(1) + 51  # at most 50 pieces more than the source

@@ -154,7 +154,7 @@ def in_other_letters(monkeypatch):
 
 
 def test_no_text_is_left_in_the_live_page(
-    browser, pretrained, in_other_letters, tmp_path
+    browser, pretrained, training_text, in_other_letters, tmp_path
 ):
     page = tmp_path / "live.html"
     page.write_text(live.live_page(pretrained), "utf-8")

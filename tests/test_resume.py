@@ -4,18 +4,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
-from processes import run_ranks
+from processes import run_ranks, start, torchrun
 from safetensors.torch import load_file
 
 from annotated_transformer import UserError
+from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpus import Corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.io.files import lock_folder
@@ -128,54 +126,55 @@ def files(run: Path) -> dict[Path, bytes]:
 
 # processes of their own
 
-# What a process does to itself at one step of its first start; every Python that starts reads sitecustomize.
-HARM = """
-import os, signal
-def harm():
+
+def harm() -> None:
+    "This process does to itself, at one step of its first start, what HARM says."
+    if (
+        "HARM" not in os.environ
+        or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") > "0"
+    ):
+        return
     from annotated_transformer.runs import hooks
+
     plain = hooks.metrics_file
+
     def harmed(*args):
         observer = plain(*args)
         write = observer.see_step
+
         def see_step(record):
             write(record)
             if record.step == int(os.environ["AT_STEP"]):
                 os.kill(os.getpid(), getattr(signal, os.environ["HARM"]))
+
         observer.see_step = see_step
         return observer
+
     hooks.metrics_file = harmed
-if "HARM" in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+
+
+def train_here(*words) -> None:
+    "`annotated-transformer train`, in a process that may do something to itself."
     harm()
-"""
+    try:
+        main(["train", *map(str, words)])
+    except SystemExit as left:  # torchrun takes any for a failure
+        if left.code:
+            raise
 
 
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    "`annotated-transformer train` in a process that may do something to itself, or in two that torchrun starts."
-    folder = tmp_path_factory.mktemp("harm")
-    (folder / "sitecustomize.py").write_text(HARM)
-
-    def run(*words, harm: str, at: int, torchrun: bool = False):
-        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        start = [*start, "--max-restarts", "1"] if torchrun else []
-        env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-        env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-        env |= {"HARM": harm, "AT_STEP": str(at)}
-        module = ["-m", "annotated_transformer", "train"]
-        return subprocess.run(
-            [sys.executable, *start, *module, *map(str, words)],
-            capture_output=True,
-            text=True,
-            env=env,
-            timeout=300,
-        )
-
-    return run
+def end_of(function, *words, said: Path, harm: str, at: int) -> tuple[int, str]:
+    "Status of a process that calls a function, and what it printed."
+    process = start(function, *words, said=said, env={"HARM": harm, "AT_STEP": str(at)})
+    process.join(120)
+    process.kill()
+    process.join()
+    return process.exitcode, said.read_text()
 
 
 def resume_here(run: Path, options: RunOptions) -> None:
     "In a process of its own, which may do something to itself."
-    exec(HARM, {})
+    harm()
     resume_run(run, options)
 
 
@@ -187,25 +186,27 @@ def resume_by(n: int, run: Path, folder: Path, harm: str = "", at: int = 0, **op
 
 
 @pytest.mark.posix
-def test_killed_and_resumed(text, command, straight, tmp_path):
+def test_killed_and_resumed(text, straight, tmp_path):
     "SIGKILL in step 8, after a checkpoint at 6: the same weights and losses as without."
-    run = tmp_path / "run"
-    killed = command(*text, "--out", run, *SETTINGS, harm="SIGKILL", at=8)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run, said = tmp_path / "run", tmp_path / "said"
+    words = [*text, "--out", run, *SETTINGS]
+    status, err = end_of(train_here, *words, said=said, harm="SIGKILL", at=8)
+    assert status == -signal.SIGKILL, err
     assert max(record["step"] for record in read_metrics(run)) == 8
     resume_run(run, RunOptions("cpu", quiet=True))
     assert weights(run) == weights(straight) and losses(run) == losses(straight)
 
 
 @pytest.mark.posix
-def test_asked_to_stop(text, command, straight, tmp_path):
+def test_asked_to_stop(text, straight, tmp_path):
     "It saves, says how to resume, and leaves with the signal's status."
-    run = tmp_path / "run"
-    ended = command(*text, "--out", run, *SETTINGS, harm="SIGTERM", at=5)
-    assert ended.returncode == 143 and ended.stderr.count("\n") == 1, ended.stderr
+    run, said = tmp_path / "run", tmp_path / "said"
+    words = [*text, "--out", run, *SETTINGS]
+    status, err = end_of(train_here, *words, said=said, harm="SIGTERM", at=5)
+    assert status == 143 and err.count("\n") == 1, err
     assert (
         f"SIGTERM at step 5, saved; to continue: annotated-transformer train --resume {run}"
-        in ended.stderr
+        in err
     )
     assert chosen(run)["steps"] == 5
     resume_run(run, RunOptions("cpu", quiet=True))
@@ -227,12 +228,13 @@ def without_dropout(train, tmp_path_factory) -> Path:
 
 
 @pytest.mark.posix
-def test_torchrun_restarts_a_killed_rank(text, command, without_dropout, tmp_path):
+def test_torchrun_restarts_a_killed_rank(text, without_dropout, tmp_path):
     "Two processes, one is killed in step 8, torchrun starts both again: they end where one undisturbed process ends."
-    run = tmp_path / "two"
+    run, said = tmp_path / "two", tmp_path / "said"
     words = [*text, "--out", run, *WITHOUT_DROPOUT]
-    ended = command(*words, harm="SIGKILL", at=8, torchrun=True)
-    assert ended.returncode == 0, ended.stderr
+    env = {"HARM": "SIGKILL", "AT_STEP": "8"}
+    status, err = torchrun(2, train_here, *words, said=said, restarts=1, env=env)
+    assert status == 0 and "exitcode: -9" in err, err
     steps = [record["step"] for record in read_metrics(run) if "loss" in record]
     assert steps == list(range(1, 13))
     # Adam makes more of rounding than the gradients' 1e-6

@@ -153,10 +153,11 @@ def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
 
 
 @pytest.mark.parametrize("error, stays", [(UserError, False), (RuntimeError, True)])
-def test_encoded_text_outlives_a_fault_before_the_first_step(tmp_path, error, stays):
+def test_encoded_text_outlives_a_fault_before_the_first_step(
+    corpus, tmp_path, error, stays
+):
     "It took minutes, perhaps; but a wrong setting leaves nothing, since it cannot be resumed."
     recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
-    corpus = load_corpus("builtin", n_train=200, n_valid=9)
     with (
         pytest.raises(error),
         RunFolder.create(tmp_path / "run", recipe, corpus) as run,
@@ -177,9 +178,8 @@ def test_nothing_is_written_into_a_folder_that_is_no_run(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"toy"}
 
 
-def test_run_and_shared_text_are_apart(tmp_path):
+def test_run_and_shared_text_are_apart(corpus, tmp_path):
     recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
-    corpus = load_corpus("builtin", n_train=200, n_valid=9)
     for prepared in (tmp_path / "run", tmp_path):
         with pytest.raises(UserError, match="is not a folder of prepared text"):
             with RunFolder.create(tmp_path / "run", recipe, corpus, prepared) as run:
@@ -187,12 +187,11 @@ def test_run_and_shared_text_are_apart(tmp_path):
         assert not any(tmp_path.iterdir())
 
 
-def test_settings_are_written_once_their_text_is_encoded(tmp_path, monkeypatch):
+def test_settings_are_written_once_their_text_is_encoded(corpus, tmp_path, monkeypatch):
     written, plain = [], run_folder.write_config
     spy = lambda *args: written.append(args) or plain(*args)
     monkeypatch.setattr(run_folder, "write_config", spy)
     recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
-    corpus = load_corpus("builtin", n_train=200, n_valid=9)
     with RunFolder.create(tmp_path / "run", recipe, corpus) as run:
         assert not (tmp_path / "run/config.json").exists()
         run.encoded(quiet=True)
@@ -202,10 +201,9 @@ def test_settings_are_written_once_their_text_is_encoded(tmp_path, monkeypatch):
     assert {"text_sha256", "vocab_sha256", "source"} <= found.keys()
 
 
-def test_a_start_that_was_killed_is_made_again(tmp_path):
+def test_a_start_that_was_killed_is_made_again(corpus, tmp_path):
     "While it encodes its text a run has no settings; what is somebody else's stays."
     recipe, path = Recipe(SIZES, TrainConfig(n_pieces=400)), tmp_path / "run"
-    corpus = load_corpus("builtin", n_train=200, n_valid=9)
     for name in ("checkpoints", ".annotated_transformer-12345678.part/data"):
         (path / name).mkdir(parents=True)
     (path / ".lock").touch()
@@ -223,14 +221,14 @@ def test_a_start_that_was_killed_is_made_again(tmp_path):
     assert (path / "data").exists()
 
 
-def test_text_is_the_runs_own(tmp_path):
+def test_text_is_the_runs_own(corpus, tmp_path):
     "Encoded text is taken for a run's only if its settings name it, and lies apart from it."
     recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
-    mine, other = (load_corpus("builtin", n_train=n, n_valid=9) for n in (200, 201))
-    source = {"source": mine.source}
-    for name, corpus in (("run", mine), ("strange", other)):
+    other = load_corpus("builtin", n_train=299, n_valid=40, n_test=10)
+    source = {"source": corpus.source}
+    for name, words in (("run", corpus), ("strange", other)):
         text = tmp_path / f"text of {name}"
-        with RunFolder.create(tmp_path / name, recipe, corpus, text) as run:
+        with RunFolder.create(tmp_path / name, recipe, words, text) as run:
             run.encoded(quiet=True)
     (tmp_path / "killed").mkdir()
     write_config(tmp_path / "killed", recipe, source)  # by another program
