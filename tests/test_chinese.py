@@ -244,7 +244,7 @@ def test_other_code_is_refused(toy, monkeypatch):
 
 
 PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook"><a href="x">Open in Colab</a></nav>
-<summary>Imports</summary> <summary>Code of f, g</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
+<summary>Imports</summary> <summary>Code of f, g</summary> <summary>Code of the figure</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
 <svg><a href="stack.html#x">a</a></svg> <a href="31_stack.ipynb">b</a> <a href="./feed_forward.html#y">c</a> <a href="{}/feed_forward.html">d</a>"""
 
 
