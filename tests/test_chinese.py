@@ -263,7 +263,7 @@ def test_page_and_its_english_one(tmp_path):
     before = english.read_text(encoding="utf-8")
     made = page.read_text(encoding="utf-8")
     for said in (
-        "<summary>导入<", "<summary>代码：f, g<", 'aria-label="本页"', ">在Colab中打开<", 'href="../notebooks/a.ipynb">n', '"https://stack.html">s',
+        "<summary>导入<", "<summary>代码：f, g<", "<summary>绘图代码<", 'aria-label="本页"', ">在Colab中打开<", 'href="../notebooks/a.ipynb">n', '"https://stack.html">s',
         'href="../stack.html#x" hreflang="en">a', 'href="../stack.html" hreflang="en">b', '="feed_forward.html#y">c', '="feed_forward.html">d',
         'href="../feed_forward.html">English<', '<button type="button" class="both"', '<original-text lang="en">33 Position-wise',
     ):  # fmt: skip
