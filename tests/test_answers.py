@@ -5,9 +5,10 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ def code_with(words: str) -> str:
 def test_cached_attention():
     "Token by token with the cache: what PyTorch's module gives under the causal mask."
     space = {"torch": torch, "nn": nn, "F": F}
-    exec(code_with("cached_attention"), space)
+    exec(code_with("def cached_attention"), space)
     torch.manual_seed(0)
     attn = nn.MultiheadAttention(16, 4, batch_first=True)
     nn.init.normal_(attn.in_proj_bias)
@@ -46,14 +47,106 @@ def test_cached_attention():
     assert cache["k"].shape == (2, 4, 6, 4)
 
 
-def test_greedy_search_with_two_sessions():
-    "With sessions that compute as the model does: the sentences of greedy search."
+def test_decode_step():
+    "Token by token: what nn.TransformerDecoder gives for the whole prefix."
+    space = {"torch": torch, "nn": nn, "F": F}
+    exec(code_with("def cached_attention"), space)
+    exec(code_with("def decode_step"), space)
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(16, 4, 32, batch_first=True)
+    for norm in (None, nn.LayerNorm(16)):
+        decoder = nn.TransformerDecoder(layer, 3, norm).eval()
+        for weight in decoder.parameters():
+            nn.init.normal_(weight, std=0.3)
+        x, memory = torch.randn(2, 6, 16), torch.randn(2, 5, 16)
+        padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        masks = {"tgt_mask": later, "memory_key_padding_mask": padding}
+        expected, caches = decoder(x, memory, **masks), [{} for _ in decoder.layers]
+        steps = [
+            space["decode_step"](decoder, x[:, [i]], memory, padding, caches)
+            for i in range(6)
+        ]
+        assert torch.allclose(torch.stack(steps, dim=1), expected, atol=1e-4)
+
+
+def test_shifted_target():
+    "Each position is scored on the token after its input, padding not at all."
+    space = {"F": F, "src": None, "pad_id": 0}
+    space["tgt"] = torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0]])
+    right = F.one_hot(torch.tensor([[5, 6, 2], [7, 2, 3]]), 8) * 100.0
+    space["model"] = lambda src, tgt_in: right
+    exec(code_with("tgt[:, 1:]"), space)
+    assert space["tgt_in"].tolist() == [[1, 5, 6], [1, 7, 2]]
+    assert space["loss"] < 1e-6
+    space["model"] = lambda src, tgt_in: right.roll(1, dims=1)
+    exec(code_with("tgt[:, 1:]"), space)
+    assert space["loss"] > 10
+
+
+def test_two_vocabularies(tmp_path, monkeypatch):
+    "Padding has an id of its own, and a character without a token becomes bytes."
+    monkeypatch.chdir(tmp_path)
+    Path("train.zh").write_text("我们去北京。\n他们在北京。\n" * 50, encoding="utf-8")
+    Path("train.en").write_text("We go to Beijing.\n" * 50, encoding="utf-8")
+    code, space = code_with("SentencePieceTrainer"), {}
+    exec(code.replace("16_000", "290, hard_vocab_limit=False"), space)
+    source = space["source"]
+    assert [source.unk_id(), source.bos_id(), source.eos_id(), source.pad_id()] == [
+        *range(4)
+    ]
+    assert space["ids"][-1] == 2 and source.decode(space["ids"]) == "我们去北京。"
+    assert source.decode(source.encode("龘")) == "龘"
+
+
+class Encoder(nn.Module):
+    "As the answer on ONNX describes it: memory and mask."
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src):
+        return self.model.encode(src)
+
+
+class Decoder(Encoder):
+    "Log-probabilities of the next token."
+
+    def forward(self, tgt_in, memory, src_mask):
+        hidden = self.model.decode(tgt_in, memory, src_mask)[:, -1]
+        return self.model.embedding.logits(hidden).log_softmax(dim=-1)
+
+
+@pytest.mark.slow
+def test_export_of_two_graphs(monkeypatch, unchecked):
+    "Of other batches and lengths than the example: what the modules compute."
+    model, programs = load_run(Path("demo")).model, []
+    monkeypatch.setattr(torch.onnx, "export", lambda p, *_: programs.append(p))
+    space = {"torch": torch, "Encoder": partial(Encoder, model)}
+    space["Decoder"] = partial(Decoder, model)
+    exec(code_with("Dim.AUTO"), space)
+    encoder, decoder = (p.module(check_guards=False) for p in programs)
+    src = torch.randint(4, 50, (3, 12))
+    with torch.no_grad():
+        memory, src_mask = encoder(src)
+        for n in (1, 4):
+            inputs = torch.randint(4, 50, (3, n)), memory, src_mask
+            expected = Decoder(model)(*inputs)
+            assert torch.allclose(decoder(*inputs), expected, atol=1e-4)
+
+
+def test_greedy_search_with_two_sessions(monkeypatch):
+    """With sessions that compute as the model does: the sentences of greedy search.
+
+    The model's own favourite is padding here, which the search must not take.
+    """
     run = load_run(Path("demo"))
     model, vocab = run.model, run.vocab
 
     class Session:
-        def __init__(self, compute):
-            self.compute = compute
+        def __init__(self, path):
+            self.compute = {"encoder.onnx": model.encode, "decoder.onnx": decode}[path]
 
         def run(self, _, feeds):
             with torch.no_grad():
@@ -62,21 +155,15 @@ def test_greedy_search_with_two_sessions():
 
     def decode(tgt_in, memory, src_mask):
         hidden = model.decode(tgt_in, memory, src_mask)[:, -1]
-        return [model.embedding.logits(hidden).log_softmax(dim=-1)]
+        log_probs = model.embedding.logits(hidden).log_softmax(dim=-1)
+        return [log_probs.index_fill(1, torch.tensor(vocab.pad_id), 1)]
 
+    stand_in = SimpleNamespace(InferenceSession=Session)
+    monkeypatch.setitem(sys.modules, "onnxruntime", stand_in)
     lines = ["The dog is tired.", "The animal didn't cross the street."]
     found = []
     for line in lines:
-        src = np.array([[*vocab.encode(line), vocab.eos_id]])
-        space = {
-            "np": np,
-            "src": src,
-            "bos_id": vocab.bos_id,
-            "eos_id": vocab.eos_id,
-            "max_len": src.size + 50,
-            "encoder": Session(model.encode),
-            "decoder": Session(decode),
-        }
+        space = {"line": line, "vocab": vocab}
         exec(code_with("encoder.run"), space)
         found.append(vocab.decode(space["ids"][1:]))
     assert found == load("demo", search=search_with(1)).translate(lines)
@@ -99,7 +186,7 @@ def tiny(name: str):
         model = transformers.M2M100ForConditionalGeneration(config)
         return tokenizer, model, "fra_Latn", "xyz_Latn"
     tokenizer = transformers.MBart50Tokenizer(
-        vocab=[(token, -1.0) for token in letters]
+        vocab=[(token, -1.0) for token in letters[1:]]  # it replaces three
     )
     config = transformers.MBartConfig(vocab_size=len(tokenizer), **sizes)
     model = transformers.MBartForConditionalGeneration(config)
@@ -107,32 +194,44 @@ def tiny(name: str):
 
 
 @pytest.mark.parametrize("name", ["NLLB", "mBART-50"])
-def test_new_language(name, tmp_path):
-    "The new code begins as its relative, is in the labels, is forced, and is saved."
+@pytest.mark.parametrize("into_new", [True, False])
+def test_new_language(name, into_new, tmp_path):
+    "The new code begins as its relative; source, labels and output have their codes."
     torch.manual_seed(0)
     tokenizer, model, related, new = tiny(name)
-    known, before = tokenizer.src_lang, len(tokenizer)
+    other, before = tokenizer.src_lang, len(tokenizer)
     space = {
         "torch": torch,
         "tokenizer": tokenizer,
         "model": model.eval(),
         "related": related,
+        "other": other,
         "new": new,
+        "text": "abⴰ ⴱa",
         "sources": ["abc de", "fgh"],
         "targets": ["xyz", "uv wxy"],
     }
-    exec(code_with("add_tokens"), space)
+    code, both = code_with("add_tokens"), "tokenizer.src_lang, tokenizer.tgt_lang = "
+    if not into_new:
+        changed = code.replace(f"{both}other, new", f"{both}new, other")
+        assert changed != code
+        code = changed
+    exec(code, space)
     new_id, rows = space["new_id"], model.get_input_embeddings().weight
-    assert new_id == before and len(rows) == len(tokenizer) == before + 1
+    assert new_id == before and len(rows) == len(tokenizer) == before + 3
     assert torch.equal(rows[new_id], rows[space["related_id"]])
     assert torch.equal(model.get_output_embeddings().weight, rows)
+    assert tokenizer.unk_token_id not in tokenizer(space["text"]).input_ids
+    assert tokenizer.decode(tokenizer("ⴰⴱ").input_ids, skip_special_tokens=True) == "ⴰⴱ"
+    other_id = tokenizer.convert_tokens_to_ids(other)
+    of_source, of_target = (other_id, new_id) if into_new else (new_id, other_id)
     labels = space["batch"]["labels"]
-    assert (labels[:, 0] == new_id).all() and (labels == -100).any()
+    assert (space["inputs"]["input_ids"][:, 0] == of_source).all()
+    assert (labels[:, 0] == of_target).all() and (labels == -100).any()
     assert space["loss"].isfinite()
-    assert (space["ids"][:, 1] == new_id).all()
-    tokenizer.src_lang = new
-    assert new_id in tokenizer("abc")["input_ids"]
-    tokenizer.src_lang = tokenizer.tgt_lang = known
+    assert (space["ids"][:, 1] == of_target).all()
+    assert [type(line) for line in space["translations"]] == [str, str]
+    tokenizer.src_lang = tokenizer.tgt_lang = other
     tokenizer.save_pretrained(tmp_path)
     again = type(tokenizer).from_pretrained(tmp_path)
     assert again.convert_tokens_to_ids(new) == new_id

@@ -244,7 +244,7 @@ def test_other_code_is_refused(toy, monkeypatch):
 
 
 PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook"><a href="x">Open in Colab</a></nav>
-<summary>Imports</summary> <summary>Code of f, g</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
+<summary>Imports</summary> <summary>Code of f, g</summary> <summary>Code of the figure</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
 <svg><a href="stack.html#x">a</a></svg> <a href="31_stack.ipynb">b</a> <a href="./feed_forward.html#y">c</a> <a href="{}/feed_forward.html">d</a>"""
 
 
@@ -263,7 +263,7 @@ def test_page_and_its_english_one(tmp_path):
     before = english.read_text(encoding="utf-8")
     made = page.read_text(encoding="utf-8")
     for said in (
-        "<summary>导入<", "<summary>代码：f, g<", 'aria-label="本页"', ">在Colab中打开<", 'href="../notebooks/a.ipynb">n', '"https://stack.html">s',
+        "<summary>导入<", "<summary>代码：f, g<", "<summary>绘图代码<", 'aria-label="本页"', ">在Colab中打开<", 'href="../notebooks/a.ipynb">n', '"https://stack.html">s',
         'href="../stack.html#x" hreflang="en">a', 'href="../stack.html" hreflang="en">b', '="feed_forward.html#y">c', '="feed_forward.html">d',
         'href="../feed_forward.html">English<', '<button type="button" class="both"', '<original-text lang="en">33 Position-wise',
     ):  # fmt: skip

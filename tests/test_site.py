@@ -253,6 +253,10 @@ ANSWERED = {  # a question, and the start of the heading of its answer
     "length_penalty longer Hugging Face": "length_penalty=2.0",
     "padding loss -100": "The model predicts the padding token",
     "nn.Transformer learns badly batch": "nn.Transformer trains without an error",
+    "tgt[:, :-1] tgt[:, 1:] why": "Why tgt[:, :-1] as decoder input",
+    "label smoothing loss never below 1.3": "Label smoothing: why is the loss never",
+    "mask True keep or ignore": "In a mask, does True mean keep or ignore?",
+    "translation repeats it seems that it seems that": "The output repeats a word",
 }
 
 

@@ -354,7 +354,7 @@ def switched(text: str, lang: str, links: str, name: str) -> str:
     return text.replace("</head>", f"{heads}</head>", 1)
 
 
-FIXED = r'(<summary>|<a\b[^>]*>|aria-label="|ariaLabel = ")(Code of |[^<>"]+)'
+FIXED = r'(<summary>|<a\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
 
 
 def finish(path: Path, docs: Path) -> None:
