@@ -117,8 +117,8 @@ FROZEN = {  # what scripts rely on: a new name gets a place here, an old one sta
     "--top-p --seed --batch-tokens --engine --precision --device --quiet",
     "score": "RUN... --ref --src --chrf --confidence --flavours --perplexity "
     "--beam-size --alpha --precision --device",
-    "attention": "RUN SENTENCE --out --device",
-    "live": "RUN --out",
+    "attention": "RUN SENTENCE --out --lang --device",
+    "live": "RUN --out --lang",
     "import-marian": "DIR RUN",
     "export-ct2": "RUN DIR --quantization",
     "export-hf": "RUN DIR",
