@@ -28,7 +28,7 @@ const TOUR_VALUES = {
   d_model: config.d_model,
   n_waves: config.d_model / 2,
   n_heads: config.n_heads,
-  d_k: config.d_model / config.n_heads,
+  d_k: config.d_k,
   beam: START.beam,
   wide: START.beam + 1,
   last: TOUR.length,

@@ -103,7 +103,8 @@ function drawBoxText(box, stage) {
   const isOff = state.off.includes(SWITCH_OF[stage?.key]);
   const stageText = isOff ? rich(`stage.${stage.name}.off`)
     : stage ? rich(`stage.${stage.name}.text`) : [];
-  byId("box-text").replaceChildren(...rich(`about.${box.text}`), say("gap"), ...stageText);
+  byId("box-text").replaceChildren(
+    ...rich(`about.${box.text}`), say("gap"), ...stageText);
 }
 
 function boxTitle({isLayer}, stage) {
