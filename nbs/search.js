@@ -25,6 +25,8 @@ const search = (() => {
     "must my need needs no not of often on one only or other our out possible really shall should show so some such than that the their them then there " +
     "these they thing this type those to too up us use used uses using very want was way we were what whatever whats when where which while who why will with " +
     "without wont work works would wrong you your").split(" "));
+  const GAPS = new RegExp((  // of a question in Chinese, likewise
+    "为什么 怎么办 怎么样 什么样 什么 怎么 怎样 如何 为何 哪个 哪些 哪里 多少 是否 可以 应该 需要 没有 这个 那个 一个 时候 意思 的 了 吗 呢 是 在 把 被 要 会 和 与 或 才").replaceAll(" ", "|"), "gu");
   const LISTS = /^(map|words|reference|conclusion|symbols|reading)\./;  // pages that name everything and explain little of it
   const plain = text => (text ?? "").normalize("NFKD").replace(/\p{M}/gu, "");
   const bare = term => plain(term).replace(new RegExp(MARKS, "gu"), "").toLowerCase();
@@ -41,8 +43,17 @@ const search = (() => {
     const forms = word + spelt(stem) + "(e|es|s|ed|ing|er|ers|ion|ions)?" + end;
     return [word + letters + end, forms, word + letters, letters].map(p => new RegExp(p, "iu"));
   };
+  // Chinese has no gaps: what stands between words of no meaning, and each pair of its characters, are looked for too.
+  const HAN = /\p{Script=Han}/u;
+  const pieces = word => {
+    if (!HAN.test(word)) return [word];
+    const runs = word.replace(GAPS, " ").match(/\p{Script=Han}{2,}|[^\p{Script=Han}\s]{2,}/gu) ?? [];
+    const pairs = run => HAN.test(run) ? [...run].slice(1).map((c, i) => [...run][i] + c) : [];
+    return [...new Set([word, ...runs, ...runs.flatMap(pairs)])];
+  };
   const asked = query => {
-    const split = query.split(/[\s?!,;:"“”„()[\]，。？！、；：（）「」]+/u).filter(bare), words = split.length ? split : [query.trim()].filter(bare);
+    const split = query.split(/[\s?!,;:"“”„()[\]，。？！、；：（）「」]+/u).filter(bare).flatMap(pieces);
+    const words = split.length ? split : [query.trim()].filter(bare);
     const whole = bare(words.join(" "));
     const meant = words.filter(word => !COMMON.has(bare(word)));
     const terms = ALSO[whole.replaceAll(" ", "")] ? [words.join(" ")] : meant.length ? meant : words;
