@@ -502,7 +502,7 @@ def test_typing(run, monkeypatch):
 def test_which_demo(run):
     "The package's model, unless a folder of that name is here; a line says which."
     _, err = done(run, "translate demo asked")
-    assert err == "demo: the pretrained model of this package\n"
+    assert err == "demo: a pretrained model of this package\n"
     shutil.copytree("run", "demo")
     out, err = done(run, "score few.de demo --src few.en --ref few.de --beam-size 1")
     assert (

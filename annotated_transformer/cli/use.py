@@ -22,7 +22,7 @@ def _say_which_model(run: Path) -> None:
     from ..runs.folder import PRETRAINED, pretrained_run
 
     if pretrained_run(run):
-        say(f"{run}: the pretrained model of this package")
+        say(f"{run}: a pretrained model of this package")
     elif str(run) in PRETRAINED:
         say(f"{run}: the folder in the current directory, not the pretrained model")
 
