@@ -99,7 +99,7 @@ const page = (() => {
       .filter(word => new Set(boxes(n, word.index, word.index + word[0].length).map(box => Math.round(box.top))).size > 1)
       .map(word => `breaks inside a word: ${word[0]}`)),
 
-    squeezed: () => [...document.querySelectorAll("td")].map(cell => [cell.clientWidth, textNodes(cell).map(n => n.data).join("")])
+    squeezed: () => [...document.querySelectorAll("td")].filter(cell => cell.checkVisibility()).map(cell => [cell.clientWidth, textNodes(cell).map(n => n.data).join("")])
       .filter(([width, text]) => short(text).length > 50 && width < 110).map(([width, text]) => `a sentence in ${width} px: ${short(text)}`),
 
     tiny: () => [...document.querySelectorAll("main svg text")].map(t => {
