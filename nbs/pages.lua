@@ -23,7 +23,8 @@ function Table(tab)
   for _, body in ipairs(tab.bodies) do
     for _, row in ipairs(body.body) do
       for _, cell in ipairs(row.cells) do
-        local length = pandoc.text.len(pandoc.utils.stringify(cell.contents))
+        local text = pandoc.utils.stringify(cell.contents)
+        local length = (pandoc.text.len(text) + #text) / 2 -- a Chinese character has three bytes and the width of two letters
         local class = length > 120 and "longer" or length > 40 and "long"
         if class then cell.contents = { pandoc.Div(cell.contents, { class = class }) } end -- Quarto drops the classes of cells
       end
