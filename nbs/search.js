@@ -48,7 +48,7 @@ const search = (() => {
   const pieces = word => {
     if (!HAN.test(word)) return [word];
     const runs = word.replace(GAPS, " ").match(/\p{Script=Han}{2,}|[^\p{Script=Han}\s]{2,}/gu) ?? [];
-    const pairs = run => HAN.test(run) ? [...run].slice(1).map((c, i) => [...run][i] + c) : [];
+    const pairs = run => HAN.test(run) ? Array.from({length: run.length - 1}, (_, i) => run.slice(i, i + 2)) : [];
     return [...new Set([word, ...runs, ...runs.flatMap(pairs)])];
   };
   const asked = query => {

@@ -63,6 +63,7 @@ const page = (() => {
   return {
     open: () => {
       document.querySelectorAll("details").forEach(d => d.open = true);
+      document.documentElement.classList.add("with-original");  // both languages of a translated page
       const back = document.getElementById("quarto-back-to-top");
       if (back) back.style.display = "inline-block";  // else only on the way up
     },
@@ -99,7 +100,7 @@ const page = (() => {
       .filter(word => new Set(boxes(n, word.index, word.index + word[0].length).map(box => Math.round(box.top))).size > 1)
       .map(word => `breaks inside a word: ${word[0]}`)),
 
-    squeezed: () => [...document.querySelectorAll("td")].filter(cell => cell.checkVisibility()).map(cell => [cell.clientWidth, textNodes(cell).map(n => n.data).join("")])
+    squeezed: () => [...document.querySelectorAll("td")].map(cell => [cell.clientWidth, textNodes(cell).map(n => n.data).join("")])
       .filter(([width, text]) => short(text).length > 50 && width < 110).map(([width, text]) => `a sentence in ${width} px: ${short(text)}`),
 
     tiny: () => [...document.querySelectorAll("main svg text")].map(t => {

@@ -184,6 +184,7 @@ ENTRIES = {
     "search": ("61a Search", "", "beam search, by hand"),
     "case": ("Vocabulary", "Words", "注意力 attention, naïve"),
     "rate": ("优化器", "先升后降的学习率", "前4000步是预热"),
+    "why": ("习题", "", "这是为什么"),
 }
 
 
@@ -201,7 +202,7 @@ RANKED = {
     "注意": ["case"],
     "注意力": ["case"],
     "学习率预热": ["rate"],  # in two places of the text
-    "为什么要预热？": ["rate"],
+    "为什么要预热？": ["rate"],  # not all that asks why
     "怎么把dropout关掉": [],
     "naive": ["case"],
     "(": ["rotary"],
@@ -481,17 +482,19 @@ def test_both_languages_side_by_side(published, browser, name):
     assert published + name in browser.ask(to)
 
 
-@pytest.mark.parametrize("word", ["注意力", "掩码", "词元", "束搜索", "键", "学习率预热"])
+@pytest.mark.parametrize(
+    "word", ["注意力", "掩码", "词元", "束搜索", "键", "学习率预热"]
+)
 def test_search_finds_chinese(published, browser, word):
-    "As a part of a sentence, which has no gaps: what comes first has the word, and it is marked."
+    "As a part of a sentence, which has no gaps: marked in the text, if it is not in a heading."
     browser.open(published + "zh/feed_forward.html")
     search = """readSearchData().then(index => fuseSearch("%s", index, {limit: 50}))
-        .then(hits => hits.map(hit => [hit.section || hit.title, hit.text]))"""
+        .then(hits => hits.map(hit => [hit.title + hit.section, hit.text]))"""
     found = browser.ask(search % word)
-    assert len(found) > 1
-    mark = f'<mark class="search-match">{word[:2]}'
-    for heading, text in found[:5]:
-        assert mark in text or word[:2] in heading, (heading, text)
+    pairs = {word[i : i + 2] for i in range(max(1, len(word) - 1))}
+    assert found
+    for heading, text in found:
+        assert "search-match" in text or any(map(heading.count, pairs)), heading
 
 
 def test_skip_link_shows_when_it_is_reached(published, browser):
