@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +22,7 @@ from annotated_transformer.runs.hooks import Every
 from annotated_transformer.runs.recipe import (
     BatchLoss,
     build_training,
-    precision_context,
+    choose_precision,
     validation_loss,
 )
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
@@ -183,24 +182,18 @@ def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkey
         resume_run(tmp_path, RunOptions("cpu", minutes=0))
 
 
-@pytest.mark.parametrize(
-    "native, emulated, expected",
-    [(True, True, True), (False, True, False), (False, False, False)],
-    ids=["Ampere and later", "T4", "none"],
-)
+@pytest.mark.parametrize("capability, expected", [((8, 9), "bf16"), ((7, 5), "fp32")])
 def test_auto_is_bf16_only_where_the_gpu_multiplies_it(
-    monkeypatch, native, emulated, expected
+    monkeypatch, capability, expected
 ):
-    supported = lambda including_emulation=True: (
-        native or (including_emulation and emulated)
-    )
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    monkeypatch.setattr(torch, "autocast", lambda *settings: settings)
-    found = precision_context("auto", torch.device("cuda"))
-    asked_for = precision_context("bf16", torch.device("cuda"))
-    assert asked_for == ("cuda", torch.bfloat16)
-    assert found == asked_for if expected else isinstance(found, nullcontext)
-    assert isinstance(precision_context("fp32", torch.device("cuda")), nullcontext)
+    "Of the device itself, which need not be the current one."
+    gpu = torch.device("cuda", 1)
+    of = lambda device: capability if device == gpu else (1, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", of)
+    assert choose_precision("auto", gpu) == expected
+    assert choose_precision("bf16", gpu) == "bf16"
+    assert choose_precision("fp32", gpu) == "fp32"
+    assert choose_precision("auto", torch.device("mps")) == "fp32"
 
 
 COMPILED = """

@@ -145,7 +145,8 @@ def harm() -> None:
         def see_step(record):
             write(record)
             if record.step == int(os.environ["AT_STEP"]):
-                os.kill(os.getpid(), getattr(signal, os.environ["HARM"]))
+                for name in os.environ["HARM"].split():
+                    os.kill(os.getpid(), getattr(signal, name))
 
         observer.see_step = see_step
         return observer
@@ -213,6 +214,16 @@ def test_asked_to_stop(text, straight, tmp_path):
     assert weights(run) == weights(straight)
 
 
+@pytest.mark.posix
+def test_a_signal_that_comes_twice_saves_all_ranks(train, tmp_path):
+    "As from SLURM or a terminal, which signal every process, and from torchrun, which repeats it."
+    run = train(tmp_path / "run", minutes=1e-6, prepared=None)
+    status, said = resume_by(2, run, tmp_path, harm="SIGTERM SIGTERM", at=5)
+    assert status == 0, said
+    assert chosen(run)["steps"] == 5 and chosen(run)["stopped"] == "SIGTERM"
+    assert checkpoints(run / "checkpoints")[-1].name == "step-0000005"
+
+
 def distance(a: Path, b: Path) -> float:
     "Largest ‖a − b‖ / ‖b‖ of a weight."
     ours, theirs = (load_file(run / "model.safetensors") for run in (a, b))
@@ -256,6 +267,22 @@ def test_sharded_and_resumed_by_one_process(train, without_dropout, tmp_path):
     right = [r["loss"] for r in read_metrics(without_dropout) if "loss" in r]
     assert found == pytest.approx(right, rel=1e-5)
     assert distance(run, without_dropout) < 1e-4
+
+
+@pytest.mark.posix
+def test_four_ranks_resume_to_the_same_bits(corpus, tmp_path):
+    "DDP divides its gradients into buckets again after its first pass: before the first step, in both."
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    prepare_run(corpus, override(get_recipe("tiny"), SETTINGS), undisturbed, quiet=True)
+    shutil.copytree(undisturbed, killed)
+    status, said = resume_by(4, undisturbed, tmp_path)
+    assert status == 0, said
+    status, said = resume_by(4, killed, tmp_path, harm="SIGKILL", at=8)
+    assert status and checkpoints(killed / "checkpoints")[-1].name == "step-0000006"
+    status, said = resume_by(4, killed, tmp_path)
+    assert status == 0, said
+    assert weights(killed) == weights(undisturbed)
+    assert losses(killed) == losses(undisturbed)
 
 
 @pytest.mark.slow

@@ -427,21 +427,6 @@ def test_a_prefetched_loop_trains_the_same_and_leaves_no_thread(loop):
     assert not threads()
 
 
-def test_batches_for_a_gpu_are_pinned(monkeypatch):
-    "By the thread, on the device of the loop; there is no GPU here, so the calls are noted."
-    calls, one, device = [], next(steps(n_micro=2)), torch.device("cuda", 1)
-    who = lambda: threading.current_thread().name
-    pin = lambda self: calls.append((who(), tuple(self.shape))) or self.clone()
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    note = lambda device: calls.append((who(), device))
-    monkeypatch.setattr(torch.cuda, "set_device", note)
-    (there,) = prefetch(iter([one]), device)
-    micro = [("prefetch_0", (8, n)) for n in (5, 5, 1)]
-    assert calls == [("prefetch_0", device), *micro, *micro]
-    assert torch.equal(there.micro[1].tgt_out, one.micro[1].tgt_out)
-    assert there.micro[0].src is not one.micro[0].src
-
-
 # hooks
 
 
@@ -598,6 +583,16 @@ def test_a_second_signal_means_it():
         assert hook(record(1)) == Stop("SIGINT")
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_under_torchrun_a_second_signal_changes_nothing(monkeypatch):
+    "It may be the first one, repeated by torchrun."
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    with on_signal() as hook:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+            assert hook(record(1)) == Stop("SIGTERM")
 
 
 def test_in_another_thread_signals_are_left_alone():

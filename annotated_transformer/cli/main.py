@@ -28,10 +28,9 @@ def _fail(message: str, status: int = 2) -> None:
 
 # %% ../../nbs/95_cli.ipynb #95cc0005
 def limit_kernels() -> None:
-    "Let oneDNN store 64 kernels of each kind, and avoid cuDNN's attention (90g)."
+    "Let oneDNN store 64 kernels of each kind (90g)."
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
 
 # %% ../../nbs/95_cli.ipynb #e5e21b7b
 def main(args: list[str] | None = None) -> None:

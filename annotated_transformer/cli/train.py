@@ -159,7 +159,7 @@ _HOW = f"""
 """
 _DEVICE = """
 --device NAME        cpu, cuda, cuda:1 or mps; without it, the best there is.
---quiet              No progress bars.
+--quiet              No progress bars, and no line about the device.
 """
 
 # %% ../../nbs/94a_cli_train.ipynb #95ab0007
@@ -179,7 +179,8 @@ def _recipe(args: SimpleNamespace):
 # %% ../../nbs/94a_cli_train.ipynb #95ab0010
 @command(f"""
 [KEY=VALUE]...       Settings that differ from the recipe's: dropout=0.3 seed=1
-                     max_steps=2000 …
+                     max_steps=2000 … With --resume: accumulate, compile,
+                     valid_every or save_every.
 --out PATH           The run folder to make; it must not hold a run yet.
 --resume RUN         Continue this run instead, from its newest checkpoint, with its
                      own settings and text.
@@ -207,10 +208,10 @@ def _train(args: SimpleNamespace) -> None:
             "name either --out, a new run folder, or --resume, one to continue"
         )
     start = vars(args)["from"]
-    if args.resume is not None and (args.config or args.key_value or start):
+    if args.resume is not None and (args.config or start):
         raise UserError(
-            "--resume takes its settings and weights from the run: leave --config, "
-            "KEY=VALUE and --from out"
+            "--resume uses the settings and weights of the run: leave --config and "
+            "--from out"
         )
     options = runs.RunOptions(
         args.device,
@@ -227,7 +228,8 @@ def _train(args: SimpleNamespace) -> None:
         named = (args.data, args.src, args.tgt, args.valid_src, args.valid_tgt)
         in_one = (args.pairs, args.valid_pairs)
         is_named = any((*named, *in_one, args.src_lang, args.tgt_lang))
-        runs.resume_run(run, options, text if is_named else None)
+        changes = () if is_restart else args.key_value
+        runs.resume_run(run, options, text if is_named else None, changes)
     else:
         runs.train_run(text, _recipe(args), run, options, start)
     if not launched() or os.environ["RANK"] == "0":

@@ -205,7 +205,9 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         "The same batch on a device."
-        src, tgt_in, tgt_out = (t.to(device, non_blocking=True) for t in self[:3])
+        # elsewhere than on CUDA, a tensor might be freed before it has been copied
+        on_cuda = torch.device(device).type == "cuda"
+        src, tgt_in, tgt_out = (t.to(device, non_blocking=on_cuda) for t in self[:3])
         return Batch(src, tgt_in, tgt_out, self.n_tokens)
 
     def pin_memory(self) -> "Batch":

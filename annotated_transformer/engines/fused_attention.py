@@ -7,16 +7,38 @@ __all__ = ['fused_attention', 'FusedMultiHeadAttention', 'FusedAttentionDropout'
 
 # %% ../../nbs/90b_fused_attention.ipynb #90b00004
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .fast_dropout import FastDropout
 from ..model.attention import attention, attention_weights
 from ..model.multi_head import MultiHeadAttention
 from ..training.attention_dropout import AttentionDropout
+
+# %% ../../nbs/90b_fused_attention.ipynb #1847479f
+_KERNELS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def _fused_kernel(
+    query: Float[Tensor, "*batch n_q d_k"],
+    key: Float[Tensor, "*batch n_k d_k"],
+    value: Float[Tensor, "*batch n_k d_v"],
+    mask: Bool[Tensor, "*#batch #n_q #n_k"] | None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "*batch n_q d_v"]:
+    "PyTorch's fused attention; on CUDA by one of `_KERNELS`."
+    without_cudnn = sdpa_kernel(_KERNELS) if query.is_cuda else nullcontext()
+    with without_cudnn:
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout)
 
 # %% ../../nbs/90b_fused_attention.ipynb #90b0000b
 def fused_attention(
@@ -36,7 +58,7 @@ def fused_attention(
     training_on_cpu = query.device.type == "cpu" and torch.is_grad_enabled()
     if training_on_cpu and (query.dtype == torch.bfloat16 or key.size(-2) < 64):
         return attention(query, key, value, mask)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return _fused_kernel(query, key, value, mask)
 
 # %% ../../nbs/90b_fused_attention.ipynb #90b0000e
 class FusedMultiHeadAttention(MultiHeadAttention):
@@ -127,5 +149,4 @@ class FusedAttentionDropout(AttentionDropout):
             return fused_attention(query, key, value, mask)
         if query.device.type == "cpu":
             return self.drop(attention_weights(query, key, mask)) @ value
-        attend = F.scaled_dot_product_attention
-        return attend(query, key, value, attn_mask=mask, dropout_p=self.dropout)
+        return _fused_kernel(query, key, value, mask, self.dropout)

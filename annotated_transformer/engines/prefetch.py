@@ -47,20 +47,14 @@ def prefetch(
     if depth == 0:
         yield from steps
         return
-    drawn = iter(steps)
-
-    def draw() -> Step | None:
-        step = next(drawn, None)
-        return _pinned(step) if step is not None and on_cuda else step
-
-    # each thread has a current device of its own
-    begin = partial(torch.cuda.set_device, device) if on_cuda else None
-    pool = ThreadPoolExecutor(1, "prefetch", initializer=begin)
+    drawn, pool = iter(steps), ThreadPoolExecutor(1, "prefetch")
+    draw = partial(next, drawn, None)
     try:
         ahead = deque(pool.submit(draw) for _ in range(depth))
         while (step := ahead.popleft().result()) is not None:
             ahead.append(pool.submit(draw))
-            yield step
+            # here and not by the thread, which has a current device of its own
+            yield _pinned(step) if on_cuda else step
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -9,7 +9,7 @@ __all__ = ['Run', 'read_settings', 'run_kind', 'read_config', 'load_run', 'read_
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -41,7 +41,7 @@ from ..io.files import (
     write_json,
 )
 from ..io.text import fingerprint
-from ..model.config import Recipe, recipe_from_dict
+from ..model.config import Recipe, override, recipe_from_dict
 from ..model.transformer import Transformer, build_transformer
 from .checkpoint import (
     Progress,
@@ -61,6 +61,7 @@ from .weights import (
     weights_metadata,
 )
 from ..training.distributed import is_main, main_process_first
+from ..training.train import OutOfMemory
 
 # %% ../../nbs/97_run_folder.ipynb #ec2d420c
 # of a run folder; raised when an older program could not read a newer folder
@@ -316,6 +317,8 @@ def _about_text(corpus: Corpus | None) -> dict[str, Any]:
 
 # %% ../../nbs/97_run_folder.ipynb #97f00008
 _FROM = ("data", "weights", "vocab_sha256", "from")  # noted of the run to start from
+# settings that may change when a run is resumed: its batches stay the same
+_CHANGEABLE = ("accumulate", "compile", "valid_every", "save_every")
 
 
 def _load_start(start: Path, recipe: Recipe) -> Run:
@@ -366,7 +369,8 @@ class RunFolder:
 
         `start` is a run whose weights and vocabulary are copied. Its settings are written
         once its text is encoded. A wrong setting removes the run again before its first
-        step, and so does any error before its settings are written.
+        step, and so does any error before its settings are written. Too little memory for
+        a step does not remove it.
         """
         if not is_main():
             yield cls(path, recipe, {}, None, prepared)
@@ -391,7 +395,9 @@ class RunFolder:
             with lock_folder(path):
                 yield run
         except Exception as e:
-            in_vain = isinstance(e, UserError) or not (path / "config.json").exists()
+            # a run whose steps need too much memory can go on with smaller batches
+            in_vain = isinstance(e, UserError) and not isinstance(e, OutOfMemory)
+            in_vain = in_vain or not (path / "config.json").exists()
             if in_vain and not read_metrics(path):
                 remove_run_files(path, keep_folder=existed)
             raise
@@ -416,6 +422,24 @@ class RunFolder:
         if about != self.about:
             self.about = about
             write_config(self.path, self.recipe, about)
+
+    def change(self, settings: Sequence[str]) -> None:
+        """Replace settings, each "key=value"; every process calls it.
+
+        UserError for a setting on which later steps depend.
+        """
+        recipe = override(self.recipe, list(settings))
+        before = asdict(self.recipe.model) | asdict(self.recipe.train)
+        for name, value in (asdict(recipe.model) | asdict(recipe.train)).items():
+            if value != before[name] and name not in _CHANGEABLE:
+                raise UserError(
+                    f"{name} of a run cannot be changed, since its steps depend on it: "
+                    f"only {', '.join(_CHANGEABLE)} can"
+                )
+        if recipe != self.recipe:
+            self.recipe = recipe
+            if is_main():
+                write_config(self.path, recipe, self.about)
 
     def encoded(self, quiet: bool = False) -> Prepared:
         """The vocabulary and the ids of the text, which the main process encodes once.

@@ -31,7 +31,7 @@ from ..io.text import ProgressBar
 from ..model.transformer import Transformer
 from .folder import RunFolder
 from .recipe import BatchLoss, validation_loss
-from ..training.distributed import is_main
+from ..training.distributed import is_main, launched
 from ..training.train import Hook, StepRecord, Stop
 
 # %% ../../nbs/97c_hooks.ipynb #8b5ae375
@@ -270,14 +270,15 @@ STOP_SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGTERM": 15}
 def on_signal() -> Iterator[Hook]:
     """A hook that stops the loop if one of `STOP_SIGNALS` came inside the block.
 
-    Another one, unless it is SIGHUP, raises KeyboardInterrupt.
+    Another one raises KeyboardInterrupt, except SIGHUP, and except under torchrun.
     """
     received: list[str] = []
     hangup = getattr(signal, "SIGHUP", 0)  # 0 is no signal
 
     def note(number: int, frame) -> None:
-        # a closing terminal may send SIGHUP twice, from the shell and from the system
-        if received and number != hangup:
+        # a closing terminal may send SIGHUP twice, from the shell and from the system,
+        # and torchrun repeats what its processes have received already
+        if received and number != hangup and not launched():
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 

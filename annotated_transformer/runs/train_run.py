@@ -7,7 +7,10 @@ __all__ = ['check_minutes', 'RunOptions', 'train_run', 'resume_run', 'prepare_ru
 
 # %% ../../nbs/97e_train_run.ipynb #55aa0004
 import math
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,17 +39,23 @@ from .hooks import (
     stop_after,
     summary_writer,
 )
-from .recipe import build_training, check_memory
+from .recipe import (
+    build_training,
+    check_memory,
+    choose_precision,
+)
 from .weights import read_metadata, read_tensors
 from ..training.distributed import (
+    describe_device,
     is_main,
     main_process_first,
     pick_device,
     process_group,
     rank,
+    unused_gpu,
     world_size,
 )
-from ..training.train import Hook, NotFinite, Stop
+from ..training.train import Hook, NotFinite, OutOfMemory, Stop
 
 # %% ../../nbs/97e_train_run.ipynb #bc89a5ea
 def check_minutes(
@@ -72,7 +81,7 @@ class RunOptions:
     score: Callable[[Transformer, Vocab, EncodedPairs], dict[str, float]] | None = None
     sharded: bool = False  # as for `build_training`
     tensorboard: bool = False  # write curves for TensorBoard
-    quiet: bool = False  # without progress bars
+    quiet: bool = False  # without progress bars and the line about the device
     engines: Engines = FAST  # the plain or the fast twin of each part
 
     def __post_init__(self):
@@ -150,11 +159,42 @@ def _finish(
             weights, which = _choose_weights(run, stop, is_best)
             run.use_weights(weights, which, stopped=stop.reason, steps=step)
 
+# %% ../../nbs/97e_train_run.ipynb #47fffac6
+def _announce(run: RunFolder, device: torch.device, options: RunOptions) -> None:
+    "Say where the run is trained, and whether the machine has a GPU that is not used."
+    if options.quiet or not is_main():
+        return
+    precision = choose_precision(run.recipe.train.precision, device)
+    processes = "1 process" if world_size() == 1 else f"{world_size()} processes"
+    say = lambda line: print(line, file=sys.stderr)
+    say(f"training on {describe_device(device)}, {precision}, {processes}")
+    if options.device is None and (remark := unused_gpu()):
+        say(remark)
+
+# %% ../../nbs/97e_train_run.ipynb #378eaa23
+@contextmanager
+def _memory_errors(run: RunFolder, device: torch.device) -> Iterator[None]:
+    "Turn an allocation that fails into one line, which says how to continue the run."
+    try:
+        yield
+    except (RuntimeError, MemoryError) as e:
+        # PyTorch's words for GPUs and for the CPU
+        signs = "out of memory", "can't allocate memory"
+        if not isinstance(e, MemoryError) and not any(x in str(e) for x in signs):
+            raise
+        n = 2 * run.recipe.train.accumulate
+        raise OutOfMemory(
+            f"out of memory on {device}: continue with smaller micro-batches, which "
+            "leave the step as it is: annotated-transformer train --resume "
+            f"{shlex.quote(str(run.path))} accumulate={n}"
+        ) from None
+
 # %% ../../nbs/97e_train_run.ipynb #55ec0021
 def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
     "Train a run from its newest checkpoint to its end; a signal ends it, and is saved."
     settings = run.recipe.train
     data = run.encoded(options.quiet)
+    _announce(run, device, options)
     objective, wrapped, optimizer, schedule = build_training(
         run.recipe,
         data.vocab,
@@ -209,7 +249,10 @@ def train_run(
     with process_group(device):
         # before the text is read, without the rows of its vocabulary
         check_memory(recipe.model, 0, device, world_size() if options.sharded else 1)
-        with RunFolder.create(out, recipe, text, options.prepared, start) as run:
+        with (
+            RunFolder.create(out, recipe, text, options.prepared, start) as run,
+            _memory_errors(run, device),
+        ):
             _train(run, device, options)
     return out
 
@@ -218,6 +261,7 @@ def resume_run(
     path: Path,  # a run folder, of which the settings alone suffice
     options: RunOptions = _NO_OPTIONS,
     text: Text | None = None,  # the run's own, if it has to be encoded again
+    changes: Sequence[str] = (),  # as for `RunFolder.change`
 ) -> Path:  # the run folder
     """Continue a run from its newest checkpoint.
 
@@ -225,7 +269,11 @@ def resume_run(
     """
     path, device = Path(path), pick_device(options.device)
     with process_group(device):
-        with RunFolder.open(path, text, options.prepared) as run:
+        with (
+            RunFolder.open(path, text, options.prepared) as run,
+            _memory_errors(run, device),
+        ):
+            run.change(changes)
             _train(run, device, options)
     return path
 

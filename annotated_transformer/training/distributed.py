@@ -10,6 +10,7 @@ __all__ = ['rank', 'world_size', 'is_main', 'launched', 'pick_device', 'process_
 import gc
 import importlib
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -23,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import UserError
+from ..data.batch import Batch
 
 # %% ../../nbs/52a_distributed.ipynb #9ef12a39
 def rank() -> int:
@@ -47,27 +49,50 @@ def launched() -> bool:
 # %% ../../nbs/52a_distributed.ipynb #2432ae78
 def pick_device(
     name: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = the best there is
-) -> torch.device:  # "cuda" becomes the GPU of this process's own number under torchrun
-    "Where to compute; ValueError if that cannot be."
+) -> torch.device:  # a GPU has its index
+    """Where to compute; UserError for a device that cannot add two numbers.
+
+    Under torchrun, "cuda" is the GPU of this process's own number.
+    """
     mps = torch.backends.mps.is_available() and not launched()
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     if name == "cuda" and launched():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-        if device.type == "meta":
-            raise RuntimeError("it holds shapes and no numbers")
+        result = torch.ones(1, device=name) + 1
+        result.cpu()  # waits for the operation
     except (RuntimeError, AssertionError, ImportError) as e:
         raise UserError(
             f"device {name!r} cannot be used here: {str(e).splitlines()[0]}"
         ) from None
-    return device
+    return result.device
+
+# %% ../../nbs/52a_distributed.ipynb #f919e1a7
+def describe_device(device: torch.device) -> str:
+    "A device and what it is, such as `cuda:0 (NVIDIA A100)` or `cpu (2 threads)`."
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return (
+        f"cpu ({torch.get_num_threads()} threads)"
+        if device.type == "cpu"
+        else str(device)
+    )
+
+
+def unused_gpu() -> str | None:
+    "A remark where an NVIDIA driver is installed and PyTorch sees no GPU."
+    if torch.cuda.is_available() or not shutil.which("nvidia-smi"):
+        return None
+    cuda = torch.version.cuda
+    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
+    return (
+        f"an NVIDIA driver is installed, but PyTorch {torch.__version__} ({built}) sees "
+        "no GPU: install another build of PyTorch, or a newer driver"
+    )
 
 # %% ../../nbs/52a_distributed.ipynb #a5000222
-# the others wait while rank 0 prepares the text; PyTorch's default is 10 minutes
-# (NCCL) or 30 (gloo)
+# the others wait while rank 0 prepares the text
 _PATIENCE = timedelta(hours=4)
 
 # %% ../../nbs/52a_distributed.ipynb #e579d39b
@@ -84,7 +109,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     if backend is None:
         raise UserError(
             f"device {str(device)!r} cannot communicate with other processes: "
-            "take cuda or cpu"
+            "use cuda or cpu"
         )
     # DDP would import it in the group, and its functions' default arguments keep the
     # group that they find
@@ -93,7 +118,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     if own:
         torch.cuda.set_device(own)
     try:
-        store, number, n = next(rendezvous("env://", timeout=_PATIENCE))
+        store, number, n = next(rendezvous("env://"))
     except ValueError as e:
         raise UserError(f"RANK, WORLD_SIZE or MASTER_PORT is wrong: {e}") from None
     # the store survives a restart, with addresses of dead processes
@@ -105,7 +130,6 @@ def process_group(device: torch.device) -> Iterator[None]:
         store=store,
         rank=number,
         world_size=n,
-        timeout=_PATIENCE,
         device_id=own,
     )
     yield
@@ -145,12 +169,17 @@ def first_over_ranks(value: _Value | None) -> _Value | None:
 @contextmanager
 def main_process_first() -> Iterator[None]:
     "Rank 0 runs the block while the others wait; then they run it."
-    others = world_size() > 1
-    if others and not is_main():
-        dist.barrier()
+    if world_size() == 1:
+        yield
+        return
+    store = dist.distributed_c10d._get_default_store()
+    # every rank counts its own calls, so each call has a key of its own
+    key = f"main process {store.add(f'calls of rank {rank()}', 1)}"
+    if not is_main():
+        store.wait([key], _PATIENCE)
     yield
-    if others and is_main():
-        dist.barrier()
+    if is_main():
+        store.set(key, "done")
 
 # %% ../../nbs/52a_distributed.ipynb #d75790c1
 def _sum_bucket(
@@ -182,6 +211,19 @@ def data_parallel(objective: nn.Module, device: torch.device) -> nn.Module:
     wrapped.broadcast_buffers = False
     wrapped.register_comm_hook(None, _sum_bucket)
     return wrapped
+
+# %% ../../nbs/52a_distributed.ipynb #64e5edd2
+def settle_buckets(
+    objective: nn.Module,  # from `data_parallel` or `shard`
+    padding: Batch,  # without a real token, so that its gradient is zero
+) -> None:
+    """Let DDP divide the gradients into their final buckets; every rank calls it.
+
+    Otherwise it does so after the first step, and adds in another order from then on.
+    """
+    if isinstance(objective, DistributedDataParallel):
+        objective(padding).backward()
+        objective.zero_grad()
 
 # %% ../../nbs/52a_distributed.ipynb #110dc60e
 def sync_gradients(
