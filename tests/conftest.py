@@ -175,3 +175,14 @@ def live_page(training_text, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("live") / "live.html"
     write_live_page(Path("demo"), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    "As the processes that the tests start, so that their bits can be compared."
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

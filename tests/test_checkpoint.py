@@ -605,7 +605,7 @@ def train_forever(folder):
         save_checkpoint(folder, *training, progress, keep_last=3)
 
 
-def test_killed_again_and_again(folder, tmp_path):
+def test_killed_again_and_again(one_thread, folder, tmp_path):
     "Six times; after each, every checkpoint that is listed loads. The last one equals, to the bit, a training that was never killed."
     rng, newest, found, said = random.Random(0), 0, new_training(0), tmp_path / "said"
     began = time.perf_counter()

@@ -50,13 +50,7 @@ SETTINGS = [
 WITHOUT_DROPOUT = [*SETTINGS, "dropout=0"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    "As the processes that the tests start, so that their bits can be compared."
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

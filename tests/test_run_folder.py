@@ -1,20 +1,28 @@
 "Kinds of run folders and their loaders. What a run of ours holds is tested in test_checkpoint.py."
 
+import errno
 import json
+import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from annotated_transformer import UserError, load
 from annotated_transformer.data.batch import RunPosition
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.io.files import lock_folder
-from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.config import (
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    get_recipe,
+)
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs import checkpoint, weights
 from annotated_transformer.runs import folder as run_folder
-from annotated_transformer.runs import weights
-from annotated_transformer.runs.checkpoint import Progress
+from annotated_transformer.runs.checkpoint import Progress, checkpoints
 from annotated_transformer.runs.folder import (
     RunFolder,
     load_run,
@@ -304,3 +312,35 @@ def test_lines_that_are_no_records(run):
     lines += ['{"step": 3, "loss": NaN}', "[" * 100_000, '{"step": 4']
     (run / "metrics.jsonl").write_text("\n".join(lines))
     assert [record["step"] for record in read_metrics(run)] == [1, 3]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    "The file holds the weights of its step; an error in writing it ends the run."
+    may_write, plain = threading.Event(), checkpoint.save_tensors
+
+    def slow(*args) -> None:
+        assert may_write.wait(60), "training waits until the checkpoint is written"
+        plain(*args)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", slow)
+    sizes = get_recipe("tiny").model
+    model = build_transformer(sizes, 20, 0)
+    before = model.embedding.weight.detach().clone()
+    with RunFolder.create(tmp_path / "run", get_recipe("tiny")) as run:
+        run.save_checkpoint(model, adam(model.parameters()))
+        with torch.no_grad():
+            model.embedding.weight.zero_()
+        assert checkpoints(run.checkpoint_folder) == []
+        may_write.set()
+        run.wait_written()
+        (saved,) = checkpoints(run.checkpoint_folder)
+        found = load_file(saved / "model.safetensors")["embedding.weight"]
+        assert torch.equal(found, before)
+        monkeypatch.setattr(checkpoint, "save_tensors", full_disk)
+        run.save_checkpoint(model, adam(model.parameters()))
+        with pytest.raises(OSError, match="No space left"):
+            run.wait_written()
+
+
+def full_disk(*args) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -47,9 +48,10 @@ from .checkpoint import (
     Progress,
     average_weights,
     checkpoints,
+    copy_tensors,
     latest,
     load_checkpoint,
-    save_checkpoint,
+    write_checkpoint,
 )
 from .weights import (
     compare_sizes,
@@ -354,6 +356,8 @@ class RunFolder:
         self.start = self.path / "start.safetensors"  # if it began with given weights
         self.progress = Progress()
         self.saved_step: int | None = None  # of the newest checkpoint
+        self._thread = ThreadPoolExecutor(1, "writes a run")
+        self._writing: Future[object] | None = None
 
     @classmethod
     @contextmanager
@@ -392,7 +396,7 @@ class RunFolder:
                 which = weights_metadata(recipe.model, "start")
                 save_tensors(given.model.state_dict(), new / run.start.name, which)
         try:
-            with lock_folder(path):
+            with lock_folder(path), run._written():
                 yield run
         except Exception as e:
             # a run whose steps need too much memory can go on with smaller batches
@@ -414,7 +418,27 @@ class RunFolder:
             return
         corpus = text() if callable(text) else text
         with lock_folder(path):
-            yield cls(path, *read_config(path), corpus, prepared)
+            run = cls(path, *read_config(path), corpus, prepared)
+            with run._written():
+                yield run
+
+    def _write(self, write: Callable[[], object]) -> None:
+        "Call it in a thread while training goes on, after what is being written."
+        self.wait_written()
+        self._writing = self._thread.submit(write)
+
+    def wait_written(self) -> None:
+        "Wait until all is written; an error of the thread is raised here."
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        "All is written when the block ends, also after an error in it."
+        with self._thread:  # which waits for it
+            yield
+            self.wait_written()
 
     def note(self, **entries: Any) -> None:
         "Change entries of config.json, which is written if that changes it."
@@ -520,7 +544,10 @@ class RunFolder:
         settings, done = self.recipe.train, self.progress
         about = weights_metadata(self.recipe.model, f"checkpoint of step {done.step}")
         kept = settings.keep_last, settings.save_every
-        save_checkpoint(self.checkpoint_folder, model, optimizer, done, about, *kept)
+        tensors = copy_tensors(model, optimizer)
+        if is_main():
+            folder = self.checkpoint_folder
+            self._write(partial(write_checkpoint, folder, tensors, done, about, *kept))
         self.saved_step = done.step
 
     def count_validation(self, loss: float, model: nn.Module) -> None:
@@ -531,12 +558,18 @@ class RunFolder:
         weights = gather_tensors(model.state_dict())
         which = self.progress.best_weights
         about = weights_metadata(self.recipe.model, which)
+        best = self.checkpoint_folder / "best.safetensors"
+
+        def write() -> None:
+            for file in (best, self.path / "model.safetensors"):
+                save_tensors(weights, file, about)
+
         if is_main():
-            save_tensors(weights, self.checkpoint_folder / "best.safetensors", about)
-            save_tensors(weights, self.path / "model.safetensors", about)
+            self._write(write)
 
     def average(self, n: int) -> tuple[dict[str, Tensor], str]:
         "The mean weights of the last `n` checkpoints (§6.1), and which they are."
+        self.wait_written()
         found = checkpoints(self.checkpoint_folder)
         if not 1 <= n <= len(found):
             raise UserError(
@@ -556,6 +589,7 @@ class RunFolder:
         self, weights: dict[str, Tensor], which: str, **entries: Any
     ) -> None:
         "Make these the weights that translate; `which` they are is noted, and `entries`."
+        self.wait_written()
         about = weights_metadata(self.recipe.model, which)
         save_tensors(weights, self.path / "model.safetensors", about)
         self.note(weights=which, **entries)

@@ -154,6 +154,7 @@ def _finish(
             is_best = validation.measure() < run.progress.best_loss
     if run.saved_step != step:
         save()
+    run.wait_written()
     with main_process_first():
         if is_main():
             weights, which = _choose_weights(run, stop, is_best)
@@ -232,6 +233,7 @@ def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
                 settings.clip_norm,
             )
         except NotFinite as e:
+            run.wait_written()
             last = latest(run.checkpoint_folder) or "not there yet"
             raise NotFinite(f"{e}; the last good checkpoint is {last}") from None
         _finish(run, stop, validation, save)

@@ -31,7 +31,7 @@ from ..training.distributed import (
 
 # %% ../../nbs/97b_weights.ipynb #604cfc9c
 def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The full tensors in main memory of the main process, and nothing in others.
+    """Copies of the full tensors in main memory of the main process; none in others.
 
     Every process must call it, with the same names in the same order.
     UserError for numbers that are not finite.
@@ -45,7 +45,7 @@ def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 "from an older checkpoint"
             )
         if is_main():
-            gathered[name] = full.cpu().contiguous()
+            gathered[name] = full.to("cpu", copy=True).contiguous()
     return gathered
 
 # %% ../../nbs/97b_weights.ipynb #0ab07e06
