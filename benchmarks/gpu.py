@@ -6,67 +6,43 @@
     python benchmarks/gpu.py --device cpu --tiny         tries the kit without a GPU, in one to two minutes
 
 matmul: the rate of matrix products at the model's shapes.
-train: tokens per second and peak memory of the paper's base and big model, eager and compiled, beside torch.nn.Transformer and Hugging
-Face's Marian in one interleaved run.
-loop: the loop that `annotated-transformer train` runs, how often the host waits for the GPU in it, and which attention kernels it calls.
-decode: greedy and beam search, 64 sentences at a time and one by one, beside Hugging Face's generate with the same weights and equal work.
-scaling: DDP over 1, 2, 4 and 8 devices.
-sharding: FSDP, built slice by slice, compared with DDP.
-resume: killed and resumed runs compared with undisturbed ones, and gradients over processes (exactness.py, over NCCL).
+train: the paper's models, eager and compiled, beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run.
+loop: the loop that `annotated-transformer train` runs, how often the host waits in it, and which attention kernels it calls.
+decode: greedy and beam search beside Hugging Face's generate with the same weights and equal work.
+scaling: DDP over 1, 2, 4 and 8 devices. sharding: FSDP beside DDP, and what is in memory while the model is built.
+resume: killed and resumed runs beside undisturbed ones, and gradients over processes (exactness.py, over NCCL).
 
-Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json. A part that fails or reaches its limit
-keeps what it had measured, and the others go on. With --tiny the records are in runs/gpu_tiny. `make smoke-gpu` comes first: it asks in two
-minutes whether the results are right.
+Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json (--tiny: in runs/gpu_tiny). One that fails or
+reaches its limit keeps what it had measured, and the others go on. `make smoke-gpu` comes first: are the results right?
 """
 
 import argparse
 import gc
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import decode as decoding
+import measuring
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import (
-    ROOT,
-    Ids,
-    in_turn,
-    kill_all,
-    matmul_rate,
-    middle,
-    random_pairs,
-    seconds,
-    write,
-)
+import train as training
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from train import (
-    DTYPES,
-    PEERS,
-    Ours,
-    batches,
-    contender,
-    race,
-    random_lengths,
-    train_on,
-)
+from torch.nn.attention import SDPBackend as Kernel
+from torch.nn.attention import sdpa_kernel
 
 from annotated_transformer.cli.main import limit_kernels
-from annotated_transformer.data.batch import Step, training_steps
+from annotated_transformer.data.batch import training_steps
 from annotated_transformer.engines.choose import FAST
 from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.prefetch import prefetch
@@ -76,7 +52,7 @@ from annotated_transformer.runs.folder import Run
 from annotated_transformer.runs.recipe import build_training, precision_context
 from annotated_transformer.training import distributed
 
-sys.path.append(str(ROOT / "tools"))
+sys.path.append(str(measuring.ROOT / "tools"))
 import record  # noqa: E402
 
 
@@ -106,7 +82,7 @@ class Kit:
     def note(self, name: str, value: object) -> None:
         "Keep a result: in the file at once, and on the terminal."
         self.results[name] = value
-        write(self.found, self.results)
+        measuring.write(self.found, self.results)
         print(f"  {name}: {json.dumps(value)}", flush=True)
 
     def megabytes(self) -> float:
@@ -144,24 +120,19 @@ def matmul(kit: Kit) -> None:
     n, chunk = kit.step_tokens, 2**26 // kit.n_vocab  # rows of the logits at a time
     shapes = {"square": 3 * (256 if kit.tiny else 8192,)}
     for size, m in kit.sizes.items():
-        d = m.d_model
-        shapes |= {
-            f"{size}, queries, keys and values": (n, d, 3 * d),
-            f"{size}, output of attention": (n, d, d),
-            f"{size}, feed-forward, first": (n, d, m.d_ff),
-            f"{size}, feed-forward, second": (n, m.d_ff, d),
-            f"{size}, gradient of the first": (d, n, m.d_ff),
-            f"{size}, logits": (min(n, chunk), d, kit.n_vocab),
-        }
+        shapes[f"{size}, projections"] = n, m.d_model, 3 * m.d_model
+        shapes[f"{size}, feed-forward"] = n, m.d_model, m.d_ff
+        shapes[f"{size}, its gradient"] = m.d_model, n, m.d_ff
+        shapes[f"{size}, logits"] = min(n, chunk), m.d_model, kit.n_vocab
     for name, shape in shapes.items():
-        rate = matmul_rate(*shape, DTYPES[kit.precision], kit.device)
+        rate = measuring.matmul_rate(*shape, training.DTYPES[kit.precision], kit.device)
         kit.note(name, {"shape": shape, "gflops": round(rate / 1e9, 1)})
 
 
 # ---- training compared with peers
 
-KINDS = {"ours": Ours} | {
-    name: kind for name, kind in PEERS.items() if name != "the same, eager"
+KINDS = {"ours": training.Ours} | {
+    name: kind for name, kind in training.PEERS.items() if name != "the same, eager"
 }
 COMPILED = ", compiled"
 
@@ -170,13 +141,13 @@ def trained(kit: Kit, name: str, m: ModelConfig, some: list) -> tuple:
     "A contender that has done its first steps, its optimiser, and what they took."
     kind, before = KINDS[name.removesuffix(COMPILED)], kit.megabytes()
     autocast = precision_context(kit.precision, kit.device)
-    module, optimizer = contender(kind, m, kit.n_vocab, str(kit.device))
+    module, optimizer = training.contender(kind, m, kit.n_vocab, str(kit.device))
     if name.endswith(COMPILED):
         # ours as the recipe does; a peer with its loss
-        (module.model if kind is Ours else module).compile(dynamic=True)
-    first = train_on(module, optimizer, some, autocast)
+        (module.model if kind is training.Ours else module).compile(dynamic=True)
+    first = training.train_on(module, optimizer, some, autocast)
     kit.megabytes()  # a compiler tries several kernels
-    train_on(module, optimizer, some, autocast)
+    training.train_on(module, optimizer, some, autocast)
     facts = {"first_steps_s": round(first, 2), "peak_mb": kit.peak_mb(before)}
     return module, optimizer, facts
 
@@ -185,16 +156,18 @@ def train(kit: Kit) -> None:
     "Tokens per second and the share of the rate of matrix products, compared with peers."
     autocast = precision_context(kit.precision, kit.device)
     for size, m in kit.sizes.items():
-        some = batches(2 if kit.tiny else 8, kit.step_tokens, kit.n_vocab)
+        some = training.batches(2 if kit.tiny else 8, kit.step_tokens, kit.n_vocab)
         some = [tuple(t.to(kit.device) for t in batch) for batch in some]
         compiled = KINDS if size == "base" else ["ours"]
         names = [*KINDS, *(name + COMPILED for name in compiled)]
         made = made_of({n: partial(trained, kit, n, m, some[:2]) for n in names})
         pairs = {name: (module, adam) for name, (module, adam, _) in made.items()}
         shape = kit.step_tokens, m.d_model, m.d_ff  # the first feed-forward layer's
-        mm = partial(matmul_rate, *shape, DTYPES[kit.precision], kit.device)
+        mm = partial(
+            measuring.matmul_rate, *shape, training.DTYPES[kit.precision], kit.device
+        )
         n_rounds = 2 if kit.tiny else 5
-        found = race(pairs, some, autocast, m, kit.n_vocab, mm, n_rounds)
+        found = training.race(pairs, some, autocast, m, kit.n_vocab, mm, n_rounds)
         contenders = {name: found.pop(name) | made[name][2] for name in made}
         kit.note(size, {"contenders": contenders, **found})
         del made, pairs
@@ -202,16 +175,6 @@ def train(kit: Kit) -> None:
 
 
 # ---- translating, compared with Hugging Face's generate
-
-
-class HuggingFaceBf16(decoding.HuggingFace):
-    precision = "bf16"
-
-
-TRANSLATORS = {
-    "fp32": {"ours": decoding.Ours, "Hugging Face": decoding.HuggingFace},
-    "bf16": {"ours": decoding.OursBf16, "Hugging Face": HuggingFaceBf16},
-}
 
 
 def untrained(kit: Kit, m: ModelConfig) -> Run:
@@ -222,31 +185,26 @@ def untrained(kit: Kit, m: ModelConfig) -> Run:
     torch.manual_seed(0)
     model = build_transformer(m, kit.n_vocab, 0, attention=FAST.attention).eval()
     with torch.no_grad():
-        model.embedding.weight[Ids.eos_id] = 0
-    return Run(model, Ids(kit.n_vocab), Recipe(m, TrainConfig()), {})
+        model.embedding.weight[measuring.Ids.eos_id] = 0
+    return Run(model, measuring.Ids(kit.n_vocab), Recipe(m, TrainConfig()), {})
 
 
 def translate(kit: Kit, made: dict, batches: list, beam: int) -> dict:
-    "Medians over rounds; equal translations can be expected in fp32 only."
+    "Medians over measuring.rounds; equal translations can be expected in fp32 only."
     prepared = {name: list(map(one.prepare, batches)) for name, one in made.items()}
-    ids, taken = {}, []
+    ids: dict[str, list] = {}
 
     def decode_all(name: str) -> None:
         found = [made[name].decode(batch, beam) for batch in prepared[name]]
         ids[name] = [row for some in found for row in made[name].ids(some)]
 
-    for name in made:
-        decode_all(name)  # warms up
-    for turn in range(1 if kit.tiny else 3):
-        order = in_turn(made, turn)
-        taken.append({name: seconds(partial(decode_all, name)) for name in order})
+    actions = {name: partial(decode_all, name) for name in made}
+    taken = measuring.rounds(actions, 2 if kit.tiny else 4)[1:]  # the first warms up
     n = len(ids["ours"])
-    n_tokens = sum(map(len, ids["ours"]))
     return {
         name: {
-            "sentences_per_s": middle(n / r[name] for r in taken),
-            "tokens_per_s": middle(n_tokens / r[name] for r in taken),
-            "ours_is_faster_by": middle(r[name] / r["ours"] for r in taken),
+            "sentences_per_s": measuring.middle(n / r[name] for r in taken),
+            "ours_is_faster_by": measuring.middle(r[name] / r["ours"] for r in taken),
             "same_as_ours": sum(map(list.__eq__, ids[name], ids["ours"])) / n,
         }
         for name in made
@@ -259,12 +217,16 @@ def decode(kit: Kit) -> None:
     # equally long, so that a batch has one limit for all of its sentences
     n, length = (4, 3) if kit.tiny else (256, 25)
     rows = [[rng.randrange(4, kit.n_vocab) for _ in range(length)] for _ in range(n)]
+    kinds = {"ours": decoding.Ours, "Hugging Face": decoding.HuggingFace}
     options = argparse.Namespace(device=str(kit.device), threads=1, run=None)
     cases = [("base", "fp32"), ("base", kit.precision), ("big", kit.precision)]
     for size, precision in dict.fromkeys(cases):
-        make = lambda kind, m=kit.sizes[size]: kind(untrained(kit, m), options)
-        kinds, found = TRANSLATORS[precision], {}
-        made = made_of({name: partial(make, kind) for name, kind in kinds.items()})
+        makers, found = {}, {}
+        for name, kind in kinds.items():
+            of_precision = type(name, (kind,), {"precision": precision})
+            run = untrained(kit, kit.sizes[size])  # becomes the contender's own
+            makers[name] = partial(of_precision, run, options)
+        made = made_of(makers)
         for setting, (beam, together) in decoding.SETTINGS.items():
             groups = decoding.batches_of(rows, together, 1 if kit.tiny else 8)
             batches = [[rows[i] for i in group] for group in groups]
@@ -275,13 +237,12 @@ def decode(kit: Kit) -> None:
 # ---- the training loop, on one device and on all
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-# steps before the clock starts, and timed ones; multiples of 10, as steps are reported
-WARM, TIMED = 10, 30
-KERNELS = "CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"
-CUDNN_FIRST = [getattr(SDPBackend, name) for name in KERNELS]
+# steps before the clock starts: a multiple of 10, as steps are reported
+WARM = 10
+CUDNN_FIRST = [Kernel.CUDNN_ATTENTION, Kernel.EFFICIENT_ATTENTION, Kernel.MATH]
 
 
-def cudnn_attention(
+def with_cudnn(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     "PyTorch's attention by cuDNN, which the package avoids, wherever cuDNN can."
@@ -289,21 +250,7 @@ def cudnn_attention(
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-CUDNN = FAST._replace(
-    attention=partial(FusedMultiHeadAttention, attend=cudnn_attention)
-)
-
-
-class Case(NamedTuple):
-    "One training: what it trains, and how."
-
-    name: str
-    size: str  # "base" or "big"
-    tokens: int  # of a step, over all devices
-    sharded: bool = False
-    compiled: bool = False
-    cudnn: bool = False
-    watched: bool = False  # count how often the host waits, and name the kernels
+CUDNN = FAST._replace(attention=partial(FusedMultiHeadAttention, attend=with_cudnn))
 
 
 def host_waits(go: Callable[[], object]) -> dict[str, int]:
@@ -325,75 +272,70 @@ def attention_kernels(go: Callable[[], object]) -> dict[str, int]:
     return {k: n for k, n in counts.items() if k.startswith("_scaled_dot_product")}
 
 
-class Training:
-    "A case as a process trains it."
+def measure(
+    kit: Kit,
+    size: str,  # "base" or "big"
+    tokens: int,  # of a step, over all devices
+    sharded: bool = False,
+    compiled: bool = False,
+    cudnn: bool = False,
+) -> dict:
+    "Speed and memory of a training, as `annotated-transformer train` runs it."
+    more = {"precision": kit.precision, "compile": compiled}
+    recipe = Recipe(kit.sizes[size], replace(RECIPES[size].train, **more))
+    n_pairs, rng = 2000 if kit.tiny else 200_000, np.random.default_rng(0)
+    lengths = training.random_lengths(rng, n_pairs)
+    pairs, vocab = (
+        measuring.random_pairs(lengths, kit.n_vocab),
+        measuring.Ids(kit.n_vocab),
+    )
+    engines = CUDNN if cudnn else FAST
+    kit.megabytes()
+    _, parallel, optimizer, schedule = build_training(
+        recipe, vocab, kit.device, sharded=sharded, engines=engines
+    )
+    built, place = (
+        kit.peak_mb(),
+        {"rank": distributed.rank(), "world_size": distributed.world_size()},
+    )
+    steps = lambda: training_steps(pairs, vocab, tokens, seed=0, **place)
 
-    def __init__(self, kit: Kit, case: Case):
-        self.kit, self.case, self.settings = kit, case, RECIPES[case.size].train
-        n_pairs = 2000 if kit.tiny else 200_000
-        lengths = random_lengths(np.random.default_rng(0), n_pairs)
-        self.pairs = random_pairs(lengths, kit.n_vocab)
-        more = {"precision": kit.precision, "compile": case.compiled}
-        kit.megabytes()
-        _, self.parallel, self.optimizer, self.schedule = build_training(
-            Recipe(kit.sizes[case.size], replace(self.settings, **more)),
-            Ids(kit.n_vocab),
-            kit.device,
-            sharded=case.sharded,
-            engines=CUDNN if case.cudnn else FAST,
-        )
-        self.peak_while_built = kit.peak_mb()
-
-    def steps(self) -> Iterator[Step]:
-        return training_steps(
-            self.pairs,
-            Ids(self.kit.n_vocab),
-            self.case.tokens,
-            seed=0,
-            rank=distributed.rank(),
-            world_size=distributed.world_size(),
-        )
-
-    def run(self, n: int) -> dict[int, float]:
-        "So many steps as `annotated-transformer train` does them: when each was reported."
+    def run(n: int) -> dict[int, float]:
+        "So many steps, from the first on: when each was reported."
         at: dict[int, float] = {}
-        steps = prefetch(self.steps(), self.kit.device)
-        note = lambda record: at.update({record.step: record.seconds})
-        training = self.optimizer, self.schedule, n, [note], self.settings.clip_norm
-        FAST.train(self.parallel, steps, *training)
+        ahead = prefetch(steps(), kit.device)
+        hooks = [lambda record: at.update({record.step: record.seconds})]
+        clip_norm = recipe.train.clip_norm
+        engines.train(parallel, ahead, optimizer, schedule, n, hooks, clip_norm)
         return at
 
-    def measure(self) -> dict:
-        self.run(WARM)
-        self.kit.megabytes()
-        at = self.run(WARM + TIMED)
-        took = at[WARM + TIMED] - at[WARM]
-        timed = islice(self.steps(), WARM, WARM + TIMED)
-        found = {
-            "step_ms": round(1e3 * took / TIMED, 2),
-            "tokens_per_s": round(sum(step.n_tokens for step in timed) / took),
-            "peak_mb": self.kit.peak_mb(),
-            "peak_while_built_mb": self.peak_while_built,
-        }
-        if self.case.watched:
-            found["attention_in_2_steps"] = attention_kernels(partial(self.run, 2))
-            if self.kit.on_cuda:
-                found["host_waits_in_20_steps"] = host_waits(partial(self.run, 20))
-        return found
+    run(WARM)
+    kit.megabytes()
+    n = 10 if kit.tiny else 30
+    at, timed = run(WARM + n), islice(steps(), WARM, WARM + n)
+    taken = at[WARM + n] - at[WARM]
+    return {
+        "step_ms": round(1e3 * taken / n, 2),
+        "tokens_per_s": round(sum(step.n_tokens for step in timed) / taken),
+        "peak_mb": kit.peak_mb(),
+        "peak_while_built_mb": built,
+        "host_waits_in_20_steps": host_waits(partial(run, 20)) if kit.on_cuda else None,
+        "attention_in_2_steps": attention_kernels(partial(run, 2)),
+    }
 
 
-def worker(kit: Kit, cases: list[Case]) -> None:
-    "All cases, one after the other; rank 0 writes down what it found after each."
+def measure_all(kit: Kit, cases: dict[str, dict]) -> None:
+    "In each process of `run_ranks`; rank 0 writes down what it found after each case."
     results: dict[str, dict] = {}
     with distributed.process_group(kit.device):
-        for case in cases:
-            results[case.name] = Training(kit, case).measure()
+        for name, case in cases.items():
+            results[name] = measure(kit, **case)
             torch._dynamo.reset()
             if distributed.is_main():
-                write(kit.found, results)
+                measuring.write(kit.found, results)
 
 
-def run_ranks(kit: Kit, n: int, cases: list[Case]) -> dict[str, dict]:
+def run_ranks(kit: Kit, n: int, cases: dict[str, dict]) -> dict[str, dict]:
     "What so many processes found of each case; noted."
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
@@ -410,19 +352,19 @@ def run_ranks(kit: Kit, n: int, cases: list[Case]) -> dict[str, dict]:
 
 def loop(kit: Kit) -> None:
     "The whole training loop on one device: prefetching, the gradient norm, reports."
-    case = Case("base", "base", kit.step_tokens, watched=True)
-    compiled = case._replace(name="base, compiled", compiled=True)
-    cudnn = case._replace(name="base, cuDNN attention", cudnn=True)
-    run_ranks(kit, 1, [case, cudnn, compiled])
+    base = {"size": "base", "tokens": kit.step_tokens}
+    compiled, cudnn = base | {"compiled": True}, base | {"cudnn": True}
+    run_ranks(kit, 1, {"base": base, "cuDNN attention": cudnn, "compiled": compiled})
 
 
 def scaling(kit: Kit) -> None:
     "DDP: weak scaling (equal work on each device), strong scaling (one step divided)."
     one, efficiency = 0.0, {}
     for n in (n for n in (1, 2, 4, 8) if n <= kit.n_devices):
-        weak = Case("weak scaling", "base", n * kit.step_tokens)
-        strong = Case("strong scaling", "base", kit.step_tokens)
-        for name, r in run_ranks(kit, n, [weak, strong][:n]).items():
+        case = {"size": "base", "tokens": kit.step_tokens}
+        more = case | {"tokens": n * kit.step_tokens}
+        cases = {"strong scaling": case, "weak scaling": more}
+        for name, r in run_ranks(kit, n, cases).items():
             one = one or r["tokens_per_s"]
             efficiency[f"{name}, {n}"] = round(r["tokens_per_s"] / one / n, 3)
     kit.note("efficiency", efficiency)
@@ -431,8 +373,9 @@ def scaling(kit: Kit) -> None:
 def sharding(kit: Kit) -> None:
     "DDP and FSDP for the big model: time, memory, and building it slice by slice."
     tokens = kit.n_devices * kit.step_tokens // (1 if kit.tiny else 2)
-    whole = Case("whole on each device", "big", tokens)
-    run_ranks(kit, kit.n_devices, [whole, Case("sharded", "big", tokens, sharded=True)])
+    whole = {"size": "big", "tokens": tokens}
+    cases = {"whole on each device": whole, "sharded": whole | {"sharded": True}}
+    run_ranks(kit, kit.n_devices, cases)
 
 
 # ---- killed and resumed
@@ -454,47 +397,40 @@ def resume(kit: Kit) -> None:
 
 # ---- each part in a process of its own
 
-PARTS = {  # and their time limits in seconds
-    "matmul": (matmul, 60),
-    "train": (train, 480),
-    "loop": (loop, 180),
-    "decode": (decode, 180),
-    "scaling": (scaling, 180),
-    "sharding": (sharding, 120),
-    "resume": (resume, 300),
+PARTS = {
+    part.__name__: part
+    for part in (matmul, train, loop, decode, scaling, sharding, resume)
 }
+LIMIT = 400  # seconds of a part
 
 
 def run_part(name: str, args: argparse.Namespace) -> str:
     "Run a part and write its record, unless it found nothing; how it ended."
-    limit, began = PARTS[name][1], time.monotonic()
-    print(f"\n{name} (at most {limit} s)", flush=True)
+    print(f"\n{name} (at most {LIMIT} s)", flush=True)
     order = ["--only", name, "--device", args.device] + ["--tiny"] * args.tiny
     with tempfile.TemporaryDirectory() as folder:
-        found, env = Path(folder) / "found.json", os.environ | {"TMPDIR": folder}
-        command = [sys.executable, __file__, *order, "--found", found]
-        process = subprocess.Popen(command, env=env)
+        found = Path(folder) / "found.json"
+        process = subprocess.Popen([sys.executable, __file__, *order, "--found", found])
         try:
-            status = process.wait(limit)
+            status = process.wait(LIMIT)
             ended = "complete" if status == 0 else f"exit status {status}"
         except subprocess.TimeoutExpired:
-            ended = f"stopped at its limit of {limit} s"
+            ended = f"stopped at its limit of {LIMIT} s"
         finally:
             if process.poll() is None:
-                kill_all(process)
+                measuring.kill_all(process)
                 process.wait()
         results = json.loads(found.read_text("utf-8")) if found.exists() else {}
     if results:
-        made = record.about(f"python benchmarks/gpu.py {' '.join(order)}", seed=0)
-        made["versions"]["cuda"] = torch.version.cuda
-        taken = round(time.monotonic() - began, 1)
-        made |= {"tiny": args.tiny, "ended": ended, "seconds": taken}
-        record.write(args.out / f"gpu_{name}.json", made | {"found": results})
+        about = record.about(f"python benchmarks/gpu.py {' '.join(order)}", seed=0)
+        about["versions"]["cuda"] = torch.version.cuda
+        about |= {"tiny": args.tiny, "ended": ended, "found": results}
+        record.write(args.out / f"gpu_{name}.json", about)
     return ended
 
 
 def in_process(args: argparse.Namespace) -> None:
-    "What this process of a part does: the part, or its cases of training."
+    "What a process of a part does: the part, or its cases of training."
     limit_kernels()  # as on the command line
     if args.device == "cpu":
         torch.set_num_threads(1)
@@ -502,10 +438,10 @@ def in_process(args: argparse.Namespace) -> None:
         torch.compiler.set_stance("force_eager")  # it takes minutes to compile
     kit = Kit(distributed.pick_device(args.device), args.tiny, args.found)
     if args.cases:
-        return worker(kit, [Case(*case) for case in args.cases])
+        return measure_all(kit, args.cases)
     kit.note("precision", kit.precision)
     kit.note("tokens_per_step_and_device", kit.step_tokens)
-    PARTS[args.only[0]][0](kit)
+    PARTS[args.only[0]](kit)
 
 
 def main() -> None:
@@ -523,11 +459,14 @@ def main() -> None:
     if args.found:
         return in_process(args)
     if args.device == "cuda" and not torch.cuda.is_available():
-        how = "To try the kit without one:  make bench-gpu DEVICE=cpu TINY=1"
-        raise SystemExit(f"PyTorch finds no CUDA device here. {how}")
+        raise SystemExit(
+            "no CUDA here; to try the kit: make bench-gpu DEVICE=cpu TINY=1"
+        )
     if args.device == "cpu" and not args.tiny:
         raise SystemExit("on a CPU only --tiny: the models are too large for it")
-    args.out = args.out or ROOT / ("runs/gpu_tiny" if args.tiny else "results")
+    args.out = args.out or measuring.ROOT / (
+        "runs/gpu_tiny" if args.tiny else "results"
+    )
     ends = {name: run_part(name, args) for name in args.only}
     print(*("\n" + f"{name:10}{ended}" for name, ended in ends.items()), sep="")
     print(f"records: gpu_*.json in {args.out}")
