@@ -3,7 +3,7 @@
 
     make bench-gpu                                       or, with its options:
     python benchmarks/gpu.py --only train decode         some parts: to repeat those that failed, say
-    python benchmarks/gpu.py --device cpu --tiny         tries the kit without a GPU, in one to two minutes
+    python benchmarks/gpu.py --device cpu                tries the kit without a GPU, with tiny models in two minutes
 
 matmul: the rate of matrix products at the model's shapes.
 train: the paper's models, eager and compiled, beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run.
@@ -12,14 +12,14 @@ decode: greedy and beam search beside Hugging Face's generate with the same weig
 scaling: DDP over 1, 2, 4 and 8 devices. sharding: FSDP beside DDP, and what is in memory while the model is built.
 resume: killed and resumed runs beside undisturbed ones, and gradients over processes (exactness.py, over NCCL).
 
-Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json (--tiny: in runs/gpu_tiny). One that fails or
+Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json (cpu: in runs/gpu_tiny). One that fails or
 reaches its limit keeps what it had measured, and the others go on. `make smoke-gpu` comes first: are the results right?
 """
 
 import argparse
 import gc
 import json
-import random
+import os
 import subprocess
 import sys
 import tempfile
@@ -59,25 +59,23 @@ import record  # noqa: E402
 class Kit:
     "The setting of one part, and its results, which are written down one by one."
 
-    def __init__(self, device: torch.device, tiny: bool, found: Path):
-        self.device, self.tiny, self.found = device, tiny, found
+    def __init__(self, device: torch.device, found: Path):
+        self.device, self.found, self.tiny = device, found, device.type == "cpu"
         self.results: dict[str, object] = {}
-        self.on_cuda = device.type == "cuda"
-        cuda, native, memory = torch.cuda, True, 0.0
-        if self.on_cuda:
-            native = cuda.is_bf16_supported(including_emulation=False)
-            memory = cuda.get_device_properties(device).total_memory / 1e9
-        # on a CPU, processes stand for GPUs
-        self.n_devices = cuda.device_count() if self.on_cuda else 2
+        if self.tiny:
+            small = ModelConfig(n_layers=1, d_model=32, d_ff=128, n_heads=4)
+            self.sizes = {"base": small, "big": small}
+            self.n_devices, self.precision = 2, "fp32"  # processes stand for GPUs
+            self.step_tokens, self.n_vocab = 200, 300
+            return
+        self.sizes = {name: RECIPES[name].model for name in ("base", "big")}
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.n_devices = torch.cuda.device_count()
         self.precision = "bf16" if native else "fp32"
         # of a step on one device: the paper's, or less where memory is small
+        memory = torch.cuda.get_device_properties(device).total_memory / 1e9
         self.step_tokens = 25_000 if memory > 38 else 8192 if memory > 14 else 4096
         self.n_vocab = 37_000  # §5.1
-        self.sizes = {name: RECIPES[name].model for name in ("base", "big")}
-        if tiny:
-            self.step_tokens, self.n_vocab = 200, 300
-            small = ModelConfig(n_layers=1, d_model=32, d_ff=128, n_heads=4)
-            self.sizes = dict.fromkeys(self.sizes, small)
 
     def note(self, name: str, value: object) -> None:
         "Keep a result: in the file at once, and on the terminal."
@@ -88,7 +86,7 @@ class Kit:
     def megabytes(self) -> float:
         "What tensors have now, after freeing what is not used; 0 on a CPU."
         gc.collect()
-        if not self.on_cuda:
+        if self.tiny:
             return 0.0
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -96,7 +94,7 @@ class Kit:
 
     def peak_mb(self, before: float = 0.0) -> int:
         "The most since `megabytes`, beyond what there was before; 0 on a CPU."
-        peak = torch.cuda.max_memory_allocated() if self.on_cuda else 0
+        peak = 0 if self.tiny else torch.cuda.max_memory_allocated()
         return round(peak / 2**20 - before)
 
 
@@ -112,9 +110,6 @@ def made_of(makers: dict[str, Callable[[], object]]) -> dict:
     return made
 
 
-# ---- matrix products
-
-
 def matmul(kit: Kit) -> None:
     "The measured rate of matrix products, at the model's shapes and at a large one."
     n, chunk = kit.step_tokens, 2**26 // kit.n_vocab  # rows of the logits at a time
@@ -122,7 +117,6 @@ def matmul(kit: Kit) -> None:
     for size, m in kit.sizes.items():
         shapes[f"{size}, projections"] = n, m.d_model, 3 * m.d_model
         shapes[f"{size}, feed-forward"] = n, m.d_model, m.d_ff
-        shapes[f"{size}, its gradient"] = m.d_model, n, m.d_ff
         shapes[f"{size}, logits"] = min(n, chunk), m.d_model, kit.n_vocab
     for name, shape in shapes.items():
         rate = measuring.matmul_rate(*shape, training.DTYPES[kit.precision], kit.device)
@@ -213,14 +207,14 @@ def translate(kit: Kit, made: dict, batches: list, beam: int) -> dict:
 
 def decode(kit: Kit) -> None:
     "Greedy and beam search, each beside Hugging Face's generate, with equal work."
-    rng = random.Random(0)
     # equally long, so that a batch has one limit for all of its sentences
     n, length = (4, 3) if kit.tiny else (256, 25)
-    rows = [[rng.randrange(4, kit.n_vocab) for _ in range(length)] for _ in range(n)]
+    rng = np.random.default_rng(0)
+    rows = rng.integers(4, kit.n_vocab, (n, length)).tolist()
     kinds = {"ours": decoding.Ours, "Hugging Face": decoding.HuggingFace}
     options = argparse.Namespace(device=str(kit.device), threads=1, run=None)
-    cases = [("base", "fp32"), ("base", kit.precision), ("big", kit.precision)]
-    for size, precision in dict.fromkeys(cases):
+    cases = [("base", "fp32"), ("base", "bf16"), ("big", kit.precision)]
+    for size, precision in cases:
         makers, found = {}, {}
         for name, kind in kinds.items():
             of_precision = type(name, (kind,), {"precision": precision})
@@ -237,8 +231,7 @@ def decode(kit: Kit) -> None:
 # ---- the training loop, on one device and on all
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-# steps before the clock starts: a multiple of 10, as steps are reported
-WARM = 10
+WARM = 10  # steps before the clock starts: a multiple of 10, when steps are reported
 CUDNN_FIRST = [Kernel.CUDNN_ATTENTION, Kernel.EFFICIENT_ATTENTION, Kernel.MATH]
 
 
@@ -283,21 +276,17 @@ def measure(
     "Speed and memory of a training, as `annotated-transformer train` runs it."
     more = {"precision": kit.precision, "compile": compiled}
     recipe = Recipe(kit.sizes[size], replace(RECIPES[size].train, **more))
-    n_pairs, rng = 2000 if kit.tiny else 200_000, np.random.default_rng(0)
-    lengths = training.random_lengths(rng, n_pairs)
-    pairs, vocab = (
-        measuring.random_pairs(lengths, kit.n_vocab),
-        measuring.Ids(kit.n_vocab),
-    )
+    n = 2000 if kit.tiny else 200_000
+    lengths = training.random_lengths(np.random.default_rng(0), n)
+    pairs = measuring.random_pairs(lengths, kit.n_vocab)
+    vocab = measuring.Ids(kit.n_vocab)
     engines = CUDNN if cudnn else FAST
     kit.megabytes()
     _, parallel, optimizer, schedule = build_training(
         recipe, vocab, kit.device, sharded=sharded, engines=engines
     )
-    built, place = (
-        kit.peak_mb(),
-        {"rank": distributed.rank(), "world_size": distributed.world_size()},
-    )
+    built = kit.peak_mb()
+    place = {"rank": distributed.rank(), "world_size": distributed.world_size()}
     steps = lambda: training_steps(pairs, vocab, tokens, seed=0, **place)
 
     def run(n: int) -> dict[int, float]:
@@ -314,14 +303,17 @@ def measure(
     n = 10 if kit.tiny else 30
     at, timed = run(WARM + n), islice(steps(), WARM, WARM + n)
     taken = at[WARM + n] - at[WARM]
-    return {
+    found = {
         "step_ms": round(1e3 * taken / n, 2),
         "tokens_per_s": round(sum(step.n_tokens for step in timed) / taken),
         "peak_mb": kit.peak_mb(),
         "peak_while_built_mb": built,
-        "host_waits_in_20_steps": host_waits(partial(run, 20)) if kit.on_cuda else None,
-        "attention_in_2_steps": attention_kernels(partial(run, 2)),
     }
+    if not kit.tiny:
+        found["host_waits_in_20_steps"] = host_waits(partial(run, 20))
+    if distributed.world_size() == 1:
+        found["attention_in_2_steps"] = attention_kernels(partial(run, 2))
+    return found
 
 
 def measure_all(kit: Kit, cases: dict[str, dict]) -> None:
@@ -330,7 +322,6 @@ def measure_all(kit: Kit, cases: dict[str, dict]) -> None:
     with distributed.process_group(kit.device):
         for name, case in cases.items():
             results[name] = measure(kit, **case)
-            torch._dynamo.reset()
             if distributed.is_main():
                 measuring.write(kit.found, results)
 
@@ -342,7 +333,7 @@ def run_ranks(kit: Kit, n: int, cases: dict[str, dict]) -> dict[str, dict]:
         command = [sys.executable, *([*TORCHRUN, str(n)] if n > 1 else []), __file__]
         command += ["--found", str(found), "--device", kit.device.type]
         command += ["--cases", json.dumps(cases)]
-        status = subprocess.run(command + ["--tiny"] * kit.tiny).returncode
+        status = subprocess.run(command).returncode
         results = json.loads(found.read_text()) if found.exists() else {}
     kit.note(f"{n} devices" if n > 1 else "1 device", results)
     if status:
@@ -353,7 +344,7 @@ def run_ranks(kit: Kit, n: int, cases: dict[str, dict]) -> dict[str, dict]:
 def loop(kit: Kit) -> None:
     "The whole training loop on one device: prefetching, the gradient norm, reports."
     base = {"size": "base", "tokens": kit.step_tokens}
-    compiled, cudnn = base | {"compiled": True}, base | {"cudnn": True}
+    cudnn, compiled = base | {"cudnn": True}, base | {"compiled": True}
     run_ranks(kit, 1, {"base": base, "cuDNN attention": cudnn, "compiled": compiled})
 
 
@@ -361,9 +352,9 @@ def scaling(kit: Kit) -> None:
     "DDP: weak scaling (equal work on each device), strong scaling (one step divided)."
     one, efficiency = 0.0, {}
     for n in (n for n in (1, 2, 4, 8) if n <= kit.n_devices):
-        case = {"size": "base", "tokens": kit.step_tokens}
-        more = case | {"tokens": n * kit.step_tokens}
-        cases = {"strong scaling": case, "weak scaling": more}
+        cases = {"weak scaling": {"size": "base", "tokens": n * kit.step_tokens}}
+        if n > 1:
+            cases["strong scaling"] = {"size": "base", "tokens": kit.step_tokens}
         for name, r in run_ranks(kit, n, cases).items():
             one = one or r["tokens_per_s"]
             efficiency[f"{name}, {n}"] = round(r["tokens_per_s"] / one / n, 3)
@@ -378,9 +369,6 @@ def sharding(kit: Kit) -> None:
     run_ranks(kit, kit.n_devices, cases)
 
 
-# ---- killed and resumed
-
-
 def resume(kit: Kit) -> None:
     "What exactness.py asks, over NCCL: equal bits where two runs left alone have them."
     n = 1 if kit.tiny else min(2, kit.n_devices)
@@ -388,26 +376,20 @@ def resume(kit: Kit) -> None:
     order = ["--only", *parts, "--kills", 3, "--steps", 20 if kit.tiny else 200]
     order += ["--device", kit.device.type, "--processes", n, "--out", kit.found]
     file = Path(__file__).with_name("exactness.py")
-    status = subprocess.run([sys.executable, file, *map(str, order)]).returncode
-    kit.results |= json.loads(kit.found.read_text(encoding="utf-8"))
-    kit.note("processes", n)
-    if status:
-        raise SystemExit("not all facts hold")
+    sys.exit(subprocess.run([sys.executable, file, *map(str, order)]).returncode)
 
 
 # ---- each part in a process of its own
 
-PARTS = {
-    part.__name__: part
-    for part in (matmul, train, loop, decode, scaling, sharding, resume)
-}
+ALL = matmul, train, loop, decode, scaling, sharding, resume
+PARTS = {part.__name__: part for part in ALL}
 LIMIT = 400  # seconds of a part
 
 
 def run_part(name: str, args: argparse.Namespace) -> str:
     "Run a part and write its record, unless it found nothing; how it ended."
     print(f"\n{name} (at most {LIMIT} s)", flush=True)
-    order = ["--only", name, "--device", args.device] + ["--tiny"] * args.tiny
+    order = ["--only", name, "--device", args.device]
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         process = subprocess.Popen([sys.executable, __file__, *order, "--found", found])
@@ -424,7 +406,7 @@ def run_part(name: str, args: argparse.Namespace) -> str:
     if results:
         about = record.about(f"python benchmarks/gpu.py {' '.join(order)}", seed=0)
         about["versions"]["cuda"] = torch.version.cuda
-        about |= {"tiny": args.tiny, "ended": ended, "found": results}
+        about |= {"tiny": args.device == "cpu", "ended": ended, "found": results}
         record.write(args.out / f"gpu_{name}.json", about)
     return ended
 
@@ -434,9 +416,8 @@ def in_process(args: argparse.Namespace) -> None:
     limit_kernels()  # as on the command line
     if args.device == "cpu":
         torch.set_num_threads(1)
-    if args.tiny:
-        torch.compiler.set_stance("force_eager")  # it takes minutes to compile
-    kit = Kit(distributed.pick_device(args.device), args.tiny, args.found)
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"  # compiling takes minutes
+    kit = Kit(distributed.pick_device(args.device), args.found)
     if args.cases:
         return measure_all(kit, args.cases)
     kit.note("precision", kit.precision)
@@ -445,30 +426,21 @@ def in_process(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = measuring.options(__doc__)
     add = parser.add_argument
     add("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
     add("--device", default="cuda", choices=["cuda", "cpu"])
-    add("--tiny", action="store_true", help="tiny models, few steps")
-    add("--out", type=Path, help="folder of the records")
     add("--found", type=Path, help=argparse.SUPPRESS)  # of the process of a part
     add("--cases", type=json.loads, help=argparse.SUPPRESS)  # and of each device
     args = parser.parse_args()
     if args.found:
         return in_process(args)
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(
-            "no CUDA here; to try the kit: make bench-gpu DEVICE=cpu TINY=1"
-        )
-    if args.device == "cpu" and not args.tiny:
-        raise SystemExit("on a CPU only --tiny: the models are too large for it")
-    args.out = args.out or measuring.ROOT / (
-        "runs/gpu_tiny" if args.tiny else "results"
-    )
+        raise SystemExit("no CUDA here; to try the kit: make bench-gpu DEVICE=cpu")
+    folder = "results" if args.device == "cuda" else "runs/gpu_tiny"
+    args.out = args.out or measuring.ROOT / folder
     ends = {name: run_part(name, args) for name in args.only}
-    print(*("\n" + f"{name:10}{ended}" for name, ended in ends.items()), sep="")
+    print(*(f"\n{name:10}{ended}" for name, ended in ends.items()), sep="")
     print(f"records: gpu_*.json in {args.out}")
     if again := [name for name, ended in ends.items() if ended != "complete"]:
         raise SystemExit(f'to repeat them: make bench-gpu ONLY="{" ".join(again)}"')
