@@ -37,6 +37,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import train as training
+from measuring import Ids
 from torch import Tensor
 from torch.nn.attention import SDPBackend as Kernel
 from torch.nn.attention import sdpa_kernel
@@ -172,15 +173,15 @@ def train(kit: Kit) -> None:
 
 
 def untrained(kit: Kit, m: ModelConfig) -> Run:
-    """A model that never predicts EOS: its logit is 0, others are positive.
+    """A model that never predicts EOS or padding: their logits are 0, others positive.
 
     Every sentence therefore gets as many tokens as it may have, from every contender.
     """
     torch.manual_seed(0)
     model = build_transformer(m, kit.n_vocab, 0, attention=FAST.attention).eval()
     with torch.no_grad():
-        model.embedding.weight[measuring.Ids.eos_id] = 0
-    return Run(model, measuring.Ids(kit.n_vocab), Recipe(m, TrainConfig()), {})
+        model.embedding.weight[[Ids.pad_id, Ids.eos_id]] = 0
+    return Run(model, Ids(kit.n_vocab), Recipe(m, TrainConfig()), {})
 
 
 def translate(kit: Kit, made: dict, batches: list, beam: int) -> dict:
@@ -279,8 +280,7 @@ def measure(
     n = 2000 if kit.tiny else 200_000
     lengths = training.random_lengths(np.random.default_rng(0), n)
     pairs = measuring.random_pairs(lengths, kit.n_vocab)
-    vocab = measuring.Ids(kit.n_vocab)
-    engines = CUDNN if cudnn else FAST
+    vocab, engines = Ids(kit.n_vocab), CUDNN if cudnn else FAST
     kit.megabytes()
     _, parallel, optimizer, schedule = build_training(
         recipe, vocab, kit.device, sharded=sharded, engines=engines
