@@ -7,9 +7,8 @@ NAMES ?=
 VARIANTS ?=
 LESSONS ?=
 RUN ?= runs/small
-# Of bench-gpu: where, whether with tiny models, and which parts.
+# Of smoke-gpu and bench-gpu: where. Of the latter: which parts.
 DEVICE ?= cuda
-TINY ?=
 ONLY ?=
 
 VENV := .venv
@@ -24,7 +23,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow portable lab export notebooks docs zh-status links check bench-train bench-decode bench-gpu pretrained clean
+.PHONY: help demo test test-slow portable lab export notebooks docs zh-status links check bench-train bench-decode bench-gpu smoke-gpu pretrained clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -82,8 +81,11 @@ bench-train: $(VENV)/.stamp-bench  ## training speed beside torch.nn.Transformer
 bench-decode: $(VENV)/.stamp-bench  ## decoding speed of RUN (runs/small) beside Hugging Face's generate and CTranslate2, in one interleaved run
 	@$(BIN)/python benchmarks/decode.py $(RUN)
 
-bench-gpu: $(VENV)/.stamp-bench  ## training, decoding, scaling and resuming on one to eight GPUs (or DEVICE=cpu TINY=1 to try it, ONLY="train decode")
-	@$(BIN)/python benchmarks/gpu.py --device $(DEVICE) $(if $(TINY),--tiny) $(if $(ONLY),--only $(ONLY))
+smoke-gpu: $(VENV)/.stamp-run  ## first on a new GPU, two minutes: is what it computes right? ends at what is not (or DEVICE=cpu)
+	@$(BIN)/python benchmarks/smoke.py --device $(DEVICE)
+
+bench-gpu: $(VENV)/.stamp-bench  ## training, decoding, scaling and resuming on one to eight GPUs (or DEVICE=cpu to try it with tiny models, ONLY="train decode")
+	@$(BIN)/python benchmarks/gpu.py --device $(DEVICE) $(if $(ONLY),--only $(ONLY))
 
 pretrained: $(VENV)/.stamp-run  ## train the model that comes with the package again, and replace it
 	@$(BIN)/python tools/pretrain.py

@@ -3,138 +3,447 @@
 
     make bench-gpu                                       or, with its options:
     python benchmarks/gpu.py --only train decode         some parts: to repeat those that failed, say
-    python benchmarks/gpu.py --device cpu --tiny         tries the kit without a GPU, in one to two minutes
+    python benchmarks/gpu.py --device cpu                tries the kit without a GPU, with tiny models in two minutes
 
-matmul: the rate of matrix products at the model's shapes, which shares refer to.
-train: tokens per second and peak memory of the paper's base and big model, eager and compiled, beside torch.nn.Transformer and Hugging
-Face's Marian in one interleaved run.
-loop: the same with the whole training loop, and how often the host waits for the GPU.
-decode: greedy and beam search, 64 sentences at a time and one by one, beside Hugging Face's generate with the same weights and equal work.
-scaling: DDP over 1, 2, 4 and 8 devices.
-sharding: FSDP, built slice by slice, compared with DDP.
-resume: killed and resumed runs compared with undisturbed ones, and gradients over processes (exactness.py, over NCCL).
+matmul: the rate of matrix products at the model's shapes.
+train: the paper's models, eager and compiled, beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run.
+loop: the loop that `annotated-transformer train` runs, how often the host waits in it, and which attention kernels it calls.
+decode: greedy and beam search beside Hugging Face's generate with the same weights and equal work.
+scaling: DDP over 1, 2, 4 and 8 devices. sharding: FSDP beside DDP, and what is in memory while the model is built.
+resume: killed and resumed runs beside undisturbed ones, and gradients over processes (exactness.py, over NCCL).
 
-Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json. A part that fails or reaches its limit
-keeps what it had measured, and the others go on. A part that needs what is not there is skipped, with a line. With --tiny the records
-are in runs/gpu_tiny.
+Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json (cpu: in runs/gpu_tiny). One that fails or
+reaches its limit keeps what it had measured, and the others go on. `make smoke-gpu` comes first: are the results right?
 """
 
 import argparse
+import gc
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
+import decode as decoding
+import measuring
+import numpy as np
 import torch
-from measuring import ROOT, kill_all
+import torch.nn.functional as F
+import train as training
+from measuring import Ids
+from torch import Tensor
+from torch.nn.attention import SDPBackend as Kernel
+from torch.nn.attention import sdpa_kernel
 
-sys.path.append(str(ROOT / "tools"))
-from record import about, write  # noqa: E402
+from annotated_transformer.cli.main import limit_kernels
+from annotated_transformer.data.batch import training_steps
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
+from annotated_transformer.engines.prefetch import prefetch
+from annotated_transformer.model.config import RECIPES, ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import Run
+from annotated_transformer.runs.recipe import build_training, precision_context
+from annotated_transformer.training import distributed
 
-PARTS = {  # and their time limits in seconds
-    "matmul": 60,
-    "train": 360,
-    "loop": 180,
-    "decode": 180,
-    "scaling": 180,
-    "sharding": 120,
-    "resume": 300,
+sys.path.append(str(measuring.ROOT / "tools"))
+import record  # noqa: E402
+
+
+class Kit:
+    "The setting of one part, and its results, which are written down one by one."
+
+    def __init__(self, device: torch.device, found: Path):
+        self.device, self.found, self.tiny = device, found, device.type == "cpu"
+        self.results: dict[str, object] = {}
+        if self.tiny:
+            small = ModelConfig(n_layers=1, d_model=32, d_ff=128, n_heads=4)
+            self.sizes = {"base": small, "big": small}
+            self.n_devices, self.precision = 2, "fp32"  # processes stand for GPUs
+            self.step_tokens, self.n_vocab = 200, 300
+            return
+        self.sizes = {name: RECIPES[name].model for name in ("base", "big")}
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.n_devices = torch.cuda.device_count()
+        self.precision = "bf16" if native else "fp32"
+        # of a step on one device: the paper's, or less where memory is small
+        memory = torch.cuda.get_device_properties(device).total_memory / 1e9
+        self.step_tokens = 25_000 if memory > 38 else 8192 if memory > 14 else 4096
+        self.n_vocab = 37_000  # §5.1
+
+    def note(self, name: str, value: object) -> None:
+        "Keep a result: in the file at once, and on the terminal."
+        self.results[name] = value
+        measuring.write(self.found, self.results)
+        print(f"  {name}: {json.dumps(value)}", flush=True)
+
+    def megabytes(self) -> float:
+        "What tensors have now, after freeing what is not used; 0 on a CPU."
+        gc.collect()
+        if self.tiny:
+            return 0.0
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 2**20
+
+    def peak_mb(self, before: float = 0.0) -> int:
+        "The most since `megabytes`, beyond what there was before; 0 on a CPU."
+        peak = 0 if self.tiny else torch.cuda.max_memory_allocated()
+        return round(peak / 2**20 - before)
+
+
+def made_of(makers: dict[str, Callable[[], object]]) -> dict:
+    "Every contender that can be had; a line for each other."
+    made = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make()
+        except Exception as e:  # not installed, no memory, a compiler that fails
+            why = f"{type(e).__name__}: {e}".partition("\n")[0]
+            print(f"  {name} is left out: {why}", flush=True)
+    return made
+
+
+def matmul(kit: Kit) -> None:
+    "The measured rate of matrix products, at the model's shapes and at a large one."
+    n, chunk = kit.step_tokens, 2**26 // kit.n_vocab  # rows of the logits at a time
+    shapes = {"square": 3 * (256 if kit.tiny else 8192,)}
+    for size, m in kit.sizes.items():
+        shapes[f"{size}, projections"] = n, m.d_model, 3 * m.d_model
+        shapes[f"{size}, feed-forward"] = n, m.d_model, m.d_ff
+        shapes[f"{size}, logits"] = min(n, chunk), m.d_model, kit.n_vocab
+    for name, shape in shapes.items():
+        rate = measuring.matmul_rate(*shape, training.DTYPES[kit.precision], kit.device)
+        kit.note(name, {"shape": shape, "gflops": round(rate / 1e9, 1)})
+
+
+# ---- training compared with peers
+
+KINDS = {"ours": training.Ours} | {
+    name: kind for name, kind in training.PEERS.items() if name != "the same, eager"
 }
-SKIPPED = "skipped"
+COMPILED = ", compiled"
 
 
-def run_part(name: str, args: argparse.Namespace) -> tuple[dict, str]:
-    "What a part found in its own process, and how it ended."
-    limit = args.seconds or PARTS[name]
+def trained(kit: Kit, name: str, m: ModelConfig, some: list) -> tuple:
+    "A contender that has done its first steps, its optimiser, and what they took."
+    kind, before = KINDS[name.removesuffix(COMPILED)], kit.megabytes()
+    autocast = precision_context(kit.precision, kit.device)
+    module, optimizer = training.contender(kind, m, kit.n_vocab, str(kit.device))
+    if name.endswith(COMPILED):
+        # ours as the recipe does; a peer with its loss
+        (module.model if kind is training.Ours else module).compile(dynamic=True)
+    first = training.train_on(module, optimizer, some, autocast)
+    kit.megabytes()  # a compiler tries several kernels
+    training.train_on(module, optimizer, some, autocast)
+    facts = {"first_steps_s": round(first, 2), "peak_mb": kit.peak_mb(before)}
+    return module, optimizer, facts
+
+
+def train(kit: Kit) -> None:
+    "Tokens per second and the share of the rate of matrix products, compared with peers."
+    autocast = precision_context(kit.precision, kit.device)
+    for size, m in kit.sizes.items():
+        some = training.batches(2 if kit.tiny else 8, kit.step_tokens, kit.n_vocab)
+        some = [tuple(t.to(kit.device) for t in batch) for batch in some]
+        compiled = KINDS if size == "base" else ["ours"]
+        names = [*KINDS, *(name + COMPILED for name in compiled)]
+        made = made_of({n: partial(trained, kit, n, m, some[:2]) for n in names})
+        pairs = {name: (module, adam) for name, (module, adam, _) in made.items()}
+        shape = kit.step_tokens, m.d_model, m.d_ff  # the first feed-forward layer's
+        mm = partial(
+            measuring.matmul_rate, *shape, training.DTYPES[kit.precision], kit.device
+        )
+        n_rounds = 2 if kit.tiny else 5
+        found = training.race(pairs, some, autocast, m, kit.n_vocab, mm, n_rounds)
+        contenders = {name: found.pop(name) | made[name][2] for name in made}
+        kit.note(size, {"contenders": contenders, **found})
+        del made, pairs
+        torch._dynamo.reset()
+
+
+# ---- translating, compared with Hugging Face's generate
+
+
+def untrained(kit: Kit, m: ModelConfig) -> Run:
+    """A model that never predicts EOS or padding: their logits are 0, others positive.
+
+    Every sentence therefore gets as many tokens as it may have, from every contender.
+    """
+    torch.manual_seed(0)
+    model = build_transformer(m, kit.n_vocab, 0, attention=FAST.attention).eval()
+    with torch.no_grad():
+        model.embedding.weight[[Ids.pad_id, Ids.eos_id]] = 0
+    return Run(model, Ids(kit.n_vocab), Recipe(m, TrainConfig()), {})
+
+
+def translate(kit: Kit, made: dict, batches: list, beam: int) -> dict:
+    "Medians over measuring.rounds; equal translations can be expected in fp32 only."
+    prepared = {name: list(map(one.prepare, batches)) for name, one in made.items()}
+    ids: dict[str, list] = {}
+
+    def decode_all(name: str) -> None:
+        found = [made[name].decode(batch, beam) for batch in prepared[name]]
+        ids[name] = [row for some in found for row in made[name].ids(some)]
+
+    actions = {name: partial(decode_all, name) for name in made}
+    taken = measuring.rounds(actions, 2 if kit.tiny else 4)[1:]  # the first warms up
+    n = len(ids["ours"])
+    return {
+        name: {
+            "sentences_per_s": measuring.middle(n / r[name] for r in taken),
+            "ours_is_faster_by": measuring.middle(r[name] / r["ours"] for r in taken),
+            "same_as_ours": sum(map(list.__eq__, ids[name], ids["ours"])) / n,
+        }
+        for name in made
+    }
+
+
+def decode(kit: Kit) -> None:
+    "Greedy and beam search, each beside Hugging Face's generate, with equal work."
+    # equally long, so that a batch has one limit for all of its sentences
+    n, length = (4, 3) if kit.tiny else (256, 25)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(4, kit.n_vocab, (n, length)).tolist()
+    kinds = {"ours": decoding.Ours, "Hugging Face": decoding.HuggingFace}
+    options = argparse.Namespace(device=str(kit.device), threads=1, run=None)
+    cases = [("base", "fp32"), ("base", "bf16"), ("big", kit.precision)]
+    for size, precision in cases:
+        makers, found = {}, {}
+        for name, kind in kinds.items():
+            of_precision = type(name, (kind,), {"precision": precision})
+            run = untrained(kit, kit.sizes[size])  # becomes the contender's own
+            makers[name] = partial(of_precision, run, options)
+        made = made_of(makers)
+        for setting, (beam, together) in decoding.SETTINGS.items():
+            groups = decoding.batches_of(rows, together, 1 if kit.tiny else 8)
+            batches = [[rows[i] for i in group] for group in groups]
+            found[setting] = translate(kit, made, batches, beam)
+        kit.note(f"{size}, {precision}", found)
+
+
+# ---- the training loop, on one device and on all
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+WARM = 10  # steps before the clock starts: a multiple of 10, when steps are reported
+CUDNN_FIRST = [Kernel.CUDNN_ATTENTION, Kernel.EFFICIENT_ATTENTION, Kernel.MATH]
+
+
+def with_cudnn(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    "PyTorch's attention by cuDNN, which the package avoids, wherever cuDNN can."
+    with sdpa_kernel(CUDNN_FIRST, set_priority=True):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+CUDNN = FAST._replace(attention=partial(FusedMultiHeadAttention, attend=with_cudnn))
+
+
+def host_waits(go: Callable[[], object]) -> dict[str, int]:
+    "How often the host waits for the GPU while `go` runs, by line."
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        go()
+    torch.cuda.set_sync_debug_mode("default")
+    found = [w for w in caught if "synchronizing" in str(w.message)]
+    return Counter(f"{Path(w.filename).name}:{w.lineno}" for w in found)
+
+
+def attention_kernels(go: Callable[[], object]) -> dict[str, int]:
+    "Which of PyTorch's fused kernels of attention `go` calls, and how often."
+    with torch.profiler.profile() as watched:
+        go()
+    counts = {e.key.removeprefix("aten::"): e.count for e in watched.key_averages()}
+    return {k: n for k, n in counts.items() if k.startswith("_scaled_dot_product")}
+
+
+def measure(
+    kit: Kit,
+    size: str,  # "base" or "big"
+    tokens: int,  # of a step, over all devices
+    sharded: bool = False,
+    compiled: bool = False,
+    cudnn: bool = False,
+) -> dict:
+    "Speed and memory of a training, as `annotated-transformer train` runs it."
+    more = {"precision": kit.precision, "compile": compiled}
+    recipe = Recipe(kit.sizes[size], replace(RECIPES[size].train, **more))
+    n = 2000 if kit.tiny else 200_000
+    lengths = training.random_lengths(np.random.default_rng(0), n)
+    pairs = measuring.random_pairs(lengths, kit.n_vocab)
+    vocab, engines = Ids(kit.n_vocab), CUDNN if cudnn else FAST
+    kit.megabytes()
+    _, parallel, optimizer, schedule = build_training(
+        recipe, vocab, kit.device, sharded=sharded, engines=engines
+    )
+    built = kit.peak_mb()
+    place = {"rank": distributed.rank(), "world_size": distributed.world_size()}
+    steps = lambda: training_steps(pairs, vocab, tokens, seed=0, **place)
+
+    def run(n: int) -> dict[int, float]:
+        "So many steps, from the first on: when each was reported."
+        at: dict[int, float] = {}
+        ahead = prefetch(steps(), kit.device)
+        hooks = [lambda record: at.update({record.step: record.seconds})]
+        clip_norm = recipe.train.clip_norm
+        engines.train(parallel, ahead, optimizer, schedule, n, hooks, clip_norm)
+        return at
+
+    run(WARM)
+    kit.megabytes()
+    n = 10 if kit.tiny else 30
+    at, timed = run(WARM + n), islice(steps(), WARM, WARM + n)
+    taken = at[WARM + n] - at[WARM]
+    found = {
+        "step_ms": round(1e3 * taken / n, 2),
+        "tokens_per_s": round(sum(step.n_tokens for step in timed) / taken),
+        "peak_mb": kit.peak_mb(),
+        "peak_while_built_mb": built,
+    }
+    if not kit.tiny:
+        found["host_waits_in_20_steps"] = host_waits(partial(run, 20))
+    if distributed.world_size() == 1:
+        found["attention_in_2_steps"] = attention_kernels(partial(run, 2))
+    return found
+
+
+def measure_all(kit: Kit, cases: dict[str, dict]) -> None:
+    "In each process of `run_ranks`; rank 0 writes down what it found after each case."
+    results: dict[str, dict] = {}
+    with distributed.process_group(kit.device):
+        for name, case in cases.items():
+            results[name] = measure(kit, **case)
+            if distributed.is_main():
+                measuring.write(kit.found, results)
+
+
+def run_ranks(kit: Kit, n: int, cases: dict[str, dict]) -> dict[str, dict]:
+    "What so many processes found of each case; noted."
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        command = [sys.executable, str(ROOT / "benchmarks/gpu_parts.py"), name]
-        command += ["--found", str(found), "--seconds", str(limit)]
-        command += ["--device", args.device, "--seed", str(args.seed)]
-        env = os.environ | {"TMPDIR": folder}
-        process = subprocess.Popen(command + ["--tiny"] * args.tiny, env=env)
+        command = [sys.executable, *([*TORCHRUN, str(n)] if n > 1 else []), __file__]
+        command += ["--found", str(found), "--device", kit.device.type]
+        command += ["--cases", json.dumps(cases)]
+        status = subprocess.run(command).returncode
+        results = json.loads(found.read_text()) if found.exists() else {}
+    kit.note(f"{n} devices" if n > 1 else "1 device", results)
+    if status:
+        raise SystemExit(f"{n} processes ended with status {status}")
+    return results
+
+
+def loop(kit: Kit) -> None:
+    "The whole training loop on one device: prefetching, the gradient norm, reports."
+    base = {"size": "base", "tokens": kit.step_tokens}
+    cudnn, compiled = base | {"cudnn": True}, base | {"compiled": True}
+    run_ranks(kit, 1, {"base": base, "cuDNN attention": cudnn, "compiled": compiled})
+
+
+def scaling(kit: Kit) -> None:
+    "DDP: weak scaling (equal work on each device), strong scaling (one step divided)."
+    one, efficiency = 0.0, {}
+    for n in (n for n in (1, 2, 4, 8) if n <= kit.n_devices):
+        cases = {"weak scaling": {"size": "base", "tokens": n * kit.step_tokens}}
+        if n > 1:
+            cases["strong scaling"] = {"size": "base", "tokens": kit.step_tokens}
+        for name, r in run_ranks(kit, n, cases).items():
+            one = one or r["tokens_per_s"]
+            efficiency[f"{name}, {n}"] = round(r["tokens_per_s"] / one / n, 3)
+    kit.note("efficiency", efficiency)
+
+
+def sharding(kit: Kit) -> None:
+    "DDP and FSDP for the big model: time, memory, and building it slice by slice."
+    tokens = kit.n_devices * kit.step_tokens // (1 if kit.tiny else 2)
+    whole = {"size": "big", "tokens": tokens}
+    cases = {"whole on each device": whole, "sharded": whole | {"sharded": True}}
+    run_ranks(kit, kit.n_devices, cases)
+
+
+def resume(kit: Kit) -> None:
+    "What exactness.py asks, over NCCL: equal bits where two runs left alone have them."
+    n = 1 if kit.tiny else min(2, kit.n_devices)
+    parts = ["resume"] if kit.tiny else ["alone", "resume", "kills", "gradients"]
+    order = ["--only", *parts, "--kills", 3, "--steps", 20 if kit.tiny else 200]
+    order += ["--device", kit.device.type, "--processes", n, "--out", kit.found]
+    file = Path(__file__).with_name("exactness.py")
+    sys.exit(subprocess.run([sys.executable, file, *map(str, order)]).returncode)
+
+
+# ---- each part in a process of its own
+
+ALL = matmul, train, loop, decode, scaling, sharding, resume
+PARTS = {part.__name__: part for part in ALL}
+LIMIT = 400  # seconds of a part
+
+
+def run_part(name: str, args: argparse.Namespace) -> str:
+    "Run a part and write its record, unless it found nothing; how it ended."
+    print(f"\n{name} (at most {LIMIT} s)", flush=True)
+    order = ["--only", name, "--device", args.device]
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        process = subprocess.Popen([sys.executable, __file__, *order, "--found", found])
         try:
-            status = process.wait(timeout=limit)
+            status = process.wait(LIMIT)
             ended = "complete" if status == 0 else f"exit status {status}"
         except subprocess.TimeoutExpired:
-            ended = f"stopped at its limit of {limit} s"
+            ended = f"stopped at its limit of {LIMIT} s"
         finally:
             if process.poll() is None:
-                kill_all(process)
+                measuring.kill_all(process)
                 process.wait()
         results = json.loads(found.read_text("utf-8")) if found.exists() else {}
-    error = results.pop("error", None)
-    return results, f"failed: {error}" if error else ended
-
-
-def cpu_seconds() -> float:
-    "Processor time of all processes that have ended."
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def record(name: str, args: argparse.Namespace) -> str:
-    "Run a part and write its record, unless it found nothing; how it ended."
-    print(f"\n{name} (at most {args.seconds or PARTS[name]} s)", flush=True)
-    began, cpu = time.monotonic(), cpu_seconds()
-    found, ended = run_part(name, args)
-    if SKIPPED in found:
-        return f"{SKIPPED}: {found[SKIPPED]}"
-    if found:
-        command = ["python benchmarks/gpu.py --only", name, "--device", args.device]
-        result = about(" ".join(command + ["--tiny"] * args.tiny), args.seed)
-        if args.device == "cuda":
-            result["versions"]["cuda"] = torch.version.cuda
-        result |= {
-            "tiny": args.tiny,
-            "ended": ended,
-            "seconds": round(time.monotonic() - began, 1),
-            "cpu_seconds": round(cpu_seconds() - cpu, 1),
-            "found": found,
-        }
-        write(args.out / f"gpu_{name}.json", result)
+    if results:
+        about = record.about(f"python benchmarks/gpu.py {' '.join(order)}", seed=0)
+        about["versions"]["cuda"] = torch.version.cuda
+        about |= {"tiny": args.device == "cpu", "ended": ended, "found": results}
+        record.write(args.out / f"gpu_{name}.json", about)
     return ended
 
 
-def check_device(args: argparse.Namespace) -> None:
-    "End with a line if the device cannot be used."
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(
-            "PyTorch finds no CUDA device here. To try the kit without one:  "
-            "make bench-gpu DEVICE=cpu TINY=1"
-        )
-    if args.device == "cpu" and not args.tiny:
-        raise SystemExit("on a CPU only --tiny: the models are too large for it")
+def in_process(args: argparse.Namespace) -> None:
+    "What a process of a part does: the part, or its cases of training."
+    limit_kernels()  # as on the command line
+    if args.device == "cpu":
+        torch.set_num_threads(1)
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"  # compiling takes minutes
+    kit = Kit(distributed.pick_device(args.device), args.found)
+    if args.cases:
+        return measure_all(kit, args.cases)
+    kit.note("precision", kit.precision)
+    kit.note("tokens_per_step_and_device", kit.step_tokens)
+    PARTS[args.only[0]](kit)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--tiny", action="store_true", help="tiny models, few steps")
-    parser.add_argument("--seconds", type=int, help="time limit of every part")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder of the records")
+    parser = measuring.options(__doc__)
+    add = parser.add_argument
+    add("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
+    add("--device", default="cuda", choices=["cuda", "cpu"])
+    add("--found", type=Path, help=argparse.SUPPRESS)  # of the process of a part
+    add("--cases", type=json.loads, help=argparse.SUPPRESS)  # and of each device
     args = parser.parse_args()
-    check_device(args)
-    args.out = args.out or ROOT / ("runs/gpu_tiny" if args.tiny else "results")
-    ends = {name: record(name, args) for name in args.only}
-    print()
-    for name, ended in ends.items():
-        print(f"{name:10}{ended}")
+    if args.found:
+        return in_process(args)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no CUDA here; to try the kit: make bench-gpu DEVICE=cpu")
+    folder = "results" if args.device == "cuda" else "runs/gpu_tiny"
+    args.out = args.out or measuring.ROOT / folder
+    ends = {name: run_part(name, args) for name in args.only}
+    print(*(f"\n{name:10}{ended}" for name, ended in ends.items()), sep="")
     print(f"records: gpu_*.json in {args.out}")
-    fine = ("complete", SKIPPED)
-    if again := [name for name, ended in ends.items() if not ended.startswith(fine)]:
-        print(
-            f'to repeat what is not complete: make bench-gpu ONLY="{" ".join(again)}"'
-        )
-        sys.exit(1)
+    if again := [name for name, ended in ends.items() if ended != "complete"]:
+        raise SystemExit(f'to repeat them: make bench-gpu ONLY="{" ".join(again)}"')
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+
+from annotated_transformer.data.batch import EncodedPairs, RaggedArray
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "results"))
@@ -68,6 +71,28 @@ def matmul_rate(
         n_calls *= 2
     shortest = min(seconds(partial(loop, n_calls)) for _ in range(5))
     return 2 * n * k * m * n_calls / shortest
+
+
+class Ids:
+    "A vocabulary without text, for models that are not trained on any."
+
+    pad_id, bos_id, eos_id = 0, 2, 3
+
+    def __init__(self, n_vocab: int):
+        self.n_vocab = n_vocab
+
+    def __len__(self) -> int:
+        return self.n_vocab
+
+
+def random_pairs(lengths: np.ndarray, n_ids: int) -> EncodedPairs:
+    "Sentence pairs of these lengths, (n, 2), with ids from 4 to n_ids − 1."
+    rng, sides = np.random.default_rng(0), []
+    for side in lengths.T:
+        starts = np.concatenate([[0], np.cumsum(side)])
+        ids = rng.integers(4, n_ids, starts[-1]).astype(np.uint16)
+        sides.append(RaggedArray(ids, starts))
+    return EncodedPairs(*sides)
 
 
 def peak_mb() -> float:

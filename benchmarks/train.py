@@ -16,6 +16,7 @@ other, beside the rate of `torch.mm`; ratios are taken within a round, and the m
 import argparse
 import resource
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -287,31 +288,23 @@ def train_on(
     return seconds(steps)
 
 
-def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
+def race(
+    made: dict[str, tuple[nn.Module, torch.optim.Optimizer]],
+    some: list,
+    autocast: AbstractContextManager,
+    m: ModelConfig,
+    n_vocab: int,
+    mm: Callable[[], float],  # the rate of matrix products now, which shares refer to
+    n_rounds: int,
+) -> dict:
     "Rounds of all contenders in turn; medians of what each round gave."
-    device = torch.device(args.device)
-    made, autocast = (
-        contenders(m, args.vocab, args.device, args.attention_dropout),
-        precision_context(kind, device),
-    )
-    some = [
-        tuple(t.to(device) for t in batch)
-        for batch in batches(args.batches, args.tokens, args.vocab)
-    ]
     n_tokens = sum(int((batch[2] != PAD).sum()) for batch in some)
-    flops = sum(useful_flops(batch, m, args.vocab) for batch in some)
-    for pair in made.values():
-        train_on(*pair, some[:2], autocast)  # warm
-    n = 4096 if args.device == "cpu" else 32_768  # of a feed-forward layer
-    dtype, shape = DTYPES[kind], (n, m.d_model, 4 * m.d_model)
-    actions = {
-        name: partial(train_on, *pair, some, autocast) for name, pair in made.items()
-    }
-    done = []
-    for turn in range(args.rounds):
-        ceiling = {"mm": matmul_rate(*shape, dtype, device)}
-        done.append(ceiling | {name: actions[name]() for name in in_turn(made, turn)})
-    peers = [name for name in made if name != "ours"]
+    flops = sum(useful_flops(batch, m, n_vocab) for batch in some)
+    done: list[dict[str, float]] = []
+    for turn in range(n_rounds):
+        done.append({"mm": mm()})
+        for name in in_turn(made, turn):
+            done[-1][name] = train_on(*made[name], some, autocast)
     result = {
         name: {
             "tokens_per_s": round(middle(n_tokens / r[name] for r in done)),
@@ -320,9 +313,30 @@ def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
         }
         for name in made
     }
-    fastest = (min(r[p] for p in peers) / r["ours"] for r in done) if peers else None
-    result["ours over the fastest peer"] = middle(fastest) if peers else None
+    ours = [name for name in made if name.startswith("ours")]
+    peers = [name for name in made if name not in ours]
+    fastest = lambda r, names: min(r[name] for name in names)
+    over = (fastest(r, peers) / fastest(r, ours) for r in done) if peers else None
+    result["ours over the fastest peer"] = middle(over) if peers else None
     result["mm, GFLOP/s"] = round(middle(r["mm"] for r in done) / 1e9)
+    return result
+
+
+def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
+    "All contenders in one precision; printed, and returned."
+    device = torch.device(args.device)
+    made = contenders(m, args.vocab, args.device, args.attention_dropout)
+    autocast = precision_context(kind, device)
+    some = [
+        tuple(t.to(device) for t in batch)
+        for batch in batches(args.batches, args.tokens, args.vocab)
+    ]
+    for pair in made.values():
+        train_on(*pair, some[:2], autocast)  # warm
+    n = 4096 if args.device == "cpu" else 32_768  # of a feed-forward layer
+    shape = n, m.d_model, 4 * m.d_model
+    mm = partial(matmul_rate, *shape, DTYPES[kind], device)
+    result = race(made, some, autocast, m, args.vocab, mm, args.rounds)
     show(f"{kind}, {args.device}, {args.threads} threads", result, made)
     return result
 
