@@ -33,15 +33,13 @@ from safetensors.torch import load_file
 from annotated_transformer import build_transformer, get_recipe, load, load_corpus
 
 HERE = Path(__file__).resolve().parent / "golden"
-OLD, PAGES = HERE / "run-1.0.0", "annotated_transformer/show/pages"
+PAGES = HERE.parent.parent / "annotated_transformer/show/pages"
 SENTENCES = json.loads((HERE / "sentences.json").read_text("utf-8"))
 NUMBER = re.compile(r"-?\d+(?:\.\d+(?:e-?\d+)?|e-?\d+)")  # that is not whole
 CPU = ["--config", "tiny", "--device", "cpu", "--quiet"]
 # steps, passes and checkpoints are multiples of ten, however often a run reports
-SETTINGS = "n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 batch_tokens=300"
-SETTINGS = (
-    f"{SETTINGS} max_steps=40 valid_every=20 save_every=10 average_last=2".split()
-)
+SETTINGS = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 batch_tokens=300
+    max_steps=40 valid_every=20 save_every=10 average_last=2""".split()
 
 
 def program(*words) -> int:
@@ -78,17 +76,26 @@ def begin(*words, folder: Path, ranks: int = 1) -> list:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    own = [group | {"RANK": str(i), "LOCAL_RANK": str(i)} for i in range(ranks)]
-    env = own if ranks > 1 else [{}]
-    return [
-        start(leave, *words, said=folder / f"said{i}", env=env[i]) for i in range(ranks)
-    ]
+    found = []
+    for i in range(ranks):
+        env = group | {"RANK": str(i), "LOCAL_RANK": str(i)} if ranks > 1 else {}
+        found.append(start(leave, *words, said=folder / f"said {i}", env=env))
+    return found
 
 
-def finish(processes: list, folder: Path) -> None:
+def kill(processes: list) -> None:
     for process in processes:
-        process.join(60)
-        assert process.exitcode == 0, (folder / "said0").read_text()
+        process.kill()
+        process.join()
+
+
+def finish(*words, folder: Path, ranks: int = 1) -> None:
+    processes = begin(*words, folder=folder, ranks=ranks)
+    for process in processes:
+        process.join(60 if process is processes[0] else 5)
+    statuses = [process.exitcode for process in processes]
+    kill(processes)
+    assert statuses == [0] * ranks, [x.read_text() for x in folder.glob("said *")]
 
 
 def hold(name: str, found, rel: float = 1e-6) -> None:
@@ -119,10 +126,15 @@ def data_of(page) -> dict:
 def losses(run: Path, every: int = 1) -> list[dict]:
     "The records of a run, or those of every so many steps, without times."
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    names = ("step", "loss", "valid_loss")
-    return [
-        {k: r[k] for k in names if k in r} for r in records if r["step"] % every == 0
-    ]
+    names = ("step", "loss", "grad_norm", "valid_loss")
+    records = filter(lambda r: r["step"] % every == 0, records)
+    return [{k: r[k] for k in names if k in r} for r in records]
+
+
+def last_step(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    steps = re.findall(r'"step": (\d+)', file.read_text()) if file.exists() else []
+    return int(steps[-1]) if steps else 0
 
 
 def distance(run: Path, weights: Path) -> float:
@@ -155,23 +167,15 @@ def old(tmp_path, monkeypatch) -> Path:
         write(name, lines)
     lines = "".join(f"{src}\t{tgt}\n" for src, tgt in pairs)
     Path("pairs.tsv.gz").write_bytes(gzip.compress(lines.encode()))
-    return Path(shutil.copytree(OLD, "old"))
-
-
-# text and sizes
+    return Path(shutil.copytree(HERE / "run-1.0.0", "old"))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_builtin_corpus(seed):
     "To the byte."
     corpus = load_corpus("builtin", n_train=2000, n_valid=200, n_test=200, seed=seed)
-    lines = {
-        x: "\n".join(map("\t".join, getattr(corpus, x))) for x in ("train", "valid")
-    }
-    hold(
-        f"corpus-{seed}",
-        {k: hashlib.sha256(x.encode()).hexdigest() for k, x in lines.items()},
-    )
+    texts = ["\n".join(map("\t".join, part)) for part in (corpus.train, corpus.valid)]
+    hold(f"corpus-{seed}", [hashlib.sha256(x.encode()).hexdigest() for x in texts])
 
 
 def test_number_of_parameters():
@@ -192,17 +196,12 @@ def test_untrained_model_knows_nothing():
     assert loss.item() == pytest.approx(math.log(1000), rel=0.1)
 
 
-# training
-
-
 @pytest.mark.parametrize("dropout", ["0", "0.1"])
 def test_loss_curve(text, dropout, tmp_path):
     "Rounding grows in thirty steps of Adam. Other masks of dropout are a new second curve."
-    settings = (
-        "max_steps=30 warmup_steps=10 batch_tokens=400 valid_every=10 seed=1".split()
-    )
-    words = ["train", *text, *CPU, *settings, f"dropout={dropout}"]
-    finish(begin(*words, "--out", tmp_path / "run", folder=tmp_path), tmp_path)
+    settings = "max_steps=30 warmup_steps=10 batch_tokens=400 valid_every=10 seed=1"
+    settings = [*settings.split(), f"dropout={dropout}", "--out", tmp_path / "run"]
+    finish("train", *text, *CPU, *settings, folder=tmp_path)
     hold(f"curve-dropout-{dropout}", losses(tmp_path / "run", every=10), rel=1e-3)
 
 
@@ -213,27 +212,30 @@ OFTEN = [pytest.param(*case, marks=pytest.mark.slow) for case in OFTEN]
 @pytest.mark.posix
 @pytest.mark.parametrize("n, ranks, options", [(2, 1, []), (2, 2, ["--shard"]), *OFTEN])
 def test_killed_and_resumed(text, tmp_path, n, ranks, options):
-    "Killed n times at random moments, a run ends with the bits of one undisturbed."
-    where = {"folder": tmp_path, "ranks": ranks}
-    first = ["train", *text, *CPU, *options, *SETTINGS, "dropout=0.1", "--out"]
-    straight, run, moments, began = tmp_path / "a", tmp_path / "b", [], time.monotonic()
-    finish(begin(*first, straight, **where), tmp_path)
-    seconds = time.monotonic() - began
-    resume = ["train", "--resume", run, "--device", "cpu", "--quiet", *options]
-    go_on = lambda: begin(
-        *(resume if (run / "config.json").exists() else [*first, run]), **where
+    "Killed n times, at random moments, a run ends with the bits of one undisturbed."
+    where, straight, run = (
+        {"folder": tmp_path, "ranks": ranks},
+        tmp_path / "a",
+        tmp_path / "b",
     )
+    first = ["train", *text, *CPU, *options, *SETTINGS, "dropout=0.1", "--out"]
+    finish(*first, straight, **where)
+    resume = ["train", "--resume", run, "--device", "cpu", "--quiet", *options]
+    words = lambda: resume if (run / "config.json").exists() else [*first, run]
     state = lambda run: ((run / "model.safetensors").read_bytes(), losses(run))
-    for k in range(1, n + 1):
-        processes = go_on()
-        moments.append(random.uniform(0.1, 1) * seconds)
-        time.sleep(moments[-1])
-        for process in processes:
-            process.kill()
-            process.join()
-        if k % 2 == 0:
-            finish(go_on(), tmp_path)
-            assert state(run) == state(straight), f"killed after {moments} s"
+    for k in range(n):
+        # the second time, also while it starts; the first time after a checkpoint
+        step, wait = random.randrange(0 if k % 2 else 12, 40), random.uniform(0, 0.05)
+        processes = begin(*words(), **where)
+        while (
+            any(process.is_alive() for process in processes) and last_step(run) < step
+        ):
+            time.sleep(0.001)
+        time.sleep(wait)
+        kill(processes)
+        if k % 2:
+            finish(*words(), **where)
+            assert state(run) == state(straight), f"{wait} s after step {step}"
             shutil.rmtree(run)
 
 
@@ -242,13 +244,11 @@ def test_two_ranks_are_one(text, tmp_path):
     words = ["train", *text, *CPU, *SETTINGS, "dropout=0", "--out"]
     runs = one, two = tmp_path / "one", tmp_path / "two"
     for ranks, run in enumerate(runs, start=1):
-        finish(begin(*words, run, folder=tmp_path, ranks=ranks), tmp_path)
+        finish(*words, run, folder=tmp_path, ranks=ranks)
     for a, b in zip(losses(two), losses(one), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert distance(two, one / "model.safetensors") < 1e-4
 
-
-# translating
 
 SEARCHES = {  # options of translate, and of how many sentences
     "": 50,
@@ -306,14 +306,10 @@ def test_scores(tmp_path, monkeypatch):
     write("src", SENTENCES["tatoeba"][:20])
     for name, options in (("beam", ""), ("greedy", "--beam-size 1")):
         write(name, stored("translations-tatoeba")[options][:20])
-    found = done(
-        *"score beam greedy --ref ref --chrf --confidence --flavours de".split()
-    )
-    found += done(*"score tatoeba --ref ref --src src --perplexity".split())
+    measures = ["--chrf", "--confidence", "--flavours", "de"]
+    found = done("score", "beam", "greedy", "--ref", "ref", *measures)
+    found += done("score", "tatoeba", "--ref", "ref", "--src", "src", "--perplexity")
     hold("scores", [re.sub(r"\|version:\S+", "", line) for line in found], rel=1e-3)
-
-
-# pages
 
 
 @both
@@ -322,11 +318,8 @@ def test_live_page(name, tmp_path):
     node = shutil.which("node") or pytest.skip("needs node")
     done("live", name, "--out", tmp_path / "live.html")
     data, sentences = data_of(tmp_path / "live.html"), SENTENCES[name][:6]
-    files = [
-        HERE.parent.parent / PAGES / x for x in "weights tokenizer transformer".split()
-    ]
-    files = [*(file.with_suffix(".js") for file in files), HERE / "live.js"]
-    code = "\n".join(file.read_text("utf-8") for file in files)
+    files = [PAGES / f"{x}.js" for x in ("weights", "tokenizer", "transformer")]
+    code = "\n".join(x.read_text("utf-8") for x in (*files, HERE / "live.js"))
     asked = json.dumps({"data": data, "sentences": sentences}).encode()
     found = json.loads(subprocess.check_output([node, "-e", code], input=asked))
     translator = load(name)
@@ -350,9 +343,6 @@ def test_attention_page(tmp_path):
     hold("attention", data_of(tmp_path / "a.html"), rel=2e-3)
 
 
-# a run of version 1.0.0
-
-
 def test_old_run_translates(old):
     found = done("translate", old, "src", "--quiet")
     assert load(old).translate(SENTENCES["old"]) == found
@@ -360,13 +350,13 @@ def test_old_run_translates(old):
 
 
 def test_old_run_is_averaged(old):
-    done("average", old, "--last", 2)
-    found = load_file(old / "model.safetensors")
     names = [f"checkpoints/step-00000{n}0/model.safetensors" for n in (1, 2)]
     first, last = (load_file(old / name) for name in names)
-    for name, weights in found.items():
-        mean = (first[name] + last[name]) / 2
-        torch.testing.assert_close(weights, mean, rtol=1e-6, atol=1e-7)
+    means = [last, {name: (first[name] + last[name]) / 2 for name in last}]
+    for n, mean in enumerate(means, start=1):
+        done("average", old, "--last", n)
+        for name, found in load_file(old / "model.safetensors").items():
+            torch.testing.assert_close(found, mean[name], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "data"])
@@ -380,17 +370,14 @@ def test_old_run_goes_on(old, lost):
     hold("old-resumed", losses(old, every=10), rel=1e-4)
 
 
-# the command line
-
 GONE = {"--prepared", "--engine"}  # of version 1.0.0, neither promised nor forbidden
 SMALL = "--config tiny --quiet n_layers=1 d_model=16 n_heads=2 d_ff=16 n_pieces=400"
 SMALL = f"{SMALL} batch_tokens=200 max_steps=10 valid_every=10 save_every=10"
 
 
 def lines_of(name: str) -> list[str]:
-    return (
-        (HERE / f"{name}.txt").read_text("utf-8").replace("SMALL", SMALL).splitlines()
-    )
+    lines = (HERE / f"{name}.txt").read_text("utf-8")
+    return lines.replace("SMALL", SMALL).splitlines()
 
 
 def test_names_of_commands_and_options():
@@ -421,17 +408,8 @@ def test_each_mistake(old):
 
 def test_standard_input_and_output():
     "A program of its own: a line in, a line out, empty lines too."
-    words = [
-        sys.executable,
-        "-m",
-        "annotated_transformer",
-        "translate",
-        "demo",
-        "--quiet",
-    ]
-    asked = "the old dog is tired.\n\n THE OLD DOG IS TIRED."
-    answer, line = (
-        subprocess.check_output(words, input=asked.encode()).decode(),
-        "Der alte Hund ist müde.\n",
-    )
-    assert answer == f"{line}\n{line}"
+    words = "-m annotated_transformer translate demo --quiet".split()
+    asked = b"the old dog is tired.\n\n THE OLD DOG IS TIRED."
+    answer = subprocess.check_output([sys.executable, *words], input=asked)
+    line = "Der alte Hund ist müde.\n"
+    assert answer.decode() == f"{line}\n{line}"
