@@ -42,21 +42,21 @@ SETTINGS = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 batch_tokens=
     max_steps=40 valid_every=20 save_every=10 average_last=2""".split()
 
 
-def program(*words) -> int:
-    "Exit status of python -m annotated_transformer WORDS, in this process."
+def program(*words) -> None:
+    "python -m annotated_transformer WORDS in this process, which it leaves."
     with patch.object(sys, "argv", ["annotated-transformer", *map(str, words)]):
-        with pytest.raises(SystemExit) as left:
-            runpy.run_module("annotated_transformer", run_name="__main__")
-    return left.value.code or 0
+        runpy.run_module("annotated_transformer", run_name="__main__")
 
 
 def command(*words) -> tuple[int, str, str]:
     "Its exit status, standard output and standard error."
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
     with redirect_stdout(out), redirect_stderr(err):
-        status = program(*words)
+        with pytest.raises(SystemExit) as left:
+            program(*words)
     out.flush(), err.flush()
-    return status, *(stream.buffer.getvalue().decode() for stream in (out, err))
+    said = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return left.value.code or 0, *said
 
 
 def done(*words) -> list[str]:
@@ -64,10 +64,6 @@ def done(*words) -> list[str]:
     status, out, err = command(*words)
     assert status == 0, err
     return out.split("\n")[:-1]
-
-
-def leave(*words) -> None:
-    sys.exit(program(*words))
 
 
 def begin(*words, folder: Path, ranks: int = 1) -> list:
@@ -79,7 +75,7 @@ def begin(*words, folder: Path, ranks: int = 1) -> list:
     found = []
     for i in range(ranks):
         env = group | {"RANK": str(i), "LOCAL_RANK": str(i)} if ranks > 1 else {}
-        found.append(start(leave, *words, said=folder / f"said {i}", env=env))
+        found.append(start(program, *words, said=folder / f"said {i}", env=env))
     return found
 
 
@@ -147,13 +143,12 @@ def distance(run: Path, weights: Path) -> float:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list:
-    "Built-in text in files, as options of train."
-    folder, words = tmp_path_factory.mktemp("text"), []
+    "Built-in text in two files, as options of train."
+    folder = tmp_path_factory.mktemp("text")
     corpus = load_corpus("builtin", n_train=600, n_valid=40, n_test=10)
-    for part, pairs in (("", corpus.train), ("valid-", corpus.valid)):
-        for side, lines in zip(("src", "tgt"), zip(*pairs)):
-            words += [f"--{part}{side}", write(folder / f"{part}{side}", lines)]
-    return words
+    for name in ("train", "valid"):
+        write(folder / name, map("\t".join, getattr(corpus, name)))
+    return ["--pairs", folder / "train", "--valid-pairs", folder / "valid"]
 
 
 @pytest.fixture
