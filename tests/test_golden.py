@@ -303,7 +303,8 @@ def test_scores(tmp_path, monkeypatch):
         write(name, stored("translations-tatoeba")[options][:20])
     measures = ["--chrf", "--confidence", "--flavours", "de"]
     found = done("score", "beam", "greedy", "--ref", "ref", *measures)
-    found += done("score", "tatoeba", "--ref", "ref", "--src", "src", "--perplexity")
+    more = ["--src", "src", "--perplexity", "--confidence"]
+    found += done("score", "tatoeba", "--ref", "ref", *more)
     hold("scores", [re.sub(r"\|version:\S+", "", line) for line in found], rel=1e-3)
 
 
