@@ -52,6 +52,7 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import Run
 from annotated_transformer.runs.recipe import build_training, precision_context
 from annotated_transformer.training import distributed
+from annotated_transformer.training.train import train as loop_of_a_run
 
 sys.path.append(str(measuring.ROOT / "tools"))
 import record  # noqa: E402
@@ -294,8 +295,8 @@ def measure(
         at: dict[int, float] = {}
         ahead = prefetch(steps(), kit.device)
         hooks = [lambda record: at.update({record.step: record.seconds})]
-        clip_norm = recipe.train.clip_norm
-        engines.train(parallel, ahead, optimizer, schedule, n, hooks, clip_norm)
+        more = {"clip_norm": recipe.train.clip_norm, "report_every": 10}
+        loop_of_a_run(parallel, ahead, optimizer, schedule, n, hooks, **more)
         return at
 
     run(WARM)

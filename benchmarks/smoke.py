@@ -21,6 +21,7 @@ from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.model.config import RECIPES, ModelConfig, Recipe
 from annotated_transformer.runs.recipe import build_training
 from annotated_transformer.training.distributed import pick_device
+from annotated_transformer.training.train import train
 
 
 def build(device: torch.device, engines: Engines = FAST, **settings) -> tuple:
@@ -102,7 +103,8 @@ def training_learns_and_does_not_wait(device: torch.device) -> str:
 
     records: list = []
     objective, optimizer, schedule = build(device)
-    FAST.train(objective, text(), optimizer, schedule, 31, [records.append])
+    hooks = [records.append]
+    train(objective, text(), optimizer, schedule, 31, hooks, report_every=10)
     at = {record.step: record for record in records}
     loss, rate = at[31].loss, sum(counts[10:30]) / (at[30].seconds - at[10].seconds)
     assert loss < at[10].loss - 0.05, f"{at[10].loss} in step 10, {loss} in step 31"

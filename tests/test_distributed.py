@@ -3,7 +3,6 @@
 import gc
 import os
 import weakref
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from annotated_transformer.data.batch import EncodedPairs, RaggedArray, training_steps
 from annotated_transformer.engines.chunked_loss import chunked_loss
-from annotated_transformer.engines.prefetch import train_in_groups
 from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import build_training
@@ -126,7 +124,7 @@ def training(
     accumulate=1,
     hooks=(),
     kind=Objective,
-    loop=train,
+    report_every=1,
 ):
     "Four steps of the real loop, with Adam and clipping, in float64: rounding cannot hide a mistake there. A diverged one stops with its message."
     objective, records = kind(DOUBLE), []
@@ -135,7 +133,9 @@ def training(
     found, hooks = steps(MANY, rank, world_size, accumulate), [records.append, *hooks]
     rate = lambda step: 1e-3 * step
     try:
-        stop = loop(wrapped, found, optimizer, rate, 4, hooks, 0.5).reason
+        stop = train(
+            wrapped, found, optimizer, rate, 4, hooks, 0.5, report_every
+        ).reason
     except NotFinite as e:
         stop = str(e)
     tensors = {
@@ -252,13 +252,12 @@ def both_workers(wrap, me):
     found, n, others = {}, world_size(), (rank(), world_size())
     for case in GRADIENTS:
         found[case, wrap] = gradient(case, WRAPS[wrap], *others)
-    for loop in (train, partial(train_in_groups, group=3)):
-        name = "train" if loop is train else "in groups"
-        more = {"accumulate": 2, "loop": loop}
+    for every, name in ((1, "each"), (3, "thirds")):
+        more = {"accumulate": 2, "report_every": every}
         found[name, wrap] = training(WRAPS[wrap], *others, **more)
-        # the loss of one rank breaks in the third step
-        more = {"kind": Breaks if me == n - 1 else Objective, "loop": loop}
-        found[f"{name}, broken", wrap] = training(WRAPS[wrap], *others, **more)
+    # the loss of one rank breaks in the third step
+    kind = Breaks if me == n - 1 else Objective
+    found["broken", wrap] = training(WRAPS[wrap], *others, kind=kind)
     return found
 
 
@@ -337,31 +336,29 @@ def test_gradient_is_that_of_one_process(found, case, wrap):
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_training_is_that_of_one_process(found, wrap):
-    "With clipping: the length that is clipped is that of the whole gradient. In groups of steps, to the last bit."
+    "With clipping: the length that is clipped is that of the whole gradient. However often it is reported, to the last bit."
     one, one_stop, one_records = training()
     for f in found:
-        several, stop, records = f["train", wrap]
+        several, stop, records = f["each", wrap]
         assert off(several, one) < 1e-9  # float64; Adam divides by small numbers
         assert stop == one_stop == "max_steps=4 reached"
         for record, right in zip(records, one_records, strict=True):
             # the loss is added up in float32
             assert record == pytest.approx(right, rel=1e-6)
             assert record[2] == pytest.approx(right[2], rel=1e-9)
-        groups, *rest = f["in groups", wrap]
-        assert same(groups, several) and rest == [stop, records]
+        thirds, *rest = f["thirds", wrap]
+        assert same(thirds, several) and rest == [stop, records[2:]]
     assert max(norm for *_, norm in one_records) > 0.5
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_a_broken_loss_on_one_rank_stops_all(found, wrap):
-    "With the weights of two steps on all of them, in groups as well, where the fourth step was begun."
-    for f in found:
-        one_by_one, stop, records = f["train, broken", wrap]
-        groups, *rest = f["in groups, broken", wrap]
+    "With the weights of two steps on all of them."
+    right, *_ = found[0]["broken", wrap]
+    assert all(w.isfinite().all() for w in right.values())
+    for tensors, stop, records in (f["broken", wrap] for f in found):
         assert stop.startswith("the loss became inf at step 3")
-        assert [step for step, *_ in records] == [1, 2] and rest == [stop, records]
-        assert same(groups, one_by_one)
-        assert all(w.isfinite().all() for w in groups.values())
+        assert [step for step, *_ in records] == [1, 2] and same(tensors, right)
 
 
 def test_slices_make_up_the_whole(found):

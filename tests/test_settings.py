@@ -110,7 +110,7 @@ def watch(
         if losses:
             found = iter(losses)
             patch.setattr(hooks_module, "validation_loss", lambda *_: next(found))
-        options = RunOptions("cpu", hooks=[after], quiet=True)
+        options = RunOptions("cpu", hooks=[after], quiet=True, report_every=1)
         train_run(corpus, seen.recipe, out, options)
     records = read_metrics(out)
     seen.steps = [record for record in records if "loss" in record]

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from itertools import count, islice
 from types import SimpleNamespace
 
@@ -20,9 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch, RunPosition, Step
 from annotated_transformer.data.corpus import load_corpus
-from annotated_transformer.engines import prefetch as engine
-from annotated_transformer.engines.choose import FAST, PLAIN
-from annotated_transformer.engines.prefetch import prefetch, train_in_groups
+from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.model.config import get_recipe, override
 from annotated_transformer.runs.folder import read_config, read_metrics
 from annotated_transformer.runs.hooks import (
@@ -100,7 +97,6 @@ def run(
     hooks=(),
     schedule=lambda step: 0.01,
     found=None,
-    loop=train,
     kind="sgd",
     **more,
 ):
@@ -108,7 +104,7 @@ def run(
     groups = [{"params": layer.parameters(), "lr": 7.0} for layer in objective.net[::3]]
     optimizer = OPTIMIZERS[kind](groups, fused=True)
     found = found or steps()
-    return loop(objective, found, optimizer, schedule, n_steps, hooks, **more)
+    return train(objective, found, optimizer, schedule, n_steps, hooks, **more)
 
 
 def weights(objective):
@@ -163,8 +159,7 @@ def test_accumulated_steps_are_the_same_steps(sizes):
     assert losses == pytest.approx(losses_2, rel=1e-6)  # added up in float32
 
 
-@pytest.mark.parametrize("loop", [train, partial(train_in_groups, group=4)])
-def test_hooks_see_every_step_and_change_nothing(loop):
+def test_hooks_see_every_step_and_change_nothing():
     "Random numbers that a hook draws, and an answer that is no `Stop`."
     watched, alone = Objective(dropout=0.5), Objective(dropout=0.5)
     seen, modes = [], []
@@ -174,45 +169,43 @@ def test_hooks_see_every_step_and_change_nothing(loop):
         lambda r: "this is no Stop",
         lambda r: torch.rand(3),
     ]
-    assert run(watched.eval(), 5, hooks, loop=loop) == Stop("max_steps=5 reached")
+    assert run(watched.eval(), 5, hooks) == Stop("max_steps=5 reached")
     run(alone, 5)
     assert [r.step for r in seen] == [1, 2, 3, 4, 5] and all(modes)
     assert torch.equal(weights(watched), weights(alone))
 
 
-@pytest.mark.parametrize(
-    "loop, last", [(train, 6), (partial(train_in_groups, group=4), 8)]
-)
-def test_a_stop_ends_the_loop_after_all_hooks(loop, last):
-    "Of a step, or of a group of steps; the first stop counts."
+@pytest.mark.parametrize("report_every, last", [(1, 6), (4, 8)])
+def test_a_stop_ends_the_loop_after_all_hooks(report_every, last):
+    "After the step that is reported; the first stop counts."
     heard, objective, right = [], Objective(), Objective()
     hooks = [
-        lambda r: Stop(f"at {r.step}") if r.step in (6, 7) else None,
+        lambda r: Stop(f"at {r.step}") if r.step >= 6 else None,
         lambda r: heard.append(r.step),
-        lambda r: Stop("late") if r.step == 6 else None,
+        lambda r: Stop("late") if r.step >= 6 else None,
     ]
-    assert run(objective, 99, hooks, loop=loop) == Stop("at 6")
+    stop = run(objective, 99, hooks, report_every=report_every)
     run(right, last)
-    assert heard == list(range(1, last + 1))
+    assert stop == Stop(f"at {last}")
+    assert heard == list(range(report_every, last + 1, report_every))
     assert torch.equal(weights(objective), weights(right))
 
 
-@pytest.mark.parametrize("loop", [train, partial(train_in_groups, group=4)])
-def test_ends(loop):
+def test_ends():
     "At max_steps, without drawing more than the run needs; at once if it was reached before; when the steps run out."
     heard, drawn = [], []
     hooks = [lambda r: heard.append(r.step)]
     counted = (drawn.append(step.step) or step for step in steps())
     reached = Stop("max_steps=6 reached")
-    assert run(Objective(), 6, hooks, found=counted, loop=loop) == reached
+    assert run(Objective(), 6, hooks, found=counted) == reached
     assert heard == drawn == [1, 2, 3, 4, 5, 6]
-    assert run(Objective(), 6, hooks, found=steps(start=7), loop=loop) == reached
+    assert run(Objective(), 6, hooks, found=steps(start=7)) == reached
     assert len(heard) == 6
-    assert run(Objective(), 6, hooks, found=steps(start=6), loop=loop) == reached
+    assert run(Objective(), 6, hooks, found=steps(start=6)) == reached
     assert heard[6:] == [6]
-    ended = run(Objective(), 9, hooks, found=islice(steps(), 6), loop=loop)
+    ended = run(Objective(), 9, hooks, found=islice(steps(), 6))
     assert ended == Stop("no more steps") and heard[7:] == [1, 2, 3, 4, 5, 6]
-    assert run(Objective(), 3, [lambda r: Stop("enough")], loop=loop) == Stop("enough")
+    assert run(Objective(), 3, [lambda r: Stop("enough")]) == Stop("enough")
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, "gradient norm"])
@@ -229,7 +222,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights(bad, clip_norm):
     assert isinstance(raised.value, UserError)
 
 
-# the twin that reports several steps at once; `train` is its oracle
+# steps that are not reported
 
 
 def state(optimizer):
@@ -237,104 +230,43 @@ def state(optimizer):
     return [value for value in values if torch.is_tensor(value)]
 
 
-def trained(loop, kind, n_steps, objective=None, hooks=()):
-    "Why it ended, the records without their time, and the tensors it left."
+def trained(kind, report_every, objective=None):
+    "The records without their time, and the tensors that 10 steps left."
     objective, records = objective or Objective(dropout=0.5), []
     optimizer = OPTIMIZERS[kind](objective.parameters(), lr=0.0, fused=True)
-    hooks = [lambda r: records.append(r._replace(seconds=0)), *hooks]
+    hooks = [lambda r: records.append(r._replace(seconds=0))]
     rate = lambda step: 0.01 / step
-    try:
-        stop = loop(objective, steps(), optimizer, rate, n_steps, hooks, 0.5)
-    except NotFinite as e:
-        stop = str(e)
-    assert not hasattr(optimizer, "found_inf")
-    return stop, records, [weights(objective), *state(optimizer)]
+    train(objective, steps(), optimizer, rate, 10, hooks, 0.5, report_every)
+    return records, [weights(objective), *state(optimizer)]
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("group", [3, 10, 50])
-def test_groups_train_the_same(group, kind):
-    "Weights, the optimizer's state, and all of the records but their time: to the last bit."
-    stop, records, tensors = trained(train, kind, 10)
-    loop = partial(train_in_groups, group=group)
-    stop_2, records_2, tensors_2 = trained(loop, kind, 10)
-    assert stop == stop_2 == Stop("max_steps=10 reached") and records == records_2
-    assert all(torch.equal(a, b) for a, b in zip(tensors, tensors_2, strict=True))
+@pytest.mark.parametrize("report_every", [3, 10, 50])
+def test_reports_change_nothing(report_every, kind):
+    "Weights and the optimizer's state, to the last bit; a record has the tokens since the one before."
+    all_records, right = trained(kind, 1)
+    records, tensors = trained(kind, report_every)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, right, strict=True))
+    assert [r.step for r in records] == [*range(report_every, 10, report_every), 10]
+    assert sum(r.n_tokens for r in records) == sum(r.n_tokens for r in all_records)
+    for record in records:
+        assert record[:3] == all_records[record.step - 1][:3]
+        assert record.grad_norm == all_records[record.step - 1].grad_norm
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
 @pytest.mark.parametrize("bad_step", [1, 5, 7, 8])
-def test_a_group_with_a_broken_step_leaves_the_weights(bad_step, what, kind):
-    "Weights, state and message are those of the plain loop, though later steps were computed; hooks got the steps before."
-    found = [
-        trained(loop, kind, 99, Breaks(bad_step, what=what))
-        for loop in (train, partial(train_in_groups, group=4))
-    ]
-    (message, records, tensors), (message_2, records_2, tensors_2) = found
-    assert f"{what} became" in message and message == message_2
-    assert len(records) == bad_step - 1 and records == records_2
-    assert torch.equal(tensors[0], tensors_2[0])
-    if bad_step > 1:
-        assert all(torch.equal(a, b) for a, b in zip(tensors, tensors_2, strict=True))
-    else:  # the step count, too, is 0
-        assert not any(value.any() for value in tensors_2[1:])
+def test_a_broken_step_is_found_at_the_next_report(bad_step, what):
+    reported = []
+    with pytest.raises(
+        NotFinite, match=f"(loss|{what}) became .* at step {4 if bad_step < 5 else 8} "
+    ):
+        run(Breaks(bad_step, what=what), 99, [reported.append], report_every=4)
+    assert [r.step for r in reported] == ([] if bad_step < 5 else [4])
 
 
-class ReadsWeights:
-    def __init__(self, objective, every):
-        self.objective, self.every, self.found = objective, every, {}
-
-    def __call__(self, r):
-        if r.step % self.every == 0:
-            self.found[r.step] = weights(self.objective)
-
-
-def test_groups_end_where_a_hook_reads_the_weights():
-    "Whatever step a run begins with, and whatever the periods of its hooks."
-
-    def watched(loop):
-        objective, calls, computed = Objective(), [], []
-        hooks = [ReadsWeights(objective, every) for every in (3, 5)]
-        objective.register_forward_pre_hook(lambda *args: computed.append(1))
-        note = lambda r: calls.append((r.step, 2 + len(computed)))
-        run(objective, 13, [*hooks, note], found=steps(start=3), loop=loop)
-        return [hook.found for hook in hooks], calls
-
-    plain, _ = watched(train)
-    grouped, calls = watched(partial(train_in_groups, group=4))
-    assert [list(read) for read in plain] == [[3, 6, 9, 12], [5, 10]]
-    for a, b in zip(plain, grouped, strict=True):
-        assert all(torch.equal(b[step], w) for step, w in a.items())
-    ends = [3, 4, 5, 6, 8, 9, 10, 12, 13]  # of groups
-    assert calls == [(n, min(e for e in ends if e >= n)) for n in range(3, 14)]
-
-
-def test_groups_need_a_fused_optimizer():
-    objective = Objective()
-    optimizer = torch.optim.SGD(objective.parameters(), fused=False)
-    with pytest.raises(ValueError, match="optimizer is not fused"):
-        train_in_groups(objective, steps(), optimizer, lambda step: 0.01, 3)
-    FAST.train(objective, steps(), optimizer, lambda step: 0.01, 3)
-
-
-def test_the_fast_loop_is_in_groups_on_cuda_with_a_fused_optimizer(monkeypatch):
-    chosen, stop = [], Stop("enough")
-    for name in ("train", "train_in_groups"):
-        note = lambda *args, name=name: chosen.append(name) or stop
-        monkeypatch.setattr(engine, name, note)
-    for cuda in (False, True):
-        for fused in (False, True):
-            objective = Objective()
-            optimizer = torch.optim.SGD(objective.parameters(), fused=fused)
-            with monkeypatch.context() as patch:
-                patch.setattr(torch.Tensor, "is_cuda", cuda)
-                assert FAST.train(objective, (), optimizer, None, 1) == stop
-    assert chosen == ["train"] * 3 + ["train_in_groups"] and PLAIN.train is train
-
-
-def test_numbers_are_read_once_a_group(monkeypatch):
-    "On a GPU each reading waits for the device: as many as groups, and none within, not by PyTorch either."
+def test_numbers_are_read_once_a_report(monkeypatch):
+    "On a GPU each reading waits for the device: as many as reports, and none between, not by PyTorch either."
 
     class NoScalars(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -346,32 +278,30 @@ def test_numbers_are_read_once_a_group(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", note)
     monkeypatch.setattr(torch.Tensor, "cpu", None)
     with NoScalars():
-        loop = partial(train_in_groups, group=4)
-        run(Objective(), 10, found=made, loop=loop, clip_norm=1.0)
-    assert read == [(4, 2), (4, 2), (2, 2)]
+        run(Objective(), 10, found=made, report_every=4, clip_norm=1.0)
+    assert read == [(2, 2), (2, 2), (2, 2)]
 
 
-def test_a_run_in_groups_is_the_same_run(tmp_path):
-    "Validation passes and checkpoints find the weights of their steps; a `Stop` ends it after a group, and it resumes."
+def test_a_run_that_reports_seldom_is_the_same_run(tmp_path):
+    "Validation passes and checkpoints are at their own steps; a `Stop` ends it at a report, and it resumes."
     corpus = load_corpus("builtin", n_train=80, n_valid=20, n_test=1)
     settings = "n_layers=1 d_model=16 d_ff=24 n_heads=2 n_pieces=400 batch_tokens=600"
-    settings += " max_steps=11 valid_every=6 save_every=4 average_last=2 precision=fp32"
+    settings += " max_steps=13 valid_every=6 save_every=4 average_last=2 precision=fp32"
     recipe, found = override(get_recipe("tiny"), settings.split()), []
-    stop = lambda record: Stop("enough") if record.step == 5 else None
-    for loop, hooks in ((train, []), (train_in_groups, [stop])):
-        options = RunOptions("cpu", quiet=True, engines=FAST._replace(train=loop))
-        run_ = train_run(
-            corpus, recipe, tmp_path / loop.__name__, replace(options, hooks=hooks)
-        )
-        if hooks:
+    stop = lambda record: Stop("enough") if record.step == 6 else None
+    for every in (1, 10):
+        options = RunOptions("cpu", quiet=True, report_every=every)
+        stopping = replace(options, hooks=[stop] if every == 10 else [])
+        run_ = train_run(corpus, recipe, tmp_path / str(every), stopping)
+        if every == 10:
             assert read_config(run_)[1]["steps"] == 6
             resume_run(run_, options)
-        metrics = [{**r, "seconds": 0} for r in read_metrics(run_)]
+        metrics = [{**r, "seconds": 0, "n_tokens": 0} for r in read_metrics(run_)]
         about = read_config(run_)[1]
-        found.append(
-            (metrics, about["weights"], (run_ / "model.safetensors").read_bytes())
-        )
-    assert found[0] == found[1]
+        found.append((about["weights"], (run_ / "model.safetensors").read_bytes()))
+        found.append([r for r in metrics if r["step"] % 2 == 0 or r["step"] == 13])
+        assert len(metrics) == (16 if every == 1 else 10)
+    assert found[:2] == found[2:]
 
 
 # prefetching
@@ -409,21 +339,20 @@ def broken_off(r):
         raise KeyError("a mistake of a hook")
 
 
-@pytest.mark.parametrize("loop", [train, train_in_groups])
-def test_a_prefetched_loop_trains_the_same_and_leaves_no_thread(loop):
+def test_a_prefetched_loop_trains_the_same_and_leaves_no_thread():
     found = []
     for depth in (0, 2):
         objective, records = Objective(dropout=0.5), []
         hook = lambda r, records=records: records.append(r[:3])
-        run(objective, 7, [hook], found=prefetch(steps(), CPU, depth), loop=loop)
+        run(objective, 7, [hook], found=prefetch(steps(), CPU, depth))
         found.append((records, weights(objective).tolist()))
         assert not threads()
     assert found[0] == found[1]
     stop = lambda r: Stop("enough") if threads() and r.step == 3 else None
-    found = run(Objective(), 9, [stop], found=prefetch(steps(), CPU, 2), loop=loop)
+    found = run(Objective(), 9, [stop], found=prefetch(steps(), CPU, 2))
     assert found == Stop("enough") and not threads()
     with pytest.raises(KeyError):
-        run(Objective(), 9, [broken_off], found=prefetch(steps(), CPU, 2), loop=loop)
+        run(Objective(), 9, [broken_off], found=prefetch(steps(), CPU, 2))
     assert not threads()
 
 

@@ -20,13 +20,11 @@ from .fused_attention import (
 )
 from .kv_cache import KVCache
 from .packed import fast_decoder
-from .prefetch import train_fast
 from ..model.decode import PrefixDecoder
 from ..model.multi_head import MultiHeadAttention
 from ..training.attention_dropout import AttentionDropout
 from ..training.label_smoothing import smoothed_loss
 from ..training.r_drop import RDrop
-from ..training.train import Stop, train
 
 # %% ../../nbs/90i_engines.ipynb #9e000007
 class Engines(NamedTuple):
@@ -38,7 +36,6 @@ class Engines(NamedTuple):
     loss: Callable
     r_drop: Callable[[float], RDrop]
     decoder: Callable[..., PrefixDecoder | KVCache]
-    train: Callable[..., Stop]
 
 # %% ../../nbs/90i_engines.ipynb #9e000008
 PLAIN = Engines(
@@ -48,7 +45,6 @@ PLAIN = Engines(
     smoothed_loss,
     RDrop,
     PrefixDecoder,
-    train,
 )
 FAST = Engines(
     FastDropout,
@@ -57,5 +53,4 @@ FAST = Engines(
     chunked_loss,
     ChunkedRDrop,
     fast_decoder,
-    train_fast,
 )

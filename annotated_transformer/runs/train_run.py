@@ -55,7 +55,13 @@ from ..training.distributed import (
     unused_gpu,
     world_size,
 )
-from ..training.train import Hook, NotFinite, OutOfMemory, Stop
+from ..training.train import (
+    Hook,
+    NotFinite,
+    OutOfMemory,
+    Stop,
+    train,
+)
 
 # %% ../../nbs/97e_train_run.ipynb #bc89a5ea
 def check_minutes(
@@ -82,6 +88,7 @@ class RunOptions:
     sharded: bool = False  # as for `build_training`
     tensorboard: bool = False  # write curves for TensorBoard
     quiet: bool = False  # without progress bars and the line about the device
+    report_every: int = 10  # steps from one call of the hooks to the next, at most
     engines: Engines = FAST  # the plain or the fast twin of each part
 
     def __post_init__(self):
@@ -223,7 +230,7 @@ def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
         if run.start.exists() and not run.progress.step:
             validation()  # what training has to improve
         try:
-            stop = early_stop(run) or options.engines.train(
+            stop = early_stop(run) or train(
                 wrapped,
                 prefetch(_steps(run, data), device),
                 optimizer,
@@ -231,6 +238,10 @@ def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
                 settings.max_steps,
                 hooks,
                 settings.clip_norm,
+                # so that validation and checkpoints are at their own steps
+                math.gcd(
+                    options.report_every, settings.valid_every, settings.save_every
+                ),
             )
         except NotFinite as e:
             run.wait_written()

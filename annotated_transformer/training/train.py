@@ -32,7 +32,7 @@ class StepRecord(NamedTuple):
     position: RunPosition  # of the run after this step
     loss: float  # what was minimised, per real target token, in nats
     lr: float  # learning rate of this step
-    n_tokens: int  # real target tokens of this step, on all devices
+    n_tokens: int  # real target tokens since the last record, on all devices
     seconds: float  # from the start of the loop to the call of the hooks
     grad_norm: float  # norm of the gradient, all tensors together, before clipping
 
@@ -60,11 +60,11 @@ Hook = Callable[[StepRecord], Stop | None]
 # %% ../../nbs/52_train.ipynb #1869612f
 def call_hooks(
     hooks: Sequence[Hook],
-    records: Iterable[StepRecord],
+    record: StepRecord,
     device: torch.device,  # of this process
 ) -> Stop | None:
-    "Call every hook with each record; the first `Stop`, the same on every rank."
-    answers = [hook(record) for record in records for hook in hooks]
+    "Call every hook with the record; the first `Stop`, the same on every rank."
+    answers = [hook(record) for hook in hooks]
     stops = [answer for answer in answers if isinstance(answer, Stop)]
     if any_rank(bool(stops), device):
         return first_over_ranks(stops[0] if stops else None)
@@ -72,7 +72,7 @@ def call_hooks(
 
 # %% ../../nbs/52_train.ipynb #41cbce00
 class NotFinite(UserError):
-    "Training has diverged; the weights are those before the step that was not finite."
+    "Training has diverged: the loss or the gradient is infinite or NaN."
 
 
 class OutOfMemory(UserError):
@@ -126,23 +126,35 @@ def train(
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[int], float],  # learning rate of step 1, 2, …
     max_steps: int,
-    hooks: Sequence[Hook] = (),  # called for each step, in this order
+    hooks: Sequence[Hook] = (),  # called in this order
     clip_norm: float | None = None,  # largest gradient norm, > 0; None = no clipping
+    report_every: int = 1,  # steps from one call of the hooks to the next
 ) -> Stop:  # why it ended
-    "The loop: batch, summed loss, backward, clip, step, hooks (§5.2)."
+    """The loop: batch, summed loss, backward, clip, step, hooks (§5.2).
+
+    Hooks are called at the multiples of `report_every`, and after `max_steps`.
+    """
     device, started = next(objective.parameters()).device, time.perf_counter()
+    total, n_tokens = torch.zeros(2, device=device), 0  # since the last record
     objective.train()
     for step in steps:
         if step.step > max_steps:
             break
         lr = schedule(step.step)
         prepare_step(step, optimizer, lr)
-        loss, norm = compute_gradient(objective, step, clip_norm).tolist()
-        check_finite(loss, norm, step.step, lr)
+        values = compute_gradient(objective, step, clip_norm)
+        total, n_tokens = total + values, n_tokens + step.n_tokens
+        if step.step % report_every and step.step < max_steps:
+            optimizer.step()
+            continue
+        # waits for the device
+        (loss, norm), sums = torch.stack([values, total]).tolist()
+        check_finite(sums[0], sums[1], step.step, lr)  # a sum keeps infinity and NaN
         optimizer.step()
         seconds = time.perf_counter() - started
-        record = StepRecord(step.position, loss, lr, step.n_tokens, seconds, norm)
-        if stop := call_hooks(hooks, [record], device):
+        record = StepRecord(step.position, loss, lr, n_tokens, seconds, norm)
+        total, n_tokens = torch.zeros_like(total), 0
+        if stop := call_hooks(hooks, record, device):
             return stop
         if step.step == max_steps:
             break
