@@ -94,3 +94,45 @@ def test_counts_are_those_of_pytorch(what):
         action(*given)
     tolerance = 0.1 if what == "beam" else 1e-6
     assert counter.get_total_flops() == pytest.approx(2 * count, rel=tolerance)
+
+
+def table(lines: list[str]) -> list[list[str]]:
+    "The cells of a table in Markdown, without the line below its titles."
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [rows[0], *rows[2:]]
+
+
+def test_cards_of_the_page_on_gpus_are_those_of_the_arithmetic():
+    "Its table of cards, and the shares of the peak that it expects."
+    cells = json.loads((ROOT / "nbs/many_gpus.ipynb").read_text(encoding="utf-8"))
+    text = "\n".join(joined(cell["source"]) for cell in cells["cells"])
+    of_page = [
+        line for line in text.split("\n") if re.match(r"\| (card|\d+ GB|-)", line)
+    ]
+    of_page.insert(1, "|---|")
+    assert table(of_page) == table(page()["by_card"])
+    shares = []
+    for kept in (1.0, 0.5):
+        card = page()["CARDS"]["H100 (SXM)"]
+        times = page()["step_ms"]("base", card, kept)
+        flops = page()["product_flops"]("base")
+        shares += [f"{1e5 * flops / (ms * card[0]):.0f}" for ms in reversed(times)]
+    low, high, low_compiled, high_compiled = shares
+    assert f"expect {low} to {high} % of its" in text
+    assert f"and {low_compiled} to {high_compiled} % with `compile=true`" in text
+
+
+def test_saved_bytes_are_those_counted_by_hand():
+    "Of a token pair in the base model: each tensor that its parts save."
+    m, names = page()["get_recipe"]("base").model, page()
+    d, f, h, n_layers = m.d_model, m.d_ff, m.n_heads, m.n_layers
+    # bf16: inputs and outputs of the maps in 2 bytes; dropout's mask of a byte; the
+    # norm's input in fp32, with a mean and a deviation
+    norm = d + 4 * d + 8
+    own = 2 * (d + 3 * d + d) + 4 * h + norm
+    cross = 2 * (d + d + 2 * d + 2 * d + d) + 4 * h + norm
+    feed_forward = 2 * (d + f) + norm
+    layers = n_layers * (2 * own + cross + 2 * feed_forward)
+    ends = 2 * d + 4 * d  # dropout of both embeddings, the gradient of a hidden state
+    counted = names["of_step"]("base", "bf16")["saved"]
+    assert counted == pytest.approx(layers + ends, rel=0.002)
