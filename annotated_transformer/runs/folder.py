@@ -453,9 +453,8 @@ class RunFolder:
         UserError for a setting on which later steps depend.
         """
         recipe = override(self.recipe, list(settings))
-        before = asdict(self.recipe.model) | asdict(self.recipe.train)
-        for name, value in (asdict(recipe.model) | asdict(recipe.train)).items():
-            if value != before[name] and name not in _CHANGEABLE:
+        for name in (setting.partition("=")[0] for setting in settings):
+            if name not in _CHANGEABLE:
                 raise UserError(
                     f"{name} of a run cannot be changed, since its steps depend on it: "
                     f"only {', '.join(_CHANGEABLE)} can"
