@@ -38,7 +38,8 @@ def _loss_and_gradient(
     certain = 1 - label_smoothing  # what q has more at the target token
     loss = -certain * log_p.gather(-1, target)  # (2, n, 1)
     loss -= uniform * log_p.sum(dim=-1, keepdim=True)
-    sign = log_p.new_tensor([1, -1]).view(2, 1, 1)
+    # 1 and -1, made on the device: to copy them there would wait for it
+    sign = torch.arange(1, -2, -2, dtype=log_p.dtype, device=log_p.device).view(2, 1, 1)
     p = log_p.exp()
     grad = p * (log_p[0] - log_p[1])
     kl = sign * grad.sum(dim=-1, keepdim=True)  # of each pass to the other
