@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.export.hugging_face import export_hf
-from annotated_transformer.translating.marian_import import import_marian
+from annotated_transformer.export.marian import import_marian
 
 FUZZ = Path(__file__).parent / "fuzz"
 SIZES = "n_layers=1 d_model=16 d_ff=32 n_heads=2 n_pieces=320 max_steps=4 max_len=120 "
