@@ -7,6 +7,7 @@ __all__ = ['export_ct2', 'CT2Search']
 
 # %% ../../nbs/92_ct2.ipynb #432c5773
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,14 +66,12 @@ def _weight_table(config: ModelConfig) -> dict[str, list[str]]:
     "The engine's name of each weight, and our names of the weights stacked in it."
     table = dict(_OUTSIDE)
     for side, layer in (("encoder", _ENCODER_LAYER), ("decoder", _DECODER_LAYER)):
+        norm = _FINAL_NORM if config.norm == "pre" else {}
         parts = [(f"layer/{i}/", f"layers.{i}.", layer) for i in range(config.n_layers)]
-        if config.norm == "pre":
-            parts.append(("", "", _FINAL_NORM))
-        for theirs, ours, names in parts:
+        for theirs, ours, names in [*parts, ("", "", norm)]:
             for name, stacked in names.items():
-                table[f"{side}/{theirs}{name}"] = [
-                    f"{side}.{ours}{one}" for one in stacked
-                ]
+                stacked = [f"{side}.{ours}{one}" for one in stacked]
+                table[f"{side}/{theirs}{name}"] = stacked
     return table
 
 # %% ../../nbs/92_ct2.ipynb #b056e4eb
@@ -208,35 +207,27 @@ class CT2Search:
 
     def __init__(self, engine: Any, vocab: Vocab, search: Callable):
         "`engine` is a `ctranslate2.Translator`, `search` a result of `search_with`."
-        self.engine, self.vocab = engine, vocab
         greedy = {"beam_size": 1, "n_best": 1, "penalty": lambda n: 1.0}
         is_greedy = search is batched_greedy_search
         settings = greedy if is_greedy else getattr(search, "keywords", {})
         if settings.keys() != greedy.keys():
-            raise UserError(
-                "CTranslate2 does not support our sampling: use a beam, or the "
-                "engine pytorch"
-            )
-        self.beam_size, self.n_best = settings["beam_size"], settings["n_best"]
-        self.penalty = settings["penalty"]
-
-    def start(self, src: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
-        return src
-
-    def _translate(self, rows: list[list[str]], limit: int, **options: Any) -> list:
-        patience = 1 if self.beam_size == 1 else 4
-        return self.engine.translate_batch(
-            rows,
-            beam_size=self.beam_size,
+            raise UserError("CTranslate2 does not support our sampling: use a beam")
+        self.n_best, self.penalty = settings["n_best"], settings["penalty"]
+        self.vocab, beam_size = vocab, settings["beam_size"]
+        patience = 1 if beam_size == 1 else 4
+        self.translate = partial(
+            engine.translate_batch,
+            beam_size=beam_size,
             patience=patience,
-            num_hypotheses=patience * self.beam_size,
+            num_hypotheses=patience * beam_size,
             length_penalty=0,
             return_scores=True,
             max_input_length=0,
             min_decoding_length=0,
-            max_decoding_length=limit,
-            **options,
         )
+
+    def start(self, src: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
+        return src
 
     def __call__(
         self, step: None, src: Int[Tensor, "b s"], bos_id, eos_id, max_lens: Tensor
@@ -244,25 +235,26 @@ class CT2Search:
         vocab, found = self.vocab, [[] for _ in src]
         (pad,) = vocab.words([vocab.pad_id])
         for limit in max_lens.unique().tolist():
+            translate = partial(self.translate, max_decoding_length=limit)
             at = (max_lens == limit).nonzero()[:, 0].tolist()
             # without EOS, which the engine appends itself
             rows = [vocab.words(src[i][src[i] != vocab.pad_id][:-1]) for i in at]
-            for i, row, best in zip(at, rows, self._translate(rows, limit)):
+            for i, row, best in zip(at, rows, translate(rows)):
                 if any(pad in words for words in best.hypotheses):
                     # not in every call: it changes the other probabilities a little
-                    (best,) = self._translate([row], limit, suppress_sequences=[[pad]])
+                    (best,) = translate([row], suppress_sequences=[[pad]])
                 found[i] = self._ranked(best, limit)
         return found
 
     def _ranked(self, best: Any, limit: int) -> list[Hypothesis]:
         "The hypotheses of a sentence by our score, best first."
-        to_id, hypotheses = self.vocab.pieces.piece_to_id, []
+        hypotheses = []
         for words, log_prob in zip(best.hypotheses, best.scores):
-            n = min(len(words) + 1, limit)  # with EOS, where there was room for it
-            score = log_prob / self.penalty(n)
-            hypotheses.append(Hypothesis([*map(to_id, words)], score, log_prob))
-        hypotheses.sort(key=lambda one: one.score, reverse=True)
-        return hypotheses[: self.n_best]
+            # with EOS, where there was room for it
+            score = log_prob / self.penalty(min(len(words) + 1, limit))
+            ids = [self.vocab.pieces.piece_to_id(word) for word in words]
+            hypotheses.append(Hypothesis(ids, score, log_prob))
+        return sorted(hypotheses, key=lambda one: -one.score)[: self.n_best]
 
 # %% ../../nbs/92_ct2.ipynb #92000025
 def load_ct2(
@@ -270,20 +262,13 @@ def load_ct2(
 ) -> CT2Search:
     "CTranslate2 with the weights of a run; UserError as for `export_ct2`."
     quantization = {"fp32": "float32", "int8": "int8"}.get(precision)
-    if quantization is None:
-        raise UserError(
-            f"precision={precision!r}: with the engine ctranslate2, use fp32 or int8"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {str(device)!r}: CTranslate2 computes on cpu or cuda")
+    if quantization is None or device.type not in ("cpu", "cuda"):
+        raise UserError("engine=ctranslate2 computes in fp32 or int8, on cpu or cuda")
     with TemporaryDirectory() as folder:
         _write_model(run, Path(folder), quantization)
         from ctranslate2 import Translator
 
-        engine = Translator(
-            folder,
-            device.type,
-            device_index=device.index or 0,
-            intra_threads=torch.get_num_threads(),
-        )
+        place = {"device": device.type, "device_index": device.index or 0}
+        n_threads = torch.get_num_threads()
+        engine = Translator(folder, **place, intra_threads=n_threads)
     return CT2Search(engine, run.vocab, search)

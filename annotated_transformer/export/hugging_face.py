@@ -194,30 +194,17 @@ Text: {text}. Steps: {steps}. Weights: {weights}. Last validation pass: {scores}
 """
 
 # %% ../../nbs/93_hugging_face.ipynb #93a0001d
-def _text_of(about: dict) -> str:
-    "The text of a run and its licence, after those of the run that it started from."
-    before = f"{_text_of(about['from'])}; then " if "from" in about else ""
-    known = DATA_SETS.get(about.get("data") or "")
-    if known is None:
-        return f"{before}the author's own"
-    return f"{before}{about['data']} ({known.source}; licence: {known.licence})"
-
-
 def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     "README.md for the model of a run; `about` is what else its config.json says."
-    known = DATA_SETS.get(about.get("data") or "")
+    data_set = DATA_SETS.get(about.get("data") or "")
     front = {
         # without script and region, which the Hub does not read
         "language": [code.partition("-")[0].lower() for code in _languages(about)],
-        "datasets": list(known.hub) if known else [],
+        "datasets": list(data_set.hub) if data_set else [],
     }
     passes = [record for record in read_metrics(run) if "valid_loss" in record]
-    last = passes[-1] if passes else {}
-    scores = [f"step {last['step']}"] if passes else ["none"]
-    if "valid_ppl" in last:
-        scores.append(f"perplexity per token {last['valid_ppl']:.4g}")
-    if "valid_bleu" in last:
-        scores.append(f"sacreBLEU {last['valid_bleu']:.4g} with greedy search")
+    last = {k: v for record in passes[-1:] for k, v in record.items() if k != "seconds"}
+    scores = ", ".join(f"{key} {value:.4g}" for key, value in last.items())
     return _CARD.format(
         front="".join(f"{k}: {json.dumps(v)}\n" for k, v in front.items() if v),
         name=name,
@@ -226,8 +213,17 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         text=_text_of(about),
         steps=about.get("steps", "unknown"),
         weights=about.get("weights", "unknown"),
-        scores=", ".join(scores),
+        scores=scores or "none",
     )
+
+
+def _text_of(about: dict) -> str:
+    "The text of a run and its licence, after those of the run that it started from."
+    before = f"{_text_of(about['from'])}; then " if "from" in about else ""
+    if about.get("data") not in DATA_SETS:
+        return f"{before}the author's own"
+    data_set = DATA_SETS[about["data"]]
+    return f"{before}{about['data']} ({data_set.source}; licence: {data_set.licence})"
 
 
 def _languages(about: dict) -> list[str]:
@@ -239,16 +235,19 @@ def _languages(about: dict) -> list[str]:
 def _write_imported(run: Path, settings: dict, folder: Path) -> None:
     "Write an imported run as `transformers` publishes such models."
     model, _, config = load_marian(run, settings)
-    weights = model.state_dict()
-    weights = {theirs: weights[ours] for theirs, ours in marian_names(config).items()}
+    weights, names = model.state_dict(), marian_names(config)
     for name in MARIAN_FILES:
         (folder / name).write_bytes(read_file(run / name))
     n_positions = {"model_max_length": config.max_position_embeddings}
     tokenizer = {"tokenizer_class": "MarianTokenizer"} | n_positions
     write_json(folder / "tokenizer_config.json", tokenizer)
-    dropout = {"dropout": 0.1, "attention_dropout": 0.0}
-    forced = {"forced_eos_token_id": config.eos_token_id}
-    _write_model(folder, config, weights, dropout, **forced)
+    _write_model(
+        folder,
+        config,
+        {theirs: weights[ours] for theirs, ours in names.items()},
+        {"dropout": 0.1, "attention_dropout": 0.0},
+        forced_eos_token_id=config.eos_token_id,
+    )
 
 # %% ../../nbs/93_hugging_face.ipynb #93b0002e
 def export_hf(run: Path, out: Path) -> Path:
