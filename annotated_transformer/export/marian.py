@@ -142,19 +142,18 @@ class MarianConfig:
         required = {name for name, value in defaults.items() if value is MISSING}
         if missing := sorted(required - values.keys()):
             raise UserError(f"{path} lacks {', '.join(missing)}")
-        config = cls(**{k: v for k, v in values.items() if k in defaults})
-        for heads in (config.encoder_attention_heads, config.decoder_attention_heads):
-            if config.d_model % 2 or config.d_model % heads:
+        d_model, activation = values["d_model"], values["activation_function"]
+        for n in (values["encoder_attention_heads"], values["decoder_attention_heads"]):
+            if d_model % 2 or d_model % n:
                 raise UserError(
-                    f"{path}: d_model={config.d_model} must be even and a multiple "
-                    f"of the number of heads, {heads}"
+                    f"{path}: d_model={d_model} must be even and a multiple of {n} heads"
                 )
-        if config.activation_function not in _ACTIVATIONS:
+        if activation not in _ACTIVATIONS:
             raise UserError(
-                f"{path}: activation_function={config.activation_function!r} is not "
-                f"supported, only {', '.join(_ACTIVATIONS)} are"
+                f"{path}: activation_function={activation!r} is not supported, only "
+                f"{', '.join(_ACTIVATIONS)} are"
             )
-        return config
+        return cls(**{k: v for k, v in values.items() if k in defaults})
 
 # %% ../../nbs/91_marian.ipynb #aa5a57eb
 def build_marian(config: MarianConfig) -> MarianTransformer:
@@ -214,7 +213,10 @@ _DECODER_LAYER = _ENCODER_LAYER | {
 # %% ../../nbs/91_marian.ipynb #739c09b5
 def marian_names(config: MarianConfig) -> dict[str, str]:
     "Our name of every weight, by its name in their files."
-    table, sides = dict(_OUTSIDE), {"encoder": _ENCODER_LAYER, "decoder": _DECODER_LAYER}
+    table, sides = (
+        dict(_OUTSIDE),
+        {"encoder": _ENCODER_LAYER, "decoder": _DECODER_LAYER},
+    )
     for side, layer in sides.items():
         n_layers = range(getattr(config, f"{side}_layers"))
         for i, name, kind in product(n_layers, layer, ("weight", "bias")):
