@@ -207,7 +207,7 @@ class CT2Search:
 
     def __init__(self, engine: Any, vocab: Vocab, search: Callable):
         "`engine` is a `ctranslate2.Translator`, `search` a result of `search_with`."
-        greedy = {"beam_size": 1, "n_best": 1, "penalty": lambda n: 1.0}
+        greedy: dict[str, Any] = {"beam_size": 1, "n_best": 1, "penalty": lambda n: 1}
         is_greedy = search is batched_greedy_search
         settings = greedy if is_greedy else getattr(search, "keywords", {})
         if settings.keys() != greedy.keys():
@@ -232,8 +232,9 @@ class CT2Search:
     def __call__(
         self, step: None, src: Int[Tensor, "b s"], bos_id, eos_id, max_lens: Tensor
     ) -> list[list[Hypothesis]]:
-        vocab, found = self.vocab, [[] for _ in src]
+        vocab = self.vocab
         (pad,) = vocab.words([vocab.pad_id])
+        found: list[list[Hypothesis]] = [[] for _ in src]
         for limit in max_lens.unique().tolist():
             translate = partial(self.translate, max_decoding_length=limit)
             at = (max_lens == limit).nonzero()[:, 0].tolist()

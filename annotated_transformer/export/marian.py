@@ -158,25 +158,21 @@ class MarianConfig:
 # %% ../../nbs/91_marian.ipynb #aa5a57eb
 def build_marian(config: MarianConfig) -> MarianTransformer:
     "A model of these sizes, for translating: without dropout."
-    d, activation = config.d_model, _ACTIVATIONS[config.activation_function]
-    residual = partial(PostNorm, d)
-
-    def parts(n_attentions: int, n_heads: int, d_ff: int) -> list[nn.Module]:
-        attentions = [_MarianAttention(d, n_heads) for _ in range(n_attentions)]
-        return [*attentions, FeedForward(d, d_ff, activation())]
-
-    of_encoder = 1, config.encoder_attention_heads, config.encoder_ffn_dim
-    of_decoder = 2, config.decoder_attention_heads, config.decoder_ffn_dim
-    n_encoder, n_decoder = range(config.encoder_layers), range(config.decoder_layers)
+    d, activation = config.d_model, _ACTIVATIONS[config.activation_function]()
+    attn, residual = partial(_MarianAttention, d), partial(PostNorm, d)
+    ff = partial(FeedForward, d, activation=activation)
+    h, d_ff = config.encoder_attention_heads, config.encoder_ffn_dim
+    encoder_layers = [
+        EncoderLayer(attn(h), ff(d_ff), residual) for _ in range(config.encoder_layers)
+    ]
+    h, d_ff = config.decoder_attention_heads, config.decoder_ffn_dim
+    decoder_layers = [
+        DecoderLayer(attn(h), attn(h), ff(d_ff), residual)
+        for _ in range(config.decoder_layers)
+    ]
     return MarianTransformer(
-        Encoder(
-            [EncoderLayer(*parts(*of_encoder), residual) for _ in n_encoder],
-            nn.Identity(),
-        ),
-        Decoder(
-            [DecoderLayer(*parts(*of_decoder), residual) for _ in n_decoder],
-            nn.Identity(),
-        ),
+        Encoder(encoder_layers, nn.Identity()),
+        Decoder(decoder_layers, nn.Identity()),
         _MarianEmbedding(config.vocab_size, d, config.scale_embedding),
         _SinusoidalHalves(d),
         nn.Identity(),
@@ -435,8 +431,8 @@ def import_marian(folder: Path, run: Path) -> None:
 def load_marian(
     run: Path,
     settings: dict,  # what config.json of the run says
-) -> tuple[MarianTransformer, MarianVocab, MarianConfig]:
-    "What `import_marian` wrote."
+) -> tuple[MarianTransformer, Any, MarianConfig]:
+    "What `import_marian` wrote: the model, its `MarianVocab` and its settings."
     path, file = run / "config.json", run / "model.safetensors"
     config = MarianConfig.from_dict(path, settings.get("marian", {}))
     build = partial(build_marian, config)
