@@ -117,7 +117,8 @@ def _write_model(
     "model.safetensors, config.json and generation_config.json of the folder."
     file = folder / "model.safetensors"
     save_file(weights, file, {"format": "pt"})
-    file.chmod(0o644)  # safetensors writes a file that only its owner can read
+    # safetensors writes a file that only its owner can read
+    file.chmod((folder / "vocab.json").stat().st_mode & 0o777)
     sizes, bos_id = asdict(config), config.decoder_start_token_id
     of_search = {name: sizes.pop(name) for name in ("num_beams", "length_penalty")}
     if sizes.pop("renormalize_logits"):
