@@ -16,6 +16,7 @@ from annotated_transformer.engines.batched_search import (
 )
 from annotated_transformer.export.ct2 import N_POSITIONS, export_ct2
 from annotated_transformer.runs.folder import load_run
+from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.load import load
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -171,15 +172,22 @@ def test_the_engine_in_our_translator(trained, how):
     assert max(abs(a.score - b.score) for a, b in pairs) < 20 * TIE
 
 
-def test_limits_and_padding(small):
-    "Weights at random generate padding, and never stop: neither is in a translation."
+def test_limits_and_padding(tmp_path):
+    "A model whose likeliest token is padding, and which never stops: neither is in a translation."
+    run = load_run(random_run(tmp_path / "run"))
+    with torch.no_grad():  # along the mean of the hidden states
+        norm = run.model.decoder.layers[-1].residuals[2].norm
+        run.model.embedding.weight[run.vocab.pad_id] = 2 * norm.bias
+    save_weights(run.model, tmp_path / "run/model.safetensors")
+    rows = [[*row, run.vocab.eos_id] for row in random_rows(20, 12, len(run.vocab))]
     for how in ({"beam_size": 1}, {"n_best": 2}):
-        both = [
-            load(small / "run", search=search_with(**how), engine=engine)
-            for engine in ("pytorch", "ctranslate2")
-        ]
-        rows = [[*row, 3] for row in random_rows(20, 12, len(both[0].vocab))]
-        mine, other = (translator.search_ids(rows) for translator in both)
+        mine, other = (
+            load(tmp_path / "run", search=search_with(**how), engine=engine)
+            for engine in ("pytorch", CT2)
+        )
+        raw = other.search.translate([run.vocab.words(rows[0])], max_decoding_length=5)
+        assert "<pad>" in raw[0].hypotheses[0]
+        mine, other = mine.search_ids(rows), other.search_ids(rows)
         lengths = [[len(one.ids) for one in found] for found in other]
         assert lengths == [[len(one.ids) for one in found] for found in mine]
         assert not any(0 in one.ids for found in other for one in found)
