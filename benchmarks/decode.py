@@ -39,11 +39,11 @@ from annotated_transformer.engines.batched_search import (
     eos_among_best,
 )
 from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.export.ct2 import export_ct2, position_table
+from annotated_transformer.export.marian import marian_names
 from annotated_transformer.io.text import read_lines
 from annotated_transformer.runs.folder import Run, load_run
-from annotated_transformer.translating.ct2 import export_ct2, position_table
 from annotated_transformer.translating.evaluate import bleu
-from annotated_transformer.translating.marian import marian_names
 from annotated_transformer.translating.translate import Translator
 
 SETTINGS = {

@@ -27,10 +27,10 @@ from annotated_transformer.engines.batched_search import (
     search_with,
 )
 from annotated_transformer.export.hugging_face import export_hf
+from annotated_transformer.export.marian import import_marian
 from annotated_transformer.runs.weights import read_tensors
 from annotated_transformer.translating.evaluate import bleu
 from annotated_transformer.translating.load import load
-from annotated_transformer.translating.marian_import import import_marian
 
 
 def interleaved(weight: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from measuring import middle, options, write
 
+from annotated_transformer.export.ct2 import export_ct2
 from annotated_transformer.export.hugging_face import export_hf
-from annotated_transformer.translating.ct2 import export_ct2
 
 LINE = "A man in a blue shirt is standing on a ladder.\n"
 

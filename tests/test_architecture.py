@@ -20,9 +20,9 @@ ROOMS = {
     "training": "the loop, the optimiser, losses, processes (§5)",
     "engines": "fast twins of lessons",
     "runs": "a run: its folder, its checkpoints, its recipe",
+    "export": "other programs' weights and folders, in and out",
     "translating": "a trained model translates, and is scored (§6.1)",
     "show": "figures and pages",
-    "export": "other programs' weights",
     "experiments": "what the paper compares with (§2, §4, §6)",
     "cli": "the command line",
 }

@@ -227,7 +227,7 @@ REFUSED = {
     "translate run asked --sample --top-p 2": "top_p=2.0 is a probability",
     "translate run asked --n-best 5": "n_best=5 with beam_size=4",
     "translate run asked --engine onnx": "engine='onnx' is neither pytorch nor",
-    "translate run asked --engine ctranslate2 --sample": "a search of its own",
+    "translate run asked --engine ctranslate2 --sample": "does not support our sampl",
     "translate run asked --batch-tokens 0": "batch_tokens=0",
     "translate run asked --precision fp33": "precision='fp33'",
     "translate run asked --device cuda:99": "'cuda:99'",
@@ -451,7 +451,7 @@ def test_another_engine(run):
     write(Path("in"), [s.en for s in builtin(6, seed=5)])
     how = "translate run in --n-best 2"
     assert done(run, f"{how} --engine ctranslate2") == done(run, how)
-    assert len([*Path("run/ctranslate2").iterdir()]) == 1
+    assert not Path("run/ctranslate2").exists()
 
 
 def test_samples(run):

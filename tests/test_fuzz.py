@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.export.hugging_face import export_hf
-from annotated_transformer.translating.marian_import import import_marian
+from annotated_transformer.export.marian import import_marian
 
 FUZZ = Path(__file__).parent / "fuzz"
 SIZES = "n_layers=1 d_model=16 d_ff=32 n_heads=2 n_pieces=320 max_steps=4 max_len=120 "
@@ -168,7 +168,6 @@ def test_commands(words, work, capfd, monkeypatch):
 CONFIGS = {  # cases of tests/fuzz, to the file that they change, and who reads it
     "config": ("run/config.json", reader),
     "resume": ("run/config.json", lambda case: RESUME),
-    "imported": ("imported/config.json", lambda case: ["translate", "imported", "one"]),
 }
 
 
@@ -195,13 +194,9 @@ FILES = {  # where a file belongs, and which command reads it
     f"{LAST}/model.safetensors": AVERAGE,
     f"{LAST}/optimizer.safetensors": RESUME,
     f"{LAST}/state.json": AVERAGE,
-    "marian/config.json": IMPORT,
     "marian/source.spm": IMPORT,
     "marian/target.spm": IMPORT,
-    "marian/vocab.json": IMPORT,
     "marian/model.safetensors": IMPORT,
-    "imported/config.json": ["translate", "imported", "one"],
-    "imported/vocab.json": ["translate", "imported", "one"],
     "imported/target.spm": ["translate", "imported", "one"],
     "imported/model.safetensors": ["translate", "imported", "one"],
 }

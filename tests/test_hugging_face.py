@@ -2,29 +2,27 @@
 
 import importlib.util
 import json
-import math
 import os
 import random
 import re
 import shutil
-import subprocess
 import sys
-from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from notebooks import joined
 from small_runs import HAS_VNNI, TIE, random_run, small_vocab, trained_run
 
-from annotated_transformer import UserError, __version__
+from annotated_transformer import __version__
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.batch import pad_ids
 from annotated_transformer.data.corpus import DATA_SETS
-from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.vocab import SPACE
 from annotated_transformer.engines.batched_search import (
     batched_beam_search,
@@ -32,22 +30,20 @@ from annotated_transformer.engines.batched_search import (
     search_with,
 )
 from annotated_transformer.engines.kv_cache import KVCache
-from annotated_transformer.export import model_card as cards
+from annotated_transformer.export.ct2 import export_ct2
 from annotated_transformer.export.hugging_face import (
     _marian_config,
     _marian_weights,
     export_hf,
 )
-from annotated_transformer.export.model_card import _training_command, model_card
-from annotated_transformer.io.files import sha256
-from annotated_transformer.model.config import RECIPES, get_recipe, override
-from annotated_transformer.model.stack import PreNorm
-from annotated_transformer.runs.folder import load_run, write_config
+from annotated_transformer.export.marian import (
+    build_marian,
+    import_marian,
+    marian_names,
+)
+from annotated_transformer.runs.folder import load_run
 from annotated_transformer.runs.weights import read_tensors
-from annotated_transformer.translating.ct2 import export_ct2
 from annotated_transformer.translating.load import load
-from annotated_transformer.translating.marian import build_marian, marian_names
-from annotated_transformer.translating.marian_import import import_marian
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.set_verbosity_error()
@@ -82,6 +78,7 @@ def loaded(folder: Path, **more):
     return model.eval()
 
 
+@cache
 def tokenizer_of(folder: Path):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
@@ -129,16 +126,6 @@ def test_every_shape(tmp_path, vocab, sizes):
     assert (a - b)[real].abs().max() < 1e-11
 
 
-def test_every_position_is_ours(tmp_path):
-    "To the last bit, although the library computes them itself."
-    run = load_run(random_run(tmp_path / "run", max_len=700))
-    theirs = loaded(export_hf(tmp_path / "run", tmp_path / "out"))
-    table = run.model.position(torch.zeros(1, 752, 32))[0]
-    halves = torch.cat([table[:, ::2], table[:, 1::2]], dim=1)
-    for side in (theirs.model.encoder, theirs.model.decoder):
-        assert torch.equal(side.embed_positions.weight, halves)
-
-
 def in_our_order(name: str, weight: torch.Tensor) -> torch.Tensor:
     "The inverse of the export, written down by dimensions: every dimension that holds features of the residual stream."
     half = len(weight) // 2 if weight.dim() == 1 else None
@@ -168,40 +155,42 @@ def test_round_trip_is_exact(small, tmp_path):
 # token ids
 
 
-def fuzzed_lines(n: int) -> list[str]:
-    "Random characters of several scripts, spaces, controls, and text that looks like a token."
-    rng = random.Random(0)
-    parts = [*"aéß漢🐕 \t\u200bﬁ„’\x00\u00a0\ufeff", "  ", "e\u0301"]
-    parts += ["</s>", "<pad>", "<unk>", "<s>", "<0xE2>"]
-    kinds = [
-        lambda: rng.choice(parts),
-        lambda: chr(rng.randrange(32, 127)),
-        lambda: chr(rng.randrange(0xA0, 0xD800)),
-        lambda: chr(rng.randrange(0xE000, 0x110000)),
-    ]
-    lines = ["".join(rng.choice(kinds)() for _ in range(i % 40 + 1)) for i in range(n)]
-    return [line.replace(SPACE, "_") for line in lines]
+LINES = [
+    *(
+        "„Punctuation“ — ‘quotes’ … % 1 000,5",
+        " a ",
+        "\n",
+        " ",
+        "  two  spaces",
+        "x" * 5000,
+    ),
+    *(
+        "a >>deu<< dog",
+        ">>deu a dog",
+        "</s> <pad> <unk> <s> <0xE2>",
+        "\u200b\x00\ufeff",
+    ),
+    *("Ünï — 漢字 🐕 ﬁ", "e\u0301\u00a0\t"),
+]
 
 
-def test_ids_and_text(trained):
-    "Random lines and real ones become our ids, and any ids our text, but for spaces at its ends."
+@settings(max_examples=60)
+@given(st.text(max_size=40).filter(lambda s: s and SPACE not in s and ">>" not in s))
+def test_ids_and_text(trained, text):
+    "Any line becomes our ids, and any ids our text, but for spaces at its ends."
     run, folder, sentences = trained
     vocab, tokenizer = run.vocab, tokenizer_of(folder / "out")
-    lines = [*fuzzed_lines(1000), *sentences, *(s.de for s in builtin(200, seed=3))]
-    lines += ["„Punctuation“ — ‘quotes’ … % 1 000,5", " a ", "\n", " ", "x" * 5000]
-    lines += ["a >>deu<< dog", ">>deu a dog"]
     ids_of = lambda line: tokenizer(line).input_ids
-    for line in lines:
+    for line in [text, *LINES, *sentences[:20]]:
         assert ids_of(line) == [*vocab.encode(line), vocab.eos_id], line
     # the three kinds of lines that the notebook names
     for line in (">>deu<< a dog", f"a{SPACE}dog", ""):
         assert ids_of(line) != [*vocab.encode(line), vocab.eos_id]
     assert ids_of("") == [vocab.eos_id]
-    rng = random.Random(1)
-    for _ in range(500):
-        ids = [rng.randrange(len(vocab)) for _ in range(rng.randrange(12))]
-        theirs = tokenizer.decode(ids, skip_special_tokens=True)
-        assert theirs == vocab.decode(ids).strip(), ids
+    rng = random.Random(text)
+    ids = [rng.randrange(len(vocab)) for _ in range(rng.randrange(12))]
+    theirs = tokenizer.decode(ids, skip_special_tokens=True)
+    assert theirs == vocab.decode(ids).strip(), ids
 
 
 # sentences
@@ -226,10 +215,10 @@ def ours(run, sentences, limit, search):
     return [best for best, *_ in found]
 
 
-def theirs(folder, sentences, limit, **settings) -> list[str]:
+def theirs(folder, sentences, limit, **options) -> list[str]:
     model, tokenizer = loaded(folder), tokenizer_of(folder)
     batch = tokenizer(sentences, return_tensors="pt", padding=True)
-    ids = model.generate(**batch, max_length=limit + 1, **settings)
+    ids = model.generate(**batch, max_length=limit + 1, **options)
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
@@ -250,37 +239,30 @@ def assert_equal_but_for_ties(run, sentences, mine, other, penalty, n_ties=5) ->
     assert len(gaps) <= n_ties and max(gaps, default=0) < TIE
 
 
-@pytest.mark.parametrize(
-    "beam_size, alpha, limit", [(1, 0.0, 40), (1, 0.0, 3), (4, 0.6, 40), (2, 1.0, 3)]
-)
-def test_search_with_their_penalty(trained, beam_size, alpha, limit):
-    "At a limit of 3 nearly every hypothesis is cut, so the rules at the limit agree too."
+@pytest.mark.parametrize("beam_size, alpha", [(1, 0.0), (2, 1.0)])
+def test_search_at_the_limit(trained, beam_size, alpha):
+    "At a limit of 3 nearly every hypothesis is cut; the notebook has longer ones."
     run, folder, sentences = trained
     penalty = lambda n: n**alpha
     search = partial(batched_beam_search, beam_size=beam_size, penalty=penalty)
-    settings = {"num_beams": beam_size, "length_penalty": alpha}
+    options = {"num_beams": beam_size, "length_penalty": alpha}
     if beam_size == 1:
-        search, settings = batched_greedy_search, {"num_beams": 1}
-        settings["early_stopping"] = False
-    mine = ours(run, sentences, limit, search)
-    other = theirs(folder / "out", sentences, limit, **settings)
+        search = batched_greedy_search
+        options = {"num_beams": 1, "early_stopping": False}
+    mine = ours(run, sentences, 3, search)
+    other = theirs(folder / "out", sentences, 3, **options)
     assert_equal_but_for_ties(run, sentences, mine, other, penalty)
 
 
 def test_the_folders_own_search(trained):
     "Without options: beam 4 without a length penalty, as `translate --alpha 0`."
     run, folder, sentences = trained
-    model = loaded(folder / "out")
-    assert model.generation_config.max_length == run.recipe.train.max_len + 52
-    assert model.generation_config.bad_words_ids == [[run.vocab.pad_id]]
-    assert model.generation_config.early_stopping == "never"
     mine = ours(run, sentences, 60, search_with(4, 0.0))
     other = theirs(folder / "out", sentences, 60)
     assert_equal_but_for_ties(run, sentences, mine, other, lambda n: 1)
-    lines = sentences[:20]
-    assert (
-        load(folder / "run", search=search_with(4, 0.0)).translate(lines) == other[:20]
-    )
+    best = loaded(folder / "out").generation_config
+    assert best.max_length == run.recipe.train.max_len + 52
+    assert best.early_stopping == "never"
 
 
 def test_saved_by_transformers(trained, tmp_path):
@@ -322,20 +304,6 @@ def test_refusals(tmp_path, capsys, sizes, says):
     assert not (tmp_path / "out").exists()
 
 
-def test_parts_that_it_does_not_know_are_refused(small):
-    "As by CTranslate2: another formula, and a weight that would be lost."
-    run = load_run(small / "run")
-    config = _marian_config(run.recipe, run.vocab)
-    layer = run.model.decoder.layers[0]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(layer.self_attn, "rotate", lambda *args: args[0])
-        with pytest.raises(UserError, match="a Fused.* another rotate .* transformers"):
-            _marian_weights(run.model, config)
-    run.model.encoder.layers[1].residuals[0].__class__ = PreNorm
-    with pytest.raises(UserError, match=r"layers\.1\.residuals\.0 is a PreNorm"):
-        _marian_weights(run.model, config)
-
-
 # the folder
 
 
@@ -347,129 +315,48 @@ def test_files_of_the_folder(small):
     assert [*sorted(found)] == names.split() and len({*found.values()}) == 1
 
 
-def test_nothing_of_this_machine_is_in_it(tmp_path):
-    "No path, although config.json of a run names its text and its data folder."
-    source = {"src": f"{tmp_path}/secret.en", "tgt": f"{tmp_path}/secret.de"}
-    about = {"data": "own", "src_lang": "src", "tgt_lang": "tgt", "source": source}
-    out = export_hf(random_run(tmp_path / "run", about), tmp_path / "out")
-    for file in out.iterdir():
-        assert str(tmp_path).encode() not in file.read_bytes(), file
-        assert b"secret" not in file.read_bytes(), file
-
-
 # the model card
 
 
-def card_of(tmp_path, about: dict, name: str = "some-model", passes=(), **settings):
-    "The card of a run folder without a model, and what the Hub's library reads in it."
+def card_of(folder: Path, about: dict, passes=()):
+    "The card in an export, and what the Hub's library reads in it."
     hub = pytest.importorskip("huggingface_hub")
-    recipe = get_recipe("multi30k-tiny")
-    recipe = replace(recipe, train=replace(recipe.train, **settings))
-    (tmp_path / "run").mkdir()
-    write_config(tmp_path / "run", recipe, about)
+    run = random_run(folder / "run", about)
     lines = "".join(f"{json.dumps(record)}\n" for record in passes)
-    (tmp_path / "run/metrics.jsonl").write_text(lines)
-    card = model_card(name, tmp_path / "run", recipe, about)
+    (run / "metrics.jsonl").write_text(lines)
+    card = (export_hf(run, folder / "some-model") / "README.md").read_text("utf-8")
     return card, hub.ModelCard(card).data
 
 
 def test_card(tmp_path):
+    "Of a run that started from another one: both texts, since both licences count."
     passes = [
         {"step": 1, "valid_loss": 9.0, "valid_ppl": 8103.1, "valid_bleu": 0.1},
         {"step": 2, "loss": 1.0},
         {"step": 3, "valid_loss": 2.0, "valid_ppl": 7.389, "valid_bleu": 31.25},
     ]
-    about = {"data": "multi30k", "src_lang": "en", "tgt_lang": "de", "steps": 3}
-    about["weights"] = "average of 10 checkpoints"
-    card, data = card_of(tmp_path, about, passes=passes, dropout=0.25)
-    assert (data.language, data.license) == (["en", "de"], None)
+    about = {"data": "multi30k", "src_lang": "en", "tgt_lang": "pt-BR", "steps": 3}
+    about |= {"weights": "average of 10 checkpoints", "from": {"data": "wmt14"}}
+    card, data = card_of(tmp_path, about, passes)
+    assert (data.language, data.license) == (["en", "pt"], None)
     assert (data.library_name, data.pipeline_tag) == ("transformers", "translation")
     assert data.datasets == ["bentrevett/multi30k"]
-    scores = {x.metric_type: x for x in data.eval_results}
-    assert scores["bleu"].metric_value == 31.25
-    assert scores["bleu"].metric_args["signature"].startswith("nrefs:1|case:mixed")
-    assert scores["perplexity"].metric_value == 7.389
-    assert "31.25 (validation text, step 3, greedy; signature `nrefs:1|" in card
-    assert "--data multi30k --config multi30k-tiny --out RUN dropout=0.25\n" in card
-    assert f"Text: multi30k ({DATA_SETS['multi30k'].source}; licence: terms of" in card
-    assert "Weights: average of 10 checkpoints." in card
+    assert "step 3, valid_loss 2, valid_ppl 7.389, valid_bleu 31.25." in card
+    first, then = (DATA_SETS[name].licence for name in ("wmt14", "multi30k"))
+    assert re.search(f"Text: wmt14 .*{first}.; then multi30k .*{then}", card)
+    assert "Steps: 3. Weights: average of 10 checkpoints." in card
+    assert "# some-model\n" in card and __version__ in card
 
 
-@pytest.mark.parametrize(
-    "languages, known",
-    [
-        (("en", "pt-BR"), ["en", "pt"]),
-        (("en", None), None),
-    ],
-)
-def test_card_of_own_text(tmp_path, languages, known):
-    about = {"data": "own"} | dict(zip(("src_lang", "tgt_lang"), languages))
+def test_card_of_own_text(tmp_path):
+    "No path is in the folder, although config.json of a run names its text."
+    source = {"src": f"{tmp_path}/secret.en", "tgt": f"{tmp_path}/secret.de"}
+    about = {"data": "own", "src_lang": "en", "tgt_lang": None, "source": source}
     card, data = card_of(tmp_path, about)
-    assert (data.language, data.datasets, data.eval_results) == (known, None, None)
-    assert "The run has none." in card and "Text: the author's own." in card
-    assert ("to translate from en to pt-BR" in card) == bool(known)
-    named = " --src-lang en --tgt-lang pt-BR" if known else ""
-    assert f"--src SOURCE --tgt TARGET{named} --config" in card
-    (tmp_path / "pairs").mkdir()
-    source = {"pairs": "mine.tsv", "valid_pairs": None}
-    card, _ = card_of(tmp_path / "pairs", about | {"source": source})
-    assert f" train --pairs PAIRS{named} --config" in card and "mine.tsv" not in card
-
-
-def test_card_of_a_demo(small, tmp_path):
-    "Its report counts as long as the weights are those that were measured."
-    report = {"weights_sha256": sha256(small / "run/model.safetensors"), "bleu": 99.5}
-    report |= {"exact_match": 0.98, "n_sentences": 1000}
-    make = partial(model_card, "x", small / "run", load_run(small / "run").recipe)
-    try:
-        (small / "run/report.json").write_text(json.dumps(report))
-        card = make({"data": "builtin", "case_variants": True})
-        (small / "run/report.json").write_text(json.dumps(report | {"bleu": "high"}))
-        assert "high" not in make({})
-        (small / "run/report.json").write_text(
-            json.dumps(report | {"weights_sha256": "0"})
-        )
-        assert "99.5" not in make({})
-    finally:
-        (small / "run/report.json").unlink()
-    assert "- BLEU: 99.5 (1000 held-out sentences, beam 4, α 0.6; sig" in card
-    assert "- exact match: 0.98 (1000 held-out" in card
-    assert "as annotated_transformer), with copies in other cases." in card
-
-
-def test_card_of_a_strange_run(tmp_path):
-    "What a run says of itself may come from somebody else, and stays text."
-    about = {"data": "x`\n---\n", "src_lang": 'e"', "tgt_lang": "de", "weights": "`# A"}
-    passes = [{"step": 1, "valid_loss": 1.0, "valid_ppl": math.inf, "valid_bleu": -1}]
-    name = 'a"b`c\n---\ud800/..'
-    card, data = card_of(tmp_path, about, name=name, passes=passes)
-    assert card.encode() and data.language is None and "# A" not in card
-    assert re.search(r"^# a_b_c_---__..$", card, re.M) and "perplexity" not in card
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_command_gives_the_settings(name):
-    recipe = override(get_recipe(name), ["seed=7", "clip_norm=1.5", "compile=true"])
-    words = _training_command(recipe, None).split()
-    known = get_recipe(words[words.index("--config") + 1])
-    assert override(known, [word for word in words if "=" in word]) == recipe
-
-
-def test_the_commit_is_this_checkouts(tmp_path, monkeypatch):
-    "Not that of a repository in which an installed package happens to lie."
-    git = lambda *words: subprocess.run(
-        ["git", *words], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    if git("ls-files", "settings.ini"):
-        assert f"{__version__}, commit {git('rev-parse', 'HEAD')}" in cards._version()
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True)
-    (tmp_path / "__init__.py").touch()
-    monkeypatch.setattr(cards, "files", lambda _: tmp_path)
-    assert cards._version() == __version__
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert cards._version() == __version__
+    assert (data.language, data.datasets) == (None, None)
+    assert "Text: the author's own." in card and "validation pass: none." in card
+    for file in (tmp_path / "some-model").iterdir():
+        assert b"secret" not in file.read_bytes(), file
 
 
 # the page on serving

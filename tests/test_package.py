@@ -127,7 +127,7 @@ INSTALLED = """
 import sys
 from annotated_transformer import load
 print(load("demo").translate(["The dog is tired."])[0])
-slow = ("sympy", "torch._dynamo", "annotated_transformer.translating.marian")
+slow = ("sympy", "torch._dynamo", "ctranslate2", "transformers")
 print([name for name in slow if name in sys.modules])
 from annotated_transformer.show import explorer
 one = explorer.AttentionExample(["a"], ["b"], {"cross": [[[[1.0]]]]})

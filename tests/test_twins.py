@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from annotated_transformer import UserError
 from annotated_transformer.engines import chunked_loss as chunks
 from annotated_transformer.engines.batched_search import (
     batched_beam_search,
@@ -53,7 +52,6 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.training.label_smoothing import smoothed_loss
 from annotated_transformer.training.r_drop import RDrop
-from annotated_transformer.translating.ct2 import PAPER_MODULES, check_parts
 
 # A precision is a dtype of the inputs, or float32 inputs under autocast to bfloat16.
 DTYPES = {
@@ -628,8 +626,5 @@ def test_rotary_positions_are_one_argument():
     assert all(layer.cross_attn.rotate is None for layer in plain.decoder.layers)
     without = make(MultiHeadAttention, rotate=None)(src, tgt_in)
     assert (hidden - without).abs().max() > 0.1
-    rotated, kinds = make(MultiHeadAttention), (*PAPER_MODULES, NoPosition)
-    with pytest.raises(UserError, match="0.self_attn is a .* another rotate"):
-        check_parts(rotated, kinds, rotated.state_dict(), "theirs")
     fused = make(FusedMultiHeadAttention)
     torch.testing.assert_close(fused(src, tgt_in), hidden)

@@ -232,7 +232,7 @@ RUN  The run folder to make.
 """)
 def _import_marian(args: SimpleNamespace) -> None:
     "Make a run of a published Marian translator: for translate, score and attention."
-    from ..translating.marian_import import import_marian
+    from ..export.marian import import_marian
 
     import_marian(args.dir, args.run)
     say(f"{args.run} is ready: {shell_line('translate', args.run)}")
@@ -245,7 +245,7 @@ DIR                   The CTranslate2 folder to make.
 """)
 def _export_ct2(args: SimpleNamespace) -> None:
     "Export a run for CTranslate2."
-    from ..translating.ct2 import export_ct2
+    from ..export.ct2 import export_ct2
 
     _say_which_model(args.run)
     export_ct2(args.run, args.dir, args.quantization)

@@ -108,10 +108,16 @@ def decoder_layer_step(
 class KVCache:
     "Decodes with a trained model, one new position a step (§3: auto-regressive)."
 
-    def __init__(self, model: Transformer, layer_steps: list[Callable] | None = None):
-        "`layer_steps` are called with x, cache and step; None = `decoder_layer_step`."
+    def __init__(
+        self,
+        model: Transformer,
+        # called with x, cache and step; None = `decoder_layer_step`
+        layer_steps: list[Callable] | None = None,
+        attends_padding: bool = False,  # to padding in a prefix, as Marian does (91)
+    ):
         layers = model.decoder.layers
         self.model = model
+        self.attends_padding = attends_padding
         self.layer_steps = layer_steps or [
             partial(decoder_layer_step, layer) for layer in layers
         ]
@@ -144,7 +150,7 @@ class KVCache:
                 f" (b, beam) = {(b, beam)}: give one id to each"
             )
         # no id is −1
-        is_padding = last_ids == (model.pad_id if model.pads_target else -1)
+        is_padding = last_ids == (-1 if self.attends_padding else model.pad_id)
         slots, n_past, slot_mask = _append_slots(slots, is_padding)
         positions = torch.full((beam,), t, device=slots.device)
         any_masked = src_mask if src_mask.numel() else None

@@ -231,11 +231,12 @@ def _is_plain(layer: nn.Module) -> bool:
     )
 
 # %% ../../nbs/90g_packed.ipynb #90f0a003
-def fast_decoder(model: Transformer) -> KVCache:
+def fast_decoder(model: Transformer, attends_padding: bool = False) -> KVCache:
     "A `KVCache`, with faster steps where all layers are prepared and plain."
     layers = model.decoder.layers
-    plain = all(_is_plain(layer) for layer in layers)
-    return KVCache(model, [_PreparedStep(layer) for layer in layers] if plain else None)
+    if not all(_is_plain(layer) for layer in layers):
+        return KVCache(model, None, attends_padding)
+    return KVCache(model, [_PreparedStep(layer) for layer in layers], attends_padding)
 
 # %% ../../nbs/90g_packed.ipynb #671eb89f
 PRECISIONS = ("fp32", "bf16", "int8")

@@ -82,8 +82,6 @@ class EncoderDecoder(nn.Module):
     `position` is None where the networks themselves depend on the order of tokens.
     """
 
-    pads_target = True  # so no search generates padding
-
     def __init__(
         self,
         encoder: nn.Module,

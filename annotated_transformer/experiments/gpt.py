@@ -29,9 +29,6 @@ from ..training.label_smoothing import smoothed_loss
 class GPT(nn.Module):
     "A decoder without an encoder: self-attention under a mask that hides what follows."
 
-    # for `next_log_probs`: padding is never generated
-    pads_target = True
-
     def __init__(
         self,
         stack: Encoder,

@@ -90,8 +90,7 @@ def next_log_probs(
 ) -> Float[Tensor, "*b n_vocab"]:
     "Log-probabilities of the next token; −∞ for padding, so no search generates it."
     log_probs = model.embedding.logits(hidden).float().log_softmax(dim=-1)
-    if model.pads_target:
-        log_probs[..., model.pad_id] = -torch.inf
+    log_probs[..., model.pad_id] = -torch.inf
     return log_probs
 
 # %% ../../nbs/61a_decode.ipynb #095eab4c

@@ -32,9 +32,6 @@ from .stack import (
 class Transformer(nn.Module):
     "The encoder–decoder of Figure 1."
 
-    # False for Marian models, whose targets begin with padding
-    pads_target = True
-
     def __init__(
         self,
         encoder: Encoder,

@@ -219,7 +219,7 @@ def read_config(
         raise UserError(
             f"{path} was imported from {values['kind'].capitalize()}: it translates, "
             "and export-hf takes it, but it cannot be trained by train, exported "
-            "otherwise or shown; in Python, fine_tune_marian trains it further"
+            "otherwise or shown"
         )
     check_no_links(path, _own_names(path))
     check_entries(file, values, _ABOUT)
