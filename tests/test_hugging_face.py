@@ -40,9 +40,9 @@ from annotated_transformer.export.hugging_face import (
 )
 from annotated_transformer.export.model_card import _training_command, model_card
 from annotated_transformer.io.files import sha256
-from annotated_transformer.model.config import RECIPES, get_recipe, override
 from annotated_transformer.model.stack import PreNorm
 from annotated_transformer.runs.folder import load_run, write_config
+from annotated_transformer.runs.settings import RECIPES, get_recipe, override
 from annotated_transformer.runs.weights import read_tensors
 from annotated_transformer.translating.ct2 import export_ct2
 from annotated_transformer.translating.load import load

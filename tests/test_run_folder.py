@@ -13,12 +13,7 @@ from annotated_transformer.data.batch import RunPosition
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.io.files import lock_folder
-from annotated_transformer.model.config import (
-    ModelConfig,
-    Recipe,
-    TrainConfig,
-    get_recipe,
-)
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs import checkpoint, weights
 from annotated_transformer.runs import folder as run_folder
@@ -33,6 +28,7 @@ from annotated_transformer.runs.folder import (
     write_config,
 )
 from annotated_transformer.runs.hooks import append_json, count_steps
+from annotated_transformer.runs.settings import Recipe, TrainConfig, get_recipe
 from annotated_transformer.runs.train_run import _choose_weights
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.training.optimizer import adam

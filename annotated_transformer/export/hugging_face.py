@@ -24,8 +24,9 @@ from ..io.files import (
     read_file,
     write_json,
 )
-from ..model.config import ModelConfig, Recipe
+from ..model.config import ModelConfig
 from ..runs.folder import load_run, read_settings, run_kind
+from ..runs.settings import Recipe
 from ..translating.ct2 import (
     PAPER_MODULES,
     check_parts,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from .. import __version__
 from ..data.corpus import DATA_SETS, known_languages
 from ..io.files import read_json, sha256
-from ..model.config import RECIPES, Recipe
 from ..runs.folder import read_metrics
+from ..runs.settings import RECIPES, Recipe
 from ..translating.evaluate import bleu
 
 # %% ../../nbs/93_model_card.ipynb #93a0000a

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +19,7 @@ from torch import Tensor, nn
 
 from .. import UserError
 from ..engines.fused_attention import FusedMultiHeadAttention
-from ..model.config import (
-    check_choice,
-    check_range,
-    check_types,
-)
+from ..model.config import Count, Limits, check_fields
 from ..model.embedding import Embedding
 from ..model.feed_forward import FeedForward
 from ..model.masking import causal_mask
@@ -101,45 +98,38 @@ _ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "silu": nn.S
 class MarianConfig:
     "The sizes of a Marian model and the settings of its search, named as in its files."
 
-    vocab_size: int  # of both languages
-    d_model: int  # width of every sub-layer's output, even
-    max_position_embeddings: int  # longest sequence it was made for, in tokens
-    encoder_layers: int
-    encoder_attention_heads: int
-    encoder_ffn_dim: int  # d_ff
-    decoder_layers: int
-    decoder_attention_heads: int
-    decoder_ffn_dim: int
-    activation_function: str  # one of `_ACTIVATIONS`
+    vocab_size: Count  # of both languages
+    d_model: Annotated[int, Limits(2, 2**16)]  # width of every sub-layer's output, even
+    max_position_embeddings: Count  # longest sequence it was made for, in tokens
+    encoder_layers: Annotated[int, Limits(1, 1001)]
+    encoder_attention_heads: Count
+    encoder_ffn_dim: Count  # d_ff
+    decoder_layers: Annotated[int, Limits(1, 1001)]
+    decoder_attention_heads: Count
+    decoder_ffn_dim: Count
+    activation_function: Literal["relu", "gelu", "swish", "silu"]
     scale_embedding: bool  # multiply embeddings by √d_model
-    pad_token_id: int
-    decoder_start_token_id: int  # usually the same as `pad_token_id`
-    eos_token_id: int
+    pad_token_id: Annotated[int, Limits(0)]
+    decoder_start_token_id: Annotated[int, Limits(0)]  # usually `pad_token_id`
+    eos_token_id: Annotated[int, Limits(0)]
     ban_pad: bool  # the search may not generate `pad_token_id`
     renormalize_logits: bool = False  # the other probabilities sum to 1 again
-    num_beams: int = 1  # 1 = greedy
-    length_penalty: float = 1.0  # α of |Y|^α, not of the paper's formula
+    num_beams: Annotated[int, Limits(1, 257)] = 1  # 1 = greedy
+    length_penalty: Annotated[float, Limits(0, 11)] = (
+        1.0  # α of |Y|^α, not of the paper's formula
+    )
 
     def __post_init__(self):
-        check_types(self)
-        heads = "encoder_attention_heads", "decoder_attention_heads"
-        sizes = *heads, "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size", "d_model"
-        ids = "pad_token_id", "decoder_start_token_id", "eos_token_id"
-        check_range(self, *sizes, "max_position_embeddings", low=1, high=2**24)
-        check_range(self, "d_model", low=2, high=2**16)
-        check_range(self, "encoder_layers", "decoder_layers", low=1, high=1001)
-        check_range(self, "num_beams", low=1, high=257)
-        check_range(self, *ids, low=0, high=self.vocab_size)
-        check_range(self, "length_penalty", low=0, high=11)
-        for name in heads:
+        check_fields(self)
+        for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
+            if (value := getattr(self, name)) >= self.vocab_size:
+                raise UserError(f"{name}={value} must be below {self.vocab_size}")
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % 2 or self.d_model % getattr(self, name):
                 raise UserError(
                     f"d_model={self.d_model} must be even and a multiple of "
                     f"{name}={getattr(self, name)}"
                 )
-        check_choice(
-            "activation_function", self.activation_function, tuple(_ACTIVATIONS)
-        )
 
     @classmethod
     def from_dict(cls, path: Path, values: dict) -> "MarianConfig":
