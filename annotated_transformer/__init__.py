@@ -5,7 +5,7 @@ _OFFERED = {
     "Translator": "translating.translate",
     "Transformer": "model.transformer",
     "build_transformer": "model.transformer",
-    "get_recipe": "model.config",
+    "get_recipe": "runs.settings",
     "load_corpus": "data.corpus",
     "train_run": "runs.train_run",
 }

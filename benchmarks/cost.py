@@ -31,10 +31,11 @@ from measuring import in_own_process, options, write
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.engines.choose import FAST, PLAIN
 from annotated_transformer.engines.packed import ready_to_translate
-from annotated_transformer.model.config import ModelConfig, get_recipe
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import PrefixDecoder
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import precision_context
+from annotated_transformer.runs.settings import get_recipe
 from annotated_transformer.training.optimizer import adam
 
 PAD, BOS, EOS, FIRST = 0, 1, 2, 3  # FIRST: the first id of a token

@@ -47,10 +47,11 @@ from annotated_transformer.data.batch import training_steps
 from annotated_transformer.engines.choose import FAST
 from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.prefetch import prefetch
-from annotated_transformer.model.config import RECIPES, ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import Run
 from annotated_transformer.runs.recipe import build_training, precision_context
+from annotated_transformer.runs.settings import RECIPES, Recipe, TrainConfig
 from annotated_transformer.training import distributed
 from annotated_transformer.training.train import train as loop_of_a_run
 

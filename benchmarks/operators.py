@@ -34,9 +34,9 @@ from annotated_transformer.engines.chunked_r_drop import ChunkedRDrop
 from annotated_transformer.engines.fast_dropout import FastDropout
 from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.model.attention import attention
-from annotated_transformer.model.config import get_recipe
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, precision_context
+from annotated_transformer.runs.settings import get_recipe
 from annotated_transformer.training.r_drop import RDrop
 
 # ---- attention

@@ -18,8 +18,9 @@ from annotated_transformer.data.batch import Batch, Step, training_steps
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.engines.choose import FAST, PLAIN, Engines
 from annotated_transformer.engines.prefetch import prefetch
-from annotated_transformer.model.config import RECIPES, ModelConfig, Recipe
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.runs.recipe import build_training
+from annotated_transformer.runs.settings import RECIPES, Recipe
 from annotated_transformer.training.distributed import pick_device
 from annotated_transformer.training.train import train
 

@@ -49,11 +49,11 @@ from annotated_transformer.experiments.convolutions import (
     ConvS2SEncoder,
 )
 from annotated_transformer.model.attention import attention
-from annotated_transformer.model.config import get_recipe
 from annotated_transformer.model.embedding import Embedding
 from annotated_transformer.model.position import SinusoidalPosition
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, validation_loss
+from annotated_transformer.runs.settings import get_recipe
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.training.optimizer import adam
 from annotated_transformer.training.train import StepRecord, Stop, train

@@ -22,9 +22,9 @@ from annotated_transformer.data.batch import Batch, epoch_batches, training_step
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.prepared import Prepared, prepare
 from annotated_transformer.io.text import fingerprint
-from annotated_transformer.model.config import Recipe, get_recipe, override
 from annotated_transformer.model.transformer import Transformer
 from annotated_transformer.runs.recipe import BatchLoss, build_training
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.training.train import NotFinite, StepRecord, train
 
 COMMON = (

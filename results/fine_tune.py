@@ -22,9 +22,9 @@ from figures import options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
-from annotated_transformer.model.config import Recipe, fine_tune, get_recipe
 from annotated_transformer.runs.folder import read_config
 from annotated_transformer.runs.hooks import STOP_SIGNALS
+from annotated_transformer.runs.settings import Recipe, fine_tune, get_recipe
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.translating.evaluate import bleu
 

@@ -21,8 +21,8 @@ from annotated_transformer.data.batch import pad_ids
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
 from annotated_transformer.engines.batched_search import batched_greedy_search
-from annotated_transformer.model.config import get_recipe
 from annotated_transformer.runs.folder import load_run, pretrained_run
+from annotated_transformer.runs.settings import get_recipe
 from annotated_transformer.runs.train_run import train_run
 from annotated_transformer.show.explorer import display_tokens
 from annotated_transformer.show.heads import (

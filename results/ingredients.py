@@ -22,9 +22,9 @@ from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.prepared import open_prepared
 from annotated_transformer.engines.batched_search import search_with
-from annotated_transformer.model.config import Recipe, get_recipe, override
 from annotated_transformer.runs.checkpoint import latest
 from annotated_transformer.runs.folder import read_metrics
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
 from annotated_transformer.translating.evaluate import bleu, bleu_variants
 

@@ -38,8 +38,8 @@ from annotated_transformer.experiments.parsing_results import (
     parse,
     training_pairs,
 )
-from annotated_transformer.model.config import Recipe, get_recipe, override
 from annotated_transformer.runs.folder import load_run
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, train_run
 from annotated_transformer.translating.translate import Translator
 

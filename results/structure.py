@@ -29,9 +29,9 @@ from annotated_transformer.experiments.structure import (
     prefix_attention,
     prefixes_predicted,
 )
-from annotated_transformer.model.config import get_recipe, override
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import Run, load_run
+from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import train_run
 from annotated_transformer.show.explorer import display_tokens
 from annotated_transformer.show.visualize import attention_maps

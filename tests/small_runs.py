@@ -7,15 +7,15 @@ import torch
 
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.vocab import Vocab, learn_bpe
-from annotated_transformer.model.config import (
-    ModelConfig,
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import write_config
+from annotated_transformer.runs.settings import (
     Recipe,
     TrainConfig,
     get_recipe,
     override,
 )
-from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.train_run import RunOptions, train_run
 from annotated_transformer.runs.weights import save_weights
 

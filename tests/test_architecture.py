@@ -19,7 +19,7 @@ ROOMS = {
     "data": "text to batches of ids (§5.1)",
     "training": "the loop, the optimiser, losses, processes (§5)",
     "engines": "fast twins of lessons",
-    "runs": "a run: its folder, its checkpoints, its recipe",
+    "runs": "a run: its settings, its folder, its checkpoints, its recipe",
     "export": "other programs' weights and folders, in and out",
     "translating": "a trained model translates, and is scored (§6.1)",
     "show": "figures and pages",

@@ -21,11 +21,7 @@ from annotated_transformer import UserError
 from annotated_transformer.data.batch import RunPosition
 from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.io.files import sha256, write_file
-from annotated_transformer.model.config import (
-    ModelConfig,
-    Recipe,
-    TrainConfig,
-)
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.checkpoint import (
     Progress,
@@ -44,6 +40,7 @@ from annotated_transformer.runs.folder import (
     use_average,
     write_config,
 )
+from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.runs.weights import (
     gather_tensors,
     load_weights,

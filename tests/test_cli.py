@@ -24,8 +24,8 @@ from annotated_transformer.cli.train import _DEFAULT_RECIPE, program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.files import sha256
-from annotated_transformer.model.config import RECIPES, override, recipe_from_dict
 from annotated_transformer.runs.folder import PRETRAINED
+from annotated_transformer.runs.settings import RECIPES, override, recipe_from_dict
 from annotated_transformer.show import demo
 
 TINY = (

@@ -20,8 +20,8 @@ from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines.choose import FAST
 from annotated_transformer.engines.fused_attention import fused_attention
-from annotated_transformer.model.config import get_recipe, override
 from annotated_transformer.runs.folder import read_config, read_metrics
+from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.training.distributed import pick_device
 

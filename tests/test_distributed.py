@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from annotated_transformer.data.batch import EncodedPairs, RaggedArray, training_steps
 from annotated_transformer.engines.chunked_loss import chunked_loss
-from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import build_training
+from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.training.distributed import (
     any_rank,
     data_parallel,

@@ -15,7 +15,7 @@ CODE = f"""
 from pathlib import Path
 from annotated_transformer import load
 from annotated_transformer.cli.main import main
-from annotated_transformer.model.config import get_recipe, override
+from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.show.demo import run_demo
 
 def run(*words):

@@ -29,10 +29,11 @@ from annotated_transformer import UserError, load
 from annotated_transformer.data.prepared import open_prepared, prepare
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.batched_search import search_with
-from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.stack import PostNorm
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.folder import Run, load_run, pretrained_run
+from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.runs.weights import (
     pack_weights,
     read_tensors,

@@ -15,7 +15,7 @@ import torch
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch, encode_pairs
 from annotated_transformer.engines.choose import FAST, PLAIN
-from annotated_transformer.model.config import ModelConfig, get_recipe, override
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import load_run, read_metrics
 from annotated_transformer.runs.hooks import Every
@@ -25,6 +25,7 @@ from annotated_transformer.runs.recipe import (
     choose_precision,
     validation_loss,
 )
+from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.show.visualize import save_learning_curve
 from annotated_transformer.training.r_drop import RDrop

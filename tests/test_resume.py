@@ -17,7 +17,6 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpus import Corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.io.files import lock_folder
-from annotated_transformer.model.config import fine_tune, get_recipe, override
 from annotated_transformer.runs.checkpoint import checkpoints
 from annotated_transformer.runs.folder import (
     RunFolder,
@@ -25,6 +24,7 @@ from annotated_transformer.runs.folder import (
     read_metrics,
     text_sha256,
 )
+from annotated_transformer.runs.settings import fine_tune, get_recipe, override
 from annotated_transformer.runs.train_run import (
     RunOptions,
     prepare_run,

@@ -20,12 +20,7 @@ from torch.nn import LayerNorm
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.fast_dropout import FastDropout
-from annotated_transformer.model.config import (
-    ModelConfig,
-    TrainConfig,
-    get_recipe,
-    override,
-)
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.model.stack import PostNorm, PreNorm
@@ -33,6 +28,7 @@ from annotated_transformer.runs import hooks as hooks_module
 from annotated_transformer.runs import train_run as runs_module
 from annotated_transformer.runs.folder import read_config, read_metrics
 from annotated_transformer.runs.recipe import build_training
+from annotated_transformer.runs.settings import TrainConfig, get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, train_run
 
 CONFIGS = (ModelConfig, TrainConfig)

@@ -20,7 +20,6 @@ from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch, RunPosition, Step
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.engines.prefetch import prefetch
-from annotated_transformer.model.config import get_recipe, override
 from annotated_transformer.runs.folder import read_config, read_metrics
 from annotated_transformer.runs.hooks import (
     STOP_SIGNALS,
@@ -29,6 +28,7 @@ from annotated_transformer.runs.hooks import (
     progress_bar,
     tensorboard,
 )
+from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.training.train import NotFinite, StepRecord, Stop, train
 

@@ -17,10 +17,11 @@ from annotated_transformer.engines.batched_search import (
     search_with,
 )
 from annotated_transformer.io.text import MAX_LINE_BYTES
-from annotated_transformer.model.config import ModelConfig, Recipe, TrainConfig
+from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import Hypothesis, sample
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import write_config
+from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.evaluate import perplexity
 from annotated_transformer.translating.load import load

@@ -22,7 +22,7 @@ from annotated_transformer.experiments.variations import (
     effects,
     pooled_std,
 )
-from annotated_transformer.model.config import Recipe, override
+from annotated_transformer.runs.settings import Recipe, override
 
 # the rows
 

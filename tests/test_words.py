@@ -17,7 +17,8 @@ from conftest import ROOT
 from links import check
 from notebooks import code_of, directives, joined
 
-from annotated_transformer.model.config import ModelConfig, TrainConfig, get_recipe
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.runs.settings import TrainConfig, get_recipe
 
 NBS, BUTTON = ROOT / "nbs", "colab.svg"
 DRAWINGS = sorted(p for p in (NBS / "images").glob("*.svg") if p.name != BUTTON)

@@ -23,8 +23,8 @@ import torch
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
-from annotated_transformer.model.config import Recipe, get_recipe, override
 from annotated_transformer.runs.folder import load_run, write_config
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import train_or_resume
 from annotated_transformer.runs.weights import (
     pack_weights,

@@ -20,7 +20,7 @@ from click.exceptions import Exit
 
 from .. import UserError
 from ..data import corpus
-from ..model.config import RECIPES, fine_tune, get_recipe, override
+from ..runs.settings import RECIPES, fine_tune, get_recipe, override
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0015
 _ENTRY = re.compile(r"^(?=\S)(--\S+)? ?(\S*)  +(.+(?:\n +.+)*)", re.MULTILINE)
@@ -274,7 +274,7 @@ def _variations(args: SimpleNamespace) -> None:
     Ctrl-C saves first, and the same command continues.
     """
     from ..experiments import variation_runs as table
-    from ..model.config import Recipe
+    from ..runs.settings import Recipe
     from ..runs.train_run import (
         RunOptions,
         check_minutes,

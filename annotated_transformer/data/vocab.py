@@ -172,6 +172,15 @@ def _train_sentencepiece(lines: Iterable[str], n_pieces: int, n_threads: int) ->
     )
     return out.getvalue()
 
+# %% ../../nbs/51b_vocab.ipynb #5e770020
+def check_n_pieces(n_pieces: int) -> None:
+    "UserError for a vocabulary that is too small for any text."
+    if n_pieces < 300:
+        raise UserError(
+            f"n_pieces={n_pieces} is too few: 256 bytes, 4 special tokens "
+            "and some letters need at least 300"
+        )
+
 # %% ../../nbs/51b_vocab.ipynb #51bb0001
 def learn_bpe(
     lines: Iterable[str],  # sentences of both languages
@@ -180,11 +189,7 @@ def learn_bpe(
     n_threads: int = 2,
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary; rare characters fall back to bytes (§5.1)."
-    if n_pieces < 300:
-        raise UserError(
-            f"n_pieces={n_pieces} is too few: 256 bytes, 4 special tokens "
-            "and some letters need at least 300"
-        )
+    check_n_pieces(n_pieces)
     if n_sample < 1:
         raise UserError(f"n_sample={n_sample} is too few: at least one line is needed")
     sample = _sample_lines(lines, n_sample)

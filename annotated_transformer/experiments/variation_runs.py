@@ -20,14 +20,10 @@ from ..data.corpus import Corpus
 from ..engines.batched_search import search_with
 from ..io.files import new_folder, read_json, remove, write_json
 from ..io.text import fingerprint
-from ..model.config import (
-    ModelConfig,
-    Recipe,
-    TrainConfig,
-    override,
-)
+from ..model.config import ModelConfig
 from ..runs.folder import FORMAT, read_metrics
 from ..runs.hooks import STOP_SIGNALS, Interrupted
+from ..runs.settings import Recipe, TrainConfig, override
 from ..runs.train_run import check_minutes
 from ..training.distributed import pick_device
 from ..translating.evaluate import bleu

@@ -35,13 +35,14 @@ from ..io.files import (
     read_file,
     write_json,
 )
-from ..model.config import ModelConfig, Recipe
+from ..model.config import ModelConfig
 from ..runs.folder import (
     load_run,
     pretrained_run,
     read_metrics,
     read_settings,
 )
+from ..runs.settings import Recipe
 
 # %% ../../nbs/93_hugging_face.ipynb #93b0001e
 def _check_sizes(config: ModelConfig) -> None:

@@ -42,7 +42,6 @@ from ..io.files import (
     write_json,
 )
 from ..io.text import fingerprint
-from ..model.config import Recipe, override, recipe_from_dict
 from ..model.transformer import Transformer, build_transformer
 from .checkpoint import (
     Progress,
@@ -53,6 +52,7 @@ from .checkpoint import (
     load_checkpoint,
     write_checkpoint,
 )
+from .settings import Recipe, override, recipe_from_dict
 from .weights import (
     compare_sizes,
     gather_tensors,
@@ -254,7 +254,6 @@ def load_run(
         )
     sizes = recipe.model, len(vocab)
     build = partial(build_transformer, *sizes, vocab.pad_id, attention=FAST.attention)
-    recipe.model.check_memory(len(vocab))
     model, header = load_model(build, file, recipe.model)
     # the weights know best which they are: while a run is trained, they change more
     # often than config.json
@@ -576,11 +575,6 @@ class RunFolder:
                 f"{self.path} has {len(found)}"
             )
         files = [path / "model.safetensors" for path in found[-n:]]
-        self.recipe.model.check_memory(self.recipe.train.n_pieces)
-        most = 5 * self.recipe.model.n_parameters(self.recipe.train.n_pieces) + 2**20
-        for file in files:
-            if file.stat().st_size > most:
-                raise UserError(f"{file} is larger than a model of its sizes can be")
         first, last = found[-n].name, found[-1].name
         return average_weights(files), f"average of {n} checkpoints, {first} to {last}"
 

@@ -6,6 +6,7 @@
 __all__ = ['choose_precision', 'precision_context', 'BatchLoss', 'validation_loss', 'check_memory', 'build_training']
 
 # %% ../../nbs/55_recipe.ipynb #bc747d58
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,19 +15,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .. import UserError
 from ..data.batch import Batch
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
-from ..model.config import (
-    ModelConfig,
-    Recipe,
-    TrainConfig,
-    machine_memory,
-)
+from ..model.config import ModelConfig
 from ..model.transformer import (
     Transformer,
     build_transformer,
     init_weights,
+)
+from .settings import (
+    Recipe,
+    TrainConfig,
 )
 from ..training.distributed import (
     data_parallel,
@@ -161,16 +162,36 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
         init_gain=recipe.train.init_gain,
     )
 
-# %% ../../nbs/55_recipe.ipynb #55ec0008
+# %% ../../nbs/55_recipe.ipynb #00c00113
+def _n_weights(m: ModelConfig, n_vocab: int) -> int:
+    "The numbers in the matrices of a model, without building it."
+    width = m.d_model // m.n_heads
+    heads = m.n_heads * ((m.d_k or width) + (m.d_v or width))
+    # three attentions and two feed-forward networks, in two layers
+    layers = m.n_layers * (6 * m.d_model * heads + 4 * m.d_model * m.d_ff)
+    n_rows = n_vocab + (m.n_positions if m.position == "learned" else 0)
+    return n_rows * m.d_model + layers
+
+
 def check_memory(
     sizes: ModelConfig, n_vocab: int, device: torch.device, n_devices: int = 1
 ) -> None:
     "UserError for a model that is too large to be trained on devices like this one."
-    is_cuda = device.type == "cuda"
-    memory = torch.cuda.mem_get_info(device)[1] if is_cuda else machine_memory()
-    sizes.check_memory(n_vocab, bytes_each=16, memory=n_devices * memory)
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[1]
+    elif hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:  # Windows does not say
+        memory = 2**40
+    needed, memory = 16 * _n_weights(sizes, n_vocab), n_devices * memory
+    if needed > memory:
+        raise UserError(
+            f"n_layers={sizes.n_layers} d_model={sizes.d_model} d_ff={sizes.d_ff} needs "
+            f"{needed / 1e9:,.0f} GB to be trained, and there are {memory / 1e9:,.0f} GB: "
+            "use smaller sizes"
+        )
 
-
+# %% ../../nbs/55_recipe.ipynb #55ec0008
 def build_training(
     recipe: Recipe,
     vocab: Vocab,

@@ -24,7 +24,6 @@ from ..data.prepared import Prepared
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
 from ..engines.prefetch import prefetch
-from ..model.config import Recipe
 from ..model.transformer import Transformer
 from .checkpoint import checkpoints, latest
 from .folder import RunFolder, Text, read_config
@@ -44,6 +43,7 @@ from .recipe import (
     check_memory,
     choose_precision,
 )
+from .settings import Recipe
 from .weights import read_metadata, read_tensors
 from ..training.distributed import (
     describe_device,

@@ -27,9 +27,9 @@ from ..io.files import (
     sha256,
     write_json,
 )
-from ..model.config import Recipe, get_recipe
 from ..runs.folder import FORMAT, foreign_entries, read_config
 from ..runs.hooks import STOP_SIGNALS, Interrupted
+from ..runs.settings import Recipe, get_recipe
 from ..runs.train_run import train_run
 from .explorer import write_attention_page
 from .heads import opening_head, pronoun_sentences
