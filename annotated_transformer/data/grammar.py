@@ -42,8 +42,7 @@ def _read_lexicon(path: Path | Traversable) -> dict[str, list[tuple[str, ...]]]:
     return sections
 
 
-_LEXICON_FILE = files("annotated_transformer.data") / "lexicon.txt"
-_LEXICON = _read_lexicon(_LEXICON_FILE)
+_LEXICON = _read_lexicon(files("annotated_transformer.data") / "lexicon.txt")
 
 # %% ../../nbs/51_grammar.ipynb #f1aa6f00
 _NOM, _ACC, _DAT, _GEN = range(4)
@@ -424,12 +423,11 @@ def _some(
     noun = _NOUN[rng.choice(_pool(names))]
     if unlike and unlike in (noun.en, noun.plural):
         return _some(rng, names, dets, plural, unlike, adjectives)
-    many = noun.plural != "" and rng.random() < plural
-    det = rng.choice(dets.split("/") if dets else _KIND[noun.kind].determiners)
+    kind, many = _kind_of(noun.en), noun.plural != "" and rng.random() < plural
+    det = rng.choice(dets.split("/") if dets else kind.determiners)
     det = _UNIDIOMATIC.get((noun.kind, det), "the" if many and det == "every" else det)
-    attributes = _kind_of(noun.en).attributes
-    with_adjective = rng.random() < adjectives and attributes
-    adj = rng.choice(attributes) if with_adjective else ""
+    with_adjective = rng.random() < adjectives and kind.attributes
+    adj = rng.choice(kind.attributes) if with_adjective else ""
     return _np(noun.en, det, adj, many)
 
 
@@ -525,16 +523,13 @@ def _do_something(
     return _clause(subject, verb, now, obj, place, time, negated=negated, ask=ask)
 
 
-_Pair = tuple[str, str]  # an English tree and its German sentence
-
-
-def _statement(c: _Clause, first: _Part = _NONE, last: _Part = _NONE) -> _Pair:
+def _statement(c: _Clause, first: _Part = _NONE, last: _Part = _NONE) -> _Part:
     "A main clause with its full stop."
     tree = f"(S {first[0]} {c.en} {last[0]} (. .))"
     return tree, f"{_verb_second(c, first[1])}{last[1]} ."
 
 
-def _question(c: _Clause, first: _Part = _NONE) -> _Pair:
+def _question(c: _Clause, first: _Part = _NONE) -> _Part:
     "A question, with or without a question word in front."
     tree = f"(SQ {c.aux} {c.subject.en} {c.rest}"
     tree = f"(SBARQ {first[0]} {tree})" if first[0] else tree
@@ -757,7 +752,7 @@ def _ask_object(
     word: str,  # "whom", "what", "which" or "how many"
     tense: str,
     subject: _NP,
-) -> _Pair | None:
+) -> _Part | None:
     "A question for the object; None if the drawn noun has no plural to be counted."
     if word == "whom":
         verb = rng.choice([_VERB[v] for v in ("see", "call", "invite")] + _verbs("dat"))
@@ -828,7 +823,7 @@ def _because(rng):
     return _statement(_be(subject, reason), last=("", f", {de} {_verb_last(inner)}"))
 
 
-def _described(rng: random.Random, head: _NP, en: str, de: str) -> _Pair:
+def _described(rng: random.Random, head: _NP, en: str, de: str) -> _Part:
     "A statement about a noun with a relative clause, in English and in German."
     subject = head._replace(
         en=f"(NP {head.en} (SBAR {en}))", de=(f"{head.de[_NOM]}, {de} ,",)
