@@ -44,7 +44,14 @@ setup(
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
     include_package_data=False,  # what is installed is named here, not in MANIFEST.in
     cmdclass={"build_py": WithRecords},
-    package_data={cfg["lib_path"]: ["py.typed", "show/pages/*", "pretrained/*/*"]},
+    package_data={
+        cfg["lib_path"]: [
+            "py.typed",
+            "data/lexicon.txt",
+            "show/pages/*",
+            "pretrained/*/*",
+        ]
+    },
     install_requires=cfg["requirements"].split(),
     extras_require={
         k.removesuffix("_requirements"): v.split()

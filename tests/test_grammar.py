@@ -4,13 +4,16 @@ import re
 
 import pytest
 
+from annotated_transformer import UserError
 from annotated_transformer.data.grammar import (
+    _LEXICON,
     _NOUN,
     ANIMAL_TIRED,
     ANIMAL_WIDE,
     _join_tokens,
     _leaves,
     _number,
+    _read_lexicon,
     _split_of,
     builtin,
 )
@@ -30,6 +33,48 @@ def train():
 @pytest.fixture(scope="module")
 def held_out():
     return builtin(200, 1, "test") + builtin(200, 1, "valid")
+
+
+def test_a_line_of_a_lexicon_with_a_mistake_is_named(tmp_path):
+    path = tmp_path / "words.txt"
+    good = "[nouns]\nkind  singular\n\nanimal  dog  # barks\n"
+    path.write_text(good, encoding="utf-8")
+    assert _read_lexicon(path) == {"nouns": [("animal", "dog")]}
+    for line, found in (("animal cat", 1), ("animal  cat  cats", 3)):
+        path.write_text(f"{good}{line}\n", encoding="utf-8")
+        message = rf"words\.txt, line 5: expected 2 columns \(kind, singular\), found {found};"
+        with pytest.raises(UserError, match=message):
+            _read_lexicon(path)
+
+
+def test_the_lexicon_names_only_its_own_words():
+    known = {
+        "noun": {*_NOUN, *(noun.kind for noun in _NOUN.values())},
+        "adjective": {en for en, *_ in _LEXICON["adjectives"]},
+        "verb": {en.split()[0] for en, *_ in _LEXICON["verbs"]},
+    }
+    columns = [
+        ("kinds", {"noun": [0], "adjective": [2, 3]}),
+        ("unidiomatic", {"noun": [0]}),
+        ("adjectives", {"adjective": [2]}),
+        ("comparatives", {"adjective": [0]}),
+        ("verbs", {"noun": [9]}),
+        ("verbs of animals", {"verb": [0]}),
+        ("tenses", {"verb": [0]}),
+        ("places", {"noun": [2]}),
+        ("directions", {"noun": [3]}),
+        ("tales", {"verb": [0], "noun": [3]}),
+        ("too", {"noun": [0], "adjective": [1]}),
+        ("reasons", {"verb": [0], "noun": [1], "adjective": [2]}),
+    ]
+    for section, of in columns:
+        for part, indices in of.items():
+            cells = [row[i] for row in _LEXICON[section] for i in indices]
+            used = {word for cell in cells for word in cell.split()}
+            assert used and used <= known[part], (section, part)
+    for section, i in (("nouns", 1), ("adjectives", 0), ("verbs", 0)):
+        words = [row[i].split()[0] for row in _LEXICON[section]]
+        assert len(words) == len(set(words)), section
 
 
 def test_deterministic_and_distinct(train):

@@ -119,6 +119,7 @@ def test_wheel_holds_the_package(wheel):
     pretrained = {f"{folder}pretrained/demo/model.safetensors"}
     assert {
         f"{folder}py.typed",
+        f"{folder}data/lexicon.txt",
         f"{folder}show/pages/attention.js",
     } | pretrained < shipped
 
@@ -134,18 +135,21 @@ one = explorer.AttentionExample(["a"], ["b"], {"cross": [[[[1.0]]]]})
 print(explorer.__file__, len(explorer.attention_page([one])), sep="\\n")
 from annotated_transformer.io.files import read_record
 print(read_record("results/demo")["seed"], len(read_record("reference/paper_tables")))
+from annotated_transformer.data.grammar import ANIMAL_WIDE
+print(ANIMAL_WIDE.en)
 """
 
 
 def test_installed_wheel_works(wheel, tmp_path):
-    """The files of pages/ and the pretrained model are found where the package is installed, not in a checkout.
+    """The files of pages/, the lexicon and the pretrained model are found where the package is installed, not in a checkout.
 
     To translate imports neither the compiler, which takes a second, nor other kinds of runs.
     """
     wheel.extractall(tmp_path)
     env = {"PYTHONPATH": str(tmp_path), "PYTHONUTF8": "1"}
     said = python("-c", INSTALLED, cwd=tmp_path, **env)
-    german, slow, path, length, records = said.split("\n")[:-1]
+    german, slow, path, length, records, english = said.split("\n")[:-1]
+    assert english.startswith("The animal didn't cross the street")
     assert re.fullmatch(r"0 \d+", records)
     assert path.startswith(str(tmp_path)) and int(length) > 10_000
     assert (german, slow) == ("Der Hund ist müde.", "[]")

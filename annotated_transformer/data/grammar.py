@@ -11,66 +11,38 @@ import random
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import NamedTuple
 
 from .. import UserError
 
 # %% ../../nbs/51_grammar.ipynb #e84d7a30
-_NOUNS = """
-kin: mother - f Mutter Mutter -; father - m Vater Vaters -
-kin: sister sisters f Schwester Schwester Schwestern
-kin: brother brothers m Bruder Bruders Brüder; aunt - f Tante Tante -
-kin: uncle - m Onkel Onkels -
-adult: man men m Mann Mannes Männer; woman women f Frau Frau Frauen
-adult: teacher teachers m Lehrer Lehrers Lehrer
-adult: lady ladies f Dame Dame Damen; doctor doctors m Arzt Arztes Ärzte
-adult: farmer farmers m Bauer Bauern Bauern
-child: child children n Kind Kindes Kinder; boy boys m Junge Jungen Jungen
-child: girl girls n Mädchen Mädchens Mädchen
-animal: animal animals n Tier Tieres Tiere; horse horses n Pferd Pferdes Pferde
-animal: pig pigs n Schwein Schweines Schweine
-animal: dog dogs m Hund Hundes Hunde; bird birds m Vogel Vogels Vögel
-animal: bear bears m Bär Bären Bären; cow cows f Kuh Kuh Kühe
-animal: cat cats f Katze Katze Katzen; mouse mice f Maus Maus Mäuse
-animal: goat goats f Ziege Ziege Ziegen
-animal: donkey donkeys m Esel Esels Esel
-animal: rabbit rabbits n Kaninchen Kaninchens Kaninchen
-thing: book books n Buch Buches Bücher; newspaper newspapers f Zeitung Zeitung Zeitungen
-thing: picture pictures n Bild Bildes Bilder
-thing: lamp lamps f Lampe Lampe Lampen; cup cups f Tasse Tasse Tassen
-thing: chair chairs m Stuhl Stuhles Stühle
-thing: key keys m Schlüssel Schlüssels Schlüssel; ball balls m Ball Balles Bälle
-thing: hat hats m Hut Hutes Hüte
-thing: shirt shirts n Hemd Hemdes Hemden; flower flowers f Blume Blume Blumen
-thing: bicycle bicycles n Fahrrad Fahrrades Fahrräder
-container: box - f Kiste Kiste -; suitcase - m Koffer Koffers -; bag - f Tasche Tasche -
-container: basket - m Korb Korbes -
-container: car - n Auto Autos -
-post: letter letters m Brief Briefes Briefe; parcel - n Paket Paketes -
-opening: window windows n Fenster Fensters Fenster; door - f Tür Tür -
-food: apple apples m Apfel Apfels Äpfel; pear pears f Birne Birne Birnen
-food: egg eggs n Ei Eies Eier
-food: cake cakes m Kuchen Kuchens Kuchen
-dish: bread - n Brot Brotes -; soup - f Suppe Suppe -; meat - n Fleisch Fleisches -
-room: garden - m Garten Gartens -; kitchen - f Küche Küche -; house - n Haus Hauses -
-room: room - n Zimmer Zimmers -
-room: school - f Schule Schule -; village - n Dorf Dorfes -; forest - m Wald Waldes -
-shelter: stable - m Stall Stalles -; barn - f Scheune Scheune -; cave - f Höhle Höhle -
-shelter: tent - n Zelt Zeltes -
-ground: street - f Straße Straße -; river - m Fluss Flusses -
-ground: bridge - f Brücke Brücke -; stream - m Bach Baches -
-ground: lake - m See Sees -; field - n Feld Feldes -; meadow - f Wiese Wiese -
-ground: valley - n Tal Tales -
-barrier: fence - m Zaun Zaunes -; wall - f Mauer Mauer -; hedge - f Hecke Hecke -
-barrier: gate - n Tor Tores -
-height: hill - m Hügel Hügels -; ladder - f Leiter Leiter -; roof - n Dach Daches -
-height: tower - m Turm Turmes -
-spot: tree - m Baum Baumes -; church - f Kirche Kirche -
-vehicle: train - m Zug Zuges -; ship - n Schiff Schiffes -
-cause: rain - m Regen Regens -; storm - m Sturm Sturms -; heat - f Hitze Hitze -
-cause: noise - m Lärm Lärms -
-cause: snow - m Schnee Schnees -
-"""
+def _read_lexicon(path: Path | Traversable) -> dict[str, list[tuple[str, ...]]]:
+    "The rows of each section, a string for each column."
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    rows: list[tuple[str, ...]] = []
+    columns: list[str] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        cells = re.split(r"\s{2,}", line)
+        if line.startswith("["):
+            rows, columns = sections.setdefault(line.strip("[]"), []), []
+        elif line and not columns:
+            columns = cells
+        elif line and len(cells) != len(columns):
+            raise UserError(
+                f"{path}, line {number}: expected {len(columns)} columns "
+                f"({', '.join(columns)}), found {len(cells)}; separate columns by "
+                "two spaces"
+            )
+        elif line:
+            rows.append(tuple("" if cell == "-" else cell for cell in cells))
+    return sections
+
+
+_LEXICON = _read_lexicon(files("annotated_transformer.data") / "lexicon.txt")
 
 # %% ../../nbs/51_grammar.ipynb #f1aa6f00
 _NOM, _ACC, _DAT, _GEN = range(4)
@@ -85,139 +57,43 @@ class _Noun(NamedTuple):
     genitive: str
     de_plural: str
 
-    def form(
-        self,
-        case: int,  # NOM, ACC, DAT or GEN
-        plural: bool,
-    ) -> str:
-        "The German noun in its case."
+    def form(self, case: int, plural: bool) -> str:
+        "The German noun in a case: _NOM, _ACC, _DAT or _GEN."
         if plural:
-            return self.de_plural + "n" * (
-                case == _DAT and self.de_plural[-1] not in "ns"
-            )
+            ending = "n" if case == _DAT and self.de_plural[-1] not in "ns" else ""
+            return self.de_plural + ending
         weak = self.gender == "m" and self.genitive.endswith("n")
         return self.genitive if case == _GEN or weak and case != _NOM else self.de
 
 
-_NOUN = {
-    word.split()[0]: _Noun(kind, *word.split())
-    for line in _NOUNS.strip().split("\n")
-    for kind, row in [line.split(": ")]
-    for word in row.split("; ")
-}
+_NOUN = {row[1]: _Noun(*row) for row in _LEXICON["nouns"]}
+
+
+@cache
+def _pool(names: str) -> list[str]:
+    "All nouns that these names of kinds or of single nouns include."
+    return [n.en for n in _NOUN.values() if {n.kind, n.en} & set(names.split())]
 
 # %% ../../nbs/51_grammar.ipynb #658fac01
-_ADJECTIVES = dict(
-    pair.split()
-    for pair in """old alt, young jung, happy glücklich,
-sad traurig, friendly freundlich, tired müde, sick krank, hungry hungrig, small klein,
-big groß, black schwarz, red rot, blue blau, new neu, beautiful schön, heavy schwer,
-cheap billig, expensive teuer, dirty schmutzig, fresh frisch, terrible schrecklich,
-weak schwach, lazy faul, nervous nervös, wide breit, deep tief, long lang,
-narrow schmal, steep steil, high hoch, muddy schlammig, full voll, sour sauer,
-hard hart, salty salzig, sweet süß""".replace("\n", " ").split(", ")
-)
-_ATTRIBUTES = dict(
-    kin="old young happy",
-    adult="old young happy sad friendly tired sick",
-    child="small happy sad friendly tired sick",
-    animal="old young big small black hungry",
-    thing="old new small red blue beautiful heavy",
-    newspaper="old new",
-    flower="small red blue beautiful",
-    container="old new small red heavy",
-    opening="old new small",
-    food="fresh small big",
-    letter="small beautiful",
-    parcel="small heavy",
-    vehicle="old new",
-    cause="terrible",
-    room="big small beautiful old",
-    shelter="old",
-    ground="beautiful",
-    barrier="old",
-    spot="old beautiful",
-)
-_PREDICATES = dict(
-    kin="old young happy sad friendly tired sick hungry nervous",
-    child="happy sad friendly tired sick hungry nervous",
-    animal="old young tired sick hungry lazy weak nervous",
-    thing="old new cheap expensive heavy beautiful dirty",
-    newspaper="old new cheap expensive dirty",
-    flower="beautiful cheap expensive",
-    food="fresh cheap expensive",
-    container="old new cheap expensive heavy dirty",
-    letter="beautiful dirty",
-    parcel="heavy dirty",
-    vehicle="old new full dirty",
-)
-_PREDICATES["adult"] = _PREDICATES["kin"]
-_OPPOSITES = dict(
-    old="young new", young="old", new="old", happy="sad", sad="happy", big="small"
-)
-_COMPARATIVES = dict(
-    older="älter",
-    younger="jünger",
-    bigger="größer",
-    smaller="kleiner",
-    heavier="schwerer",
-)
+class _Kind(NamedTuple):
+    determiners: list[str]
+    attributes: list[str]  # adjectives before the noun
+    predicates: list[str]  # adjectives after "is"
 
-# %% ../../nbs/51_grammar.ipynb #ef31fff2
-_VERBS = """
-see sees saw seen | sehen sieht sah gesehen | acc kin adult child animal thing \
-    container post vehicle
-find finds found found | finden findet fand gefunden | acc animal thing container post
-love loves loved loved | lieben liebt liebte geliebt | acc kin child animal
-buy buys bought bought | kaufen kauft kaufte gekauft | acc thing container food
-sell sells sold sold | verkaufen verkauft verkaufte verkauft | acc animal thing \
-    container
-lose loses lost lost | verlieren verliert verlor verloren | acc thing post
-eat eats ate eaten | essen isst aß gegessen | acc food
-read reads read read | lesen liest las gelesen | acc =book =newspaper =letter
-write writes wrote written | schreiben schreibt schrieb geschrieben | acc =book =letter
-open opens opened opened | öffnen öffnet öffnete geöffnet | acc opening post =box \
-    =suitcase =bag
-repair repairs repaired repaired | reparieren repariert reparierte repariert \
-    | acc =lamp =chair =bicycle =car opening
-call calls called called | an-rufen ruft rief angerufen | acc kin adult
-invite invites invited invited | ein-laden lädt lud eingeladen | acc kin adult child
-close closes closed closed | zu-machen macht machte zugemacht | acc opening =box \
-    =suitcase =bag
-pick picks picked picked up | auf-heben hebt hob aufgehoben | acc thing post =bag \
-    =basket
-throw throws threw thrown away | weg-werfen wirft warf weggeworfen | acc thing post
-bring brings brought brought back | zurück-bringen bringt brachte zurückgebracht \
-    | acc thing container post animal
-help helps helped helped | helfen hilft half geholfen | dat kin adult child animal
-thank thanks thanked thanked | danken dankt dankte gedankt | dat kin adult child
-follow follows followed followed | folgen folgt folgte gefolgt ist | dat kin adult \
-    child animal
-give gives gave given | geben gibt gab gegeben | dat+acc thing food
-show shows showed shown | zeigen zeigt zeigte gezeigt | dat+acc thing animal container
-send sends sent sent | schicken schickt schickte geschickt | dat+acc thing post
-sleep sleeps slept slept | schlafen schläft schlief geschlafen | where
-work works worked worked | arbeiten arbeitet arbeitete gearbeitet | where
-play plays played played | spielen spielt spielte gespielt | where
-wait waits waited waited | warten wartet wartete gewartet | where
-sing sings sang sung | singen singt sang gesungen | where
-stay stays stayed stayed | bleiben bleibt blieb geblieben ist | where
-go goes went gone | gehen geht ging gegangen ist | whither
-run runs ran run | laufen läuft lief gelaufen ist | whither
-jump jumps jumped jumped | springen springt sprang gesprungen ist | tale
-arrive arrives arrived arrived | an-kommen kommt kam angekommen ist | alone vehicle
-get gets got got up | auf-stehen steht stand aufgestanden ist | alone
-come comes came come back | zurück-kommen kommt kam zurückgekommen ist | alone
-cross crosses crossed crossed | überqueren überquert überquerte überquert | tale
-enter enters entered entered | betreten betritt betrat betreten | tale
-climb climbs climbed climbed | steigen steigt stieg gestiegen ist | tale
-fit fits fitted fitted | passen passt passte gepasst | tale
-know knows knew known | wissen weiß wusste gewusst | that
-say says said said | sagen sagt sagte gesagt | that
-hope hopes hoped hoped | hoffen hofft hoffte gehofft | that zu
-try tries tried tried | versuchen versucht versuchte versucht | zu
-forget forgets forgot forgotten | vergessen vergisst vergaß vergessen | zu
-"""
+
+_KIND = {
+    name: _Kind(determiners.split("/"), before.split(), after.split())
+    for name, determiners, before, after in _LEXICON["kinds"]
+}
+_UNIDIOMATIC = {(kind, det): better for kind, det, better in _LEXICON["unidiomatic"]}
+_ADJECTIVES = {en: de for en, de, _ in _LEXICON["adjectives"]}
+_CONTRADICTS = {en: others.split() for en, _, others in _LEXICON["adjectives"]}
+_COMPARATIVES = {adj: (en, de) for adj, en, de in _LEXICON["comparatives"]}
+
+
+def _kind_of(word: str) -> _Kind:
+    "The row of the noun itself, or else that of its kind."
+    return _KIND.get(word) or _KIND[_NOUN[word].kind]
 
 # %% ../../nbs/51_grammar.ipynb #74bf3b02
 class _Verb(NamedTuple):
@@ -232,83 +108,58 @@ class _Verb(NamedTuple):
     de_past: str
     de_part: str  # angerufen, prefix and all
     perfect: str  # "has" or "is": haben or sein
-    goes_with: list[str]  # acc, dat, where, … then kinds of nouns
+    complements: list[str]  # acc, dat, where, …
+    objects: str  # kinds of nouns, and single ones
 
 
-def _read_verb(
-    line: str,  # one line of the table
-) -> _Verb:
-    "The forms of a verb."
-    en, de, goes_with = (part.split() for part in line.split("|"))
-    prefix, _, stem = de[0].rpartition("-")
-    perfect = "is" if de[4:] else "has"
-    particle = "".join(en[4:])
-    return _Verb._make([*en[:4], particle, prefix, stem, *de[1:4], perfect, goes_with])
+def _read_verb(row: tuple[str, ...]) -> _Verb:
+    "The forms of a verb from its row in the lexicon."
+    en, third, past, en_part, de, de_third, de_past, de_part, complements, objects = row
+    base, _, particle = en.partition(" ")
+    prefix, _, stem = de.rpartition("-")
+    perfect = "is" if de_part.startswith("ist ") else "has"
+    english = (base, third, past, en_part, particle)
+    german = (prefix, stem, de_third, de_past, de_part.removeprefix("ist "))
+    return _Verb(*english, *german, perfect, complements.split(), objects)
 
 
-_VERB = {verb.base: verb for verb in map(_read_verb, _VERBS.strip().split("\n"))}
+_VERB = {verb.base: verb for verb in map(_read_verb, _LEXICON["verbs"])}
 
 
 @cache
-def _verbs(
-    mark: str,  # acc, dat, dat+acc, where, whither, alone, that, zu
-) -> list[_Verb]:
-    "All verbs with this mark."
-    return [verb for verb in _VERB.values() if mark in verb.goes_with]
+def _verbs(complement: str) -> list[_Verb]:
+    "All verbs with this complement: acc, dat, dat+acc, where, whither, alone, that, zu."
+    return [verb for verb in _VERB.values() if complement in verb.complements]
 
 # %% ../../nbs/51_grammar.ipynb #a18d52c7
-def _declension(
-    endings: str,  # 16 of them, "-" for none
-    stem: str = "",
-) -> list[str]:
-    "A table of forms as a flat list: the place is 4 · case + gender."
-    return [stem + ending.replace("-", "") for ending in endings.split()]
-
-
-_DER = "der die das die  den die das die  dem der dem den  des der des der"
-_DIESER = "er e es e  en e es e  em er em en  es er es er"
-_MEIN = "- e - e  en e - e  em er em en  es er es er"
-_WEAK = _declension("e e e en  en e e en  en en en en  en en en en")
-_MIXED = _declension("er e es en  en e es en  en en en en  en en en en")
-_BARE = _declension("er e es e  en e es e  en en en en  en en en er")
-# English singular and plural; German article; endings of an adjective after it
+# endings in the order of 4 · case + gender, where the plural is the fourth gender
+_ENDINGS = {
+    name: [ending.strip("-") for case in cases for ending in case.split()]
+    for name, *cases in _LEXICON["endings"]
+}
+# English singular and plural; German forms; endings of an adjective after it
 _DETERMINERS = {
-    "the": ("(DT the)", "(DT the)", _declension(_DER), _WEAK),
-    "a": ("(DT a)", "", _declension(_MEIN, "ein"), _BARE),
-    "not a": ("(DT a)", "", _declension(_MEIN, "kein"), _MIXED),
-    "my": ("(PRP$ my)", "(PRP$ my)", _declension(_MEIN, "mein"), _MIXED),
-    "this": ("(DT this)", "(DT these)", _declension(_DIESER, "dies"), _WEAK),
-    "every": ("(DT every)", "", _declension(_DIESER, "jed"), _WEAK),
-    "which": ("(WDT which)", "(WDT which)", _declension(_DIESER, "welch"), _WEAK),
-    "how many": ("", "(WHADJP (WRB how) (JJ many))", ["wie viele"] * 16, _BARE),
+    name: (singular, plural, [stem + e for e in _ENDINGS[endings]], _ENDINGS[adjective])
+    for name, singular, plural, stem, endings, adjective in _LEXICON["determiners"]
 }
 
 # %% ../../nbs/51_grammar.ipynb #c35ee8e1
-_ONES = "- - two three four five six seven eight nine ten eleven twelve".split()
-_EINS = "- - zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
-_TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
-_ZEHN = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
-# small and round numbers three times as often
+_NUMBER = {int(n): (en, de) for n, en, de in _LEXICON["numbers"]}
+# without 21, 31, …; small and round numbers three times as often
 _NUMBERS = [
     n
     for n in (*range(2, 13), *range(20, 100))
-    if n < 13 or n % 10 != 1
-    for _ in range(3 if n < 13 or n % 10 == 0 else 1)
+    if n in _NUMBER or n % 10 != 1
+    for _ in range(3 if n in _NUMBER else 1)
 ]
 
 
-def _number(
-    n: int,  # 2 to 12, or 20 to 99 without 21, 31, …
-) -> tuple[str, str]:
-    "A number in English and in German."
-    if n < 13:
-        return _ONES[n], _EINS[n]
-    tens, ones = divmod(n, 10)
-    return (
-        (f"{_TENS[tens]}-{_ONES[ones]}", f"{_EINS[ones]}und{_ZEHN[tens]}")
-        if ones
-        else (_TENS[tens], _ZEHN[tens])
-    )
+def _number(n: int) -> tuple[str, str]:
+    "A number of `_NUMBERS` in English and in German."
+    if n in _NUMBER:
+        return _NUMBER[n]
+    (tens, zehner), (ones, einer) = _NUMBER[n - n % 10], _NUMBER[n % 10]
+    return f"{tens}-{ones}", f"{einer}und{zehner}"
 
 # %% ../../nbs/51_grammar.ipynb #2815c56a
 class _NP(NamedTuple):
@@ -317,7 +168,7 @@ class _NP(NamedTuple):
     person: str  # "1s", "2s", "3s" or "pl"
     gender: int  # 0 m, 1 f, 2 n, 3 plural, -1 a pronoun
     noun: str = ""  # the English noun as in the sentence
-    word: str = ""  # its key in NOUN
+    word: str = ""  # its key in _NOUN
     adj: str = ""  # the English adjective before it
 
     @property
@@ -333,61 +184,46 @@ def _determiner(det: str | int, plural: bool) -> tuple[str, list[str], list[str]
     """
     if isinstance(det, int):
         number, de = _number(det)
-        return f"(CD {number})", [de] * 16, _BARE
+        return f"(CD {number})", [de] * 16, _ENDINGS["strong"]
     *en, forms, endings = _DETERMINERS[det]
     return en[plural], [""] * 16 if det == "a" and plural else forms, endings
 
-
-def _join_words(*words: str) -> str:
-    "The words that are not empty, with spaces between them."
-    return " ".join(filter(None, words))
-
 # %% ../../nbs/51_grammar.ipynb #51ab0002
+def _one_space(text: str) -> str:
+    "The words of a text with one space between them."
+    return " ".join(text.split())
+
+
 @cache
 def _np(
     word: str,  # a key of _NOUN
     det: str | int = "the",  # a key of _DETERMINERS, or a number
     adj: str = "",  # a key of _ADJECTIVES
     plural: bool = False,
-    label: str = "NP",  # of the tree
 ) -> _NP:
     "A noun phrase in both languages."
-    noun = _NOUN[word]
+    noun, tag = _NOUN[word], "NNS" if plural else "NN"
     gender = 3 if plural else "mfn".index(noun.gender)
     en_det, article, endings = _determiner(det, plural)
     en_noun = noun.plural if plural else noun.en
     if en_det == "(DT a)" and (adj or en_noun)[0] in "aeiou":
         en_det = "(DT an)"
-    tag = "NNS" if plural else "NN"
-    en = _join_words(en_det, adj and f"(JJ {adj})", f"({tag} {en_noun})")
-    stem = _ADJECTIVES[adj].removesuffix("e") if adj else ""
-    de = tuple(
-        _join_words(
-            article[4 * case + gender],
-            adj and stem + endings[4 * case + gender],
-            noun.form(case, plural),
-        )
-        for case in (_NOM, _ACC, _DAT, _GEN)
-    )
-    person = "pl" if plural else "3s"
-    return _NP(f"({label} {en})", de, person, gender, en_noun, word, adj)
+    en_adj = f"(JJ {adj})" if adj else ""
+    german = []
+    for case in (_NOM, _ACC, _DAT, _GEN):
+        i = 4 * case + gender
+        de_adj = _ADJECTIVES[adj].removesuffix("e") + endings[i] if adj else ""
+        german.append(_one_space(f"{article[i]} {de_adj} {noun.form(case, plural)}"))
+    en = _one_space(f"(NP {en_det} {en_adj} ({tag} {en_noun}))")
+    return _NP(en, tuple(german), "pl" if plural else "3s", gender, en_noun, word, adj)
 
 # %% ../../nbs/51_grammar.ipynb #017d83ce
 _Part = tuple[str, str]  # an English tree and its German text
 _NONE: _Part = ("", "")
 _AUXILIARY = {
-    en: dict(zip(("1s", "2s", "3s", "pl"), de.split()))
-    for en, de in dict(
-        has="habe hast hat haben",
-        will="werde wirst wird werden",
-        can="kann kannst kann können",
-        must="muss musst muss müssen",
-        should="sollte solltest sollte sollten",
-        want="will willst will wollen",
-        was="war warst war waren",
-    ).items()
+    en: dict(zip(("1s", "2s", "3s", "pl"), forms))
+    for en, *forms in _LEXICON["auxiliaries"]
 }
-_AUXILIARY["is"] = {"1s": "bin", "2s": "bist", "3s": "ist", "pl": "sind"}
 
 
 class _Clause(NamedTuple):
@@ -408,45 +244,29 @@ class _Clause(NamedTuple):
         return f"{self.subject.en} {self.predicate}"
 
 # %% ../../nbs/51_grammar.ipynb #75bf5e54
-def _verb_second(
-    c: _Clause,
-    # first constituent, if it is not the subject; " " (an empty one) makes a question
-    first: str = "",
-) -> str:
-    "A German main clause."
-    order = (
-        [first, c.finite, c.subject.de[_NOM]]
-        if first
-        else [c.subject.de[_NOM], c.finite]
-    )
-    return " ".join([*order, c.middle, c.last or c.prefix])
+def _verb_second(c: _Clause, first: str = "") -> str:
+    """A German main clause that begins with `first`, or with the subject.
+
+    A space as `first`, an empty constituent, makes a yes–no question.
+    """
+    subject = c.subject.de[_NOM]
+    start = [first, c.finite, subject] if first else [subject, c.finite]
+    return " ".join([*start, c.middle, c.last or c.prefix])
 
 
-def _verb_last(
-    c: _Clause,
-) -> str:
+def _verb_last(c: _Clause) -> str:
     "A German subordinate clause."
-    return " ".join(
-        [
-            c.subject.de[_NOM],
-            c.middle,
-            f"{c.last} {c.finite}" if c.last else c.prefix + c.finite,
-        ]
-    )
+    verb = f"{c.last} {c.finite}" if c.last else c.prefix + c.finite
+    return " ".join([c.subject.de[_NOM], c.middle, verb])
 
 # %% ../../nbs/51_grammar.ipynb #1ba6d76a
-def _finite(
-    verb: _Verb,
-    tense: str,  # present, past, perfect or a modal verb
-    person: str,
-) -> str:
+def _finite(verb: _Verb, tense: str, person: str) -> str:
     "The German verb form that agrees with the subject."
     if tense == "present":
         return {"3s": verb.de_third, "1s": verb.stem[:-1], "pl": verb.stem}[person]
     if tense == "past":
-        return verb.de_past + (
-            "" if person != "pl" else "n" if verb.de_past.endswith("e") else "en"
-        )
+        plural = "n" if verb.de_past.endswith("e") else "en"
+        return verb.de_past + (plural if person == "pl" else "")
     return _AUXILIARY[verb.perfect if tense == "perfect" else tense][person]
 
 # %% ../../nbs/51_grammar.ipynb #51ab0003
@@ -482,8 +302,7 @@ def _english_verb(
 def _clause(
     subject: _NP,
     verb: _Verb,
-    # present, past, perfect, or a modal verb: can, must, should, will, want
-    tense: str = "present",
+    tense: str,  # present, past, perfect, or a modal: can, must, should, will, want
     obj: _Part = _NONE,
     place: _Part = _NONE,
     time: _Part = _NONE,
@@ -504,53 +323,34 @@ def _clause(
         aux = aux.replace("can", "ca") + " (RB n't)"
     negation = "nicht" if negated and "kein" not in obj[1] else ""
     middle = " ".join((time[1], obj[1], negation, place[1]))
-    last = {"present": "", "past": "", "perfect": verb.de_part}.get(
-        tense, verb.prefix + verb.stem
-    )
+    last = {"present": "", "past": "", "perfect": verb.de_part}
+    infinitive = verb.prefix + verb.stem
     finite = _finite(verb, tense, subject.person)
-    return _Clause(subject, aux, phrase, finite, middle, verb.prefix, last)
+    german = (finite, middle, verb.prefix, last.get(tense, infinitive))
+    return _Clause(subject, aux, phrase, *german)
 
 # %% ../../nbs/51_grammar.ipynb #51ab0005
-def _be(
-    subject: _NP,
-    adj: _Part,
-    tense: str = "is",  # or "was"
-    *,
-    negated: bool = False,
-) -> _Clause:
-    "A clause with a form of *to be* and an adjective."
-    form = {
-        "is1s": "(VBP am)",
-        "is3s": "(VBZ is)",
-        "was1s": "(VBD was)",
-        "was3s": "(VBD was)",
-        "is": "(VBP are)",
-        "was": "(VBD were)",
-    }
-    return _Clause(
-        subject,
-        form.get(tense + subject.person) or form[tense],
-        f"{'(RB not)' * negated} {adj[0]}",
-        _AUXILIARY[tense][subject.person],
-        "nicht" * negated,
-        "",
-        adj[1],
-    )
+def _be(subject: _NP, adj: _Part, tense: str = "is", negated: bool = False) -> _Clause:
+    "A clause with *is* or *was* and an adjective."
+    if tense == "was":
+        aux = "(VBD was)" if subject.person in ("1s", "3s") else "(VBD were)"
+    else:
+        forms = {"1s": "(VBP am)", "3s": "(VBZ is)"}
+        aux = forms.get(subject.person, "(VBP are)")
+    rest = f"(RB not) {adj[0]}" if negated else adj[0]
+    finite = _AUXILIARY[tense][subject.person]
+    return _Clause(subject, aux, rest, finite, "nicht" * negated, "", adj[1])
 
 # %% ../../nbs/51_grammar.ipynb #4e7f80d7
 _LEAF = re.compile(r" ([^\s()]+)\)")
 
 
-def _leaves(
-    tree: str,  # brackets
-) -> list[str]:
-    "The tokens of a tree."
+def _leaves(tree: str) -> list[str]:
+    "The tokens of a tree in brackets."
     return _LEAF.findall(tree)
 
 
-def _join_tokens(
-    tokens: list[str],
-) -> str:
+def _join_tokens(tokens: list[str]) -> str:
     "The sentence: no space before n't, 's and punctuation."
     return re.sub(r" (n't|'s|[.,?])(?= |$)", r"\1", " ".join(tokens))
 
@@ -572,8 +372,9 @@ class Sentence(NamedTuple):
     pronoun: _Pronoun | None  # None: there is no "it"
 
 # %% ../../nbs/51_grammar.ipynb #1515f96e
-_CONTRACTIONS = {"in dem": "im", "zu dem": "zum", "zu der": "zur", "in das": "ins"}
+_CONTRACTIONS = {long: short for long, short in _LEXICON["contractions"]}
 _LONG = re.compile(rf"\b({'|'.join(_CONTRACTIONS)})\b")
+_PRONOUN_OF = ("er", "sie", "es")  # by gender
 
 
 def _finish(
@@ -583,145 +384,68 @@ def _finish(
     nouns: tuple[_NP, _NP] | None = None,  # the one that "it" refers to, and the other
 ) -> Sentence:
     "Spaces, capitals and contractions (in dem → im); then find the pronouns."
-    tree = _LEAF.sub(
-        lambda m: f" {m[1][0].upper()}{m[1][1:]})",
-        " ".join(tree.split()).replace(" )", ")"),
-        count=1,
-    )
-    de = _LONG.sub(
-        lambda m: _CONTRACTIONS[m[1]], re.sub(r" (?=[.,?])", "", " ".join(de.split()))
-    )
+    tree = _one_space(tree).replace(" )", ")")
+    tree = _LEAF.sub(lambda m: f" {m[1][0].upper()}{m[1][1:]})", tree, count=1)
+    de = re.sub(r" (?=[.,?])", "", _one_space(de))
+    de = _LONG.sub(lambda m: _CONTRACTIONS[m[1]], de)
     de, en = de[0].upper() + de[1:], _join_tokens(_leaves(tree))
     if nouns is None:
         return Sentence(en, de, tree, pattern, None)
     words = [w.strip(".,?") for w in en.lower().split()]
-    answers = [("er", "sie", "es")[noun.gender] for noun in nouns]
-    places = [words.index(w) for w in ("it", nouns[0].noun, nouns[1].noun)]
-    answer_word = len(de.split()) - 1 - de.split()[::-1].index(answers[0])
-    pronoun = _Pronoun._make([*places, *answers, answer_word])
+    answer, wrong = (_PRONOUN_OF[noun.gender] for noun in nouns)
+    it, meant, other = (words.index(w) for w in ("it", nouns[0].noun, nouns[1].noun))
+    answer_word = len(de.split()) - 1 - de.split()[::-1].index(answer)
+    pronoun = _Pronoun(it, meant, other, answer, wrong, answer_word)
     return Sentence(en, de, tree, pattern, pronoun)
 
 # %% ../../nbs/51_grammar.ipynb #b6de88f0
 _PEOPLE, _THE = "kin adult child", "the/my/this"
-_USUAL = dict(
-    kin="my/my/the",
-    food="the/a/a/this",
-    thing="the/the/a/a/this/my",
-    container="the/the/a/this/my",
-    animal="the/the/a/this/my",
-)
-_UNUSUAL = {
-    ("kin", "a"): "my",
-    ("kin", "not a"): "my",
-    ("kin", "this"): "my",
-    ("kin", "every"): "my",
-    ("adult", "my"): "the",
-}
 _PRONOUNS = [
-    _NP(f"(NP (PRP {en}))", (nom, acc, dat, ""), person, -1, obj)
-    for en, obj, nom, acc, dat, person in map(
-        str.split,
-        (
-            "I me ich mich mir 1s",
-            "you you du dich dir 2s",
-            "he him er ihn ihm 3s",
-            "she her sie sie ihr 3s",
-            "we us wir uns uns pl",
-            "they them sie sie ihnen pl",
-        ),
-    )
+    _NP(f"(NP (PRP {subject}))", (*cases, ""), person, -1, obj)
+    for subject, obj, *cases, person in _LEXICON["pronouns"]
 ]
 
 
-@cache
-def _pool(
-    kinds: str,  # kinds of nouns, and single ones as "=book"
-) -> list[str]:
-    "All nouns of these kinds."
-    return [
-        word
-        for word, noun in _NOUN.items()
-        if noun.kind in kinds.split() or f"={word}" in kinds.split()
-    ]
+def _draw(rng: random.Random, words: str) -> str:
+    "One of these words."
+    return rng.choice(words.split())
 
 
 def _some(
     rng: random.Random,
-    kinds: str | list[str],
+    names: str,  # kinds of nouns, and single ones
     dets: str = "",  # determiners to choose from; "": the usual ones of the kind
     plural: float = 0.25,  # how often
     unlike: str = "",  # an English noun that it must not be
-    label: str = "NP",
     adjectives: float = 0.35,  # how often
 ) -> _NP:
     "A random noun phrase."
-    noun = _NOUN[
-        rng.choice(_pool(kinds if isinstance(kinds, str) else " ".join(kinds)))
-    ]
-    if unlike in (noun.en, noun.plural):
-        return _some(rng, kinds, dets, plural, unlike, label, adjectives)
-    many = noun.plural != "-" and rng.random() < plural
-    det = rng.choice((dets or _USUAL.get(noun.kind, "the")).split("/"))
-    det = _UNUSUAL.get((noun.kind, det), "the" if many and det == "every" else det)
-    fitting = (
-        (_ATTRIBUTES.get(noun.en) or _ATTRIBUTES.get(noun.kind, "")).split()
-        if rng.random() < adjectives
-        else []
-    )
-    return _np(noun.en, det, rng.choice(fitting) if fitting else "", many, label)
+    noun = _NOUN[rng.choice(_pool(names))]
+    if unlike and unlike in (noun.en, noun.plural):
+        return _some(rng, names, dets, plural, unlike, adjectives)
+    kind, many = _kind_of(noun.en), noun.plural != "" and rng.random() < plural
+    det = rng.choice(dets.split("/") if dets else kind.determiners)
+    det = _UNIDIOMATIC.get((noun.kind, det), "the" if many and det == "every" else det)
+    with_adjective = rng.random() < adjectives and kind.attributes
+    adj = rng.choice(kind.attributes) if with_adjective else ""
+    return _np(noun.en, det, adj, many)
 
 
-def _who(
-    rng: random.Random,
-    persons: str = "1s 3s pl",  # of the pronouns allowed
-) -> _NP:
-    "A random subject: people, sometimes a pronoun."
+def _who(rng: random.Random, persons: str = "1s 3s pl") -> _NP:
+    "A random subject: people, sometimes a pronoun of these persons."
     if rng.random() < 0.25:
-        return rng.choice(
-            [
-                p
-                for p in _PRONOUNS
-                if p.person in persons
-                for _ in range(3 if p.person in ("1s", "2s") else 1)
-            ]
-        )
-    return (
-        _some(rng, _PEOPLE, "a", 0)
-        if rng.random() < 0.15
-        else _some(rng, _PEOPLE, "the/the/my/this/every")
-    )
+        often = {"1s": 3, "2s": 3}
+        allowed = [p for p in _PRONOUNS if p.person in persons]
+        return rng.choice([p for p in allowed for _ in range(often.get(p.person, 1))])
+    if rng.random() < 0.15:
+        return _some(rng, _PEOPLE, "a", 0)
+    return _some(rng, _PEOPLE, "the/the/my/this/every")
 
 # %% ../../nbs/51_grammar.ipynb #4795847e
-_PLACES = {
-    "in": ("in", "room shelter"),
-    "behind": ("hinter", "barrier =house =church =school =barn"),
-    "under": ("unter", "=tree =bridge"),
-    "beside": ("neben", "=church =house =tent =gate =tree"),
-    "on": ("auf", "=hill =roof =bridge =street"),
-}
-_GOALS = {
-    "into": ("in", _ACC, "room shelter"),
-    "to": ("zu", _DAT, "ground barrier spot adult"),
-    "onto": ("auf", _ACC, "=hill =roof =bridge"),
-}
-_TIMES = {
-    "present": [
-        ("(ADVP (RB today))", "heute"),
-        ("(ADVP (RB now))", "jetzt"),
-        ("(PP (IN in) (NP (DT the) (NN evening)))", "am Abend"),
-        ("(NP (DT every) (NN day))", "jeden Tag"),
-    ],
-    "past": [
-        ("(NP (NN yesterday))", "gestern"),
-        ("(NP (JJ last) (NN week))", "letzte Woche"),
-        ("(PP (IN on) (NP (NNP Monday)))", "am Montag"),
-    ],
-    "will": [
-        ("(NP (NN tomorrow))", "morgen"),
-        ("(ADVP (RB soon))", "bald"),
-        ("(NP (JJ next) (NN week))", "nächste Woche"),
-    ],
-}
+_PLACES = {en: (de, nouns) for en, de, nouns in _LEXICON["places"]}
+_TIMES: dict[str, list[_Part]] = {}
+for _tense, _en, _de in _LEXICON["times"]:
+    _TIMES.setdefault(_tense, []).append((_en, _de))
 
 
 def _acc(noun: _NP) -> _Part:
@@ -731,43 +455,34 @@ def _acc(noun: _NP) -> _Part:
 
 def _at(rng: random.Random, prepositions: str = "in behind under beside on") -> _Part:
     "Where something happens."
-    en = rng.choice(prepositions.split())
-    place = _some(rng, _PLACES[en][1], "the")
-    return f"(PP (IN {en}) {place.en})", f"{_PLACES[en][0]} {place.de[_DAT]}"
+    en = _draw(rng, prepositions)
+    de, nouns = _PLACES[en]
+    place = _some(rng, nouns, "the")
+    return f"(PP (IN {en}) {place.en})", f"{de} {place.de[_DAT]}"
 
 
 def _towards(rng: random.Random) -> _Part:
     "Where something goes."
-    en, (de, case, kinds) = rng.choice(list(_GOALS.items()))
-    place = _some(rng, kinds, "the", plural=0)
-    return f"(PP (IN {en}) {place.en})", f"{de} {place.de[case]}"
+    en, de, case, nouns = rng.choice(_LEXICON["directions"])
+    place = _some(rng, nouns, "the", plural=0)
+    german = place.de[_ACC if case == "accusative" else _DAT]
+    return f"(PP (IN {en}) {place.en})", f"{de} {german}"
 
 
-def _predicates(of: _NP) -> list[str]:
+def _predicates(noun: _NP) -> list[str]:
     "The adjectives that fit after *is*, given the one before the noun."
-    fitting = _PREDICATES.get(of.word) or _PREDICATES[of.kind]
-    return [
-        adj
-        for adj in fitting.split()
-        if of.adj not in (adj, *_OPPOSITES.get(adj, "").split())
-    ]
+    fitting = (_kind_of(noun.word) if noun.word else _KIND["adult"]).predicates
+    return [a for a in fitting if noun.adj not in (a, *_CONTRADICTS[a])]
 
 
 def _quality(rng: random.Random, adjectives: list[str]) -> _Part:
     "An adjective after the verb; in German it has no ending."
     adj, very = rng.choice(adjectives), rng.random() < 0.35
-    return (
-        f"(ADJP {'(RB very)' * very} (JJ {adj}))",
-        f"{'sehr ' * very}{_ADJECTIVES[adj]}",
-    )
+    en = f"(ADJP {'(RB very)' * very} (JJ {adj}))"
+    return en, f"{'sehr ' * very}{_ADJECTIVES[adj]}"
 
 # %% ../../nbs/51_grammar.ipynb #e2c601a3
-# in these tenses only
-_UNCHOSEN = {
-    "love": (),
-    "lose": ("past", "perfect"),
-    "arrive": ("present", "past", "perfect"),
-}
+_TENSES = {verb: tenses.split() for verb, tenses in _LEXICON["tenses"]}
 
 
 def _tenses(verb: _Verb) -> list[str]:
@@ -775,82 +490,71 @@ def _tenses(verb: _Verb) -> list[str]:
     return ["present", "past"] if verb.past != verb.base else ["present"]
 
 
+def _fits(verb: _Verb, tense: str) -> bool:
+    "Can the verb be in this tense?"
+    allowed = tense != "past" or tense in _tenses(verb)
+    return allowed and tense in _TENSES.get(verb.base, [tense])
+
+
+def _object(rng: random.Random, verb: _Verb, subject: _NP, dets: str = "") -> _Part:
+    "A direct object that fits the verb."
+    return _acc(_some(rng, verb.objects, dets, unlike=subject.noun))
+
+
 def _do_something(
     rng: random.Random,
     tense: str = "",  # "": present or past
     subject: _NP | None = None,  # None: people or a pronoun
     dets: str = "",  # determiners of the object
-    **options,  # of `_clause`
+    time: _Part = _NONE,
+    *,
+    negated: bool = False,
+    ask: bool = False,
 ) -> _Clause:
     "Somebody does something, or is somewhere, or gets up."
     subject, kind = subject or _who(rng), rng.random()
-    verb = rng.choice(
-        _verbs("acc" if kind < 0.6 else "where" if kind < 0.85 else "alone")
-    )
+    complement = "acc" if kind < 0.6 else "where" if kind < 0.85 else "alone"
+    verb = rng.choice(_verbs(complement))
     now = tense or rng.choice(_tenses(verb))
-    if (
-        now not in _UNCHOSEN.get(verb.base, [now, *_tenses(verb)])
-        or now == "past"
-        and now not in _tenses(verb)
-    ):
-        return _do_something(rng, tense, subject, dets, **options)
-    if kind < 0.6:
-        options["obj"] = _acc(_some(rng, verb.goes_with, dets, unlike=subject.noun))
-    elif kind < 0.85:
-        options["place"] = _at(rng)
-    return _clause(subject, verb, now, **options)
+    if not _fits(verb, now):
+        return _do_something(rng, tense, subject, dets, time, negated=negated, ask=ask)
+    obj = _object(rng, verb, subject, dets) if complement == "acc" else _NONE
+    place = _at(rng) if complement == "where" else _NONE
+    return _clause(subject, verb, now, obj, place, time, negated=negated, ask=ask)
 
 
-def _statement(
-    c: _Clause, first: _Part = _NONE, last: _Part = _NONE
-) -> tuple[str, str]:
+def _statement(c: _Clause, first: _Part = _NONE, last: _Part = _NONE) -> _Part:
     "A main clause with its full stop."
-    return (
-        f"(S {first[0]} {c.en} {last[0]} (. .))",
-        f"{_verb_second(c, first[1])}{last[1]} .",
-    )
+    tree = f"(S {first[0]} {c.en} {last[0]} (. .))"
+    return tree, f"{_verb_second(c, first[1])}{last[1]} ."
 
 
-def _question(c: _Clause, first: _Part = _NONE) -> tuple[str, str]:
+def _question(c: _Clause, first: _Part = _NONE) -> _Part:
     "A question, with or without a question word in front."
     tree = f"(SQ {c.aux} {c.subject.en} {c.rest}"
-    return (
-        f"(SBARQ {first[0]} {tree}) (. ?))" if first[0] else f"{tree} (. ?))",
-        f"{_verb_second(c, first[1] or ' ')} ?",
-    )
+    tree = f"(SBARQ {first[0]} {tree})" if first[0] else tree
+    return f"{tree} (. ?))", f"{_verb_second(c, first[1] or ' ')} ?"
 
 # %% ../../nbs/51_grammar.ipynb #dbcb6030
 def _transitive(rng):
     "An accusative, and time before the object."
     verb, subject = rng.choice(_verbs("acc")), _who(rng)
     tense = rng.choice(_tenses(verb))
-    time = (
-        rng.choice(_TIMES[tense])
-        if rng.random() < 0.3 and tense in _UNCHOSEN.get(verb.base, [tense])
-        else _NONE
-    )
-    return _statement(
-        _clause(
-            subject,
-            verb,
-            tense,
-            _acc(_some(rng, verb.goes_with, unlike=subject.noun)),
-            time=time,
-        )
-    )
+    timed = rng.random() < 0.3 and _fits(verb, tense)
+    time = rng.choice(_TIMES[tense]) if timed else _NONE
+    obj = _object(rng, verb, subject)
+    return _statement(_clause(subject, verb, tense, obj, time=time))
 
 
 def _place(rng):
     "In, behind, under, beside, on: the dative."
     subject = _some(rng, "animal", _THE) if rng.random() < 0.3 else _who(rng)
-    verb = (
-        _VERB[rng.choice("sleep play wait stay".split())]
-        if subject.kind == "animal"
-        else rng.choice(_verbs("where"))
-    )
-    return _statement(
-        _clause(subject, verb, rng.choice(("present", "past")), place=_at(rng))
-    )
+    if subject.kind == "animal":
+        verb = _VERB[_draw(rng, "sleep play wait stay")]
+    else:
+        verb = rng.choice(_verbs("where"))
+    tense = _draw(rng, "present past")
+    return _statement(_clause(subject, verb, tense, place=_at(rng)))
 
 
 def _motion(rng):
@@ -859,41 +563,29 @@ def _motion(rng):
     goal = _towards(rng)
     if f" {subject.noun})" in goal[0]:
         return _motion(rng)  # not to oneself
-    return _statement(
-        _clause(
-            subject,
-            rng.choice(_verbs("whither")),
-            rng.choice(("present", "past", "perfect")),
-            place=goal,
-        )
-    )
+    verb, tense = rng.choice(_verbs("whither")), _draw(rng, "present past perfect")
+    return _statement(_clause(subject, verb, tense, place=goal))
 
 
 def _fronted(rng):
     "Time comes first, the verb stays second."
-    tense = rng.choice(("present", "past", "will"))
+    tense = _draw(rng, "present past will")
     return _statement(_do_something(rng, tense), rng.choice(_TIMES[tense]))
 
 
 def _often(rng):
     "Always, often, never; nie is placed like nicht, behind the, this and my."
     en, de = rng.choice((("always", "immer"), ("often", "oft"), ("never", "nie")))
-    subject = _some(rng, _PEOPLE, _THE)
-    c = _do_something(rng, "present", subject, time=("", de))
-    if de == "nie":
-        c = c._replace(
-            middle=re.sub(
-                r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)", r"\1 nie", c.middle
-            )
-        )
-    return _statement(
-        c._replace(subject=subject._replace(en=f"{subject.en} (ADVP (RB {en}))"))
-    )
+    c = _do_something(rng, "present", _some(rng, _PEOPLE, _THE), time=("", de))
+    definite = r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)"
+    subject = c.subject._replace(en=f"{c.subject.en} (ADVP (RB {en}))")
+    middle = re.sub(definite, r"\1 nie", c.middle)
+    return _statement(c._replace(subject=subject, middle=middle))
 
 
 def _modal(rng):
     "The infinitive goes last."
-    tense = rng.choice(("can", "must", "should", "will", "want"))
+    tense = _draw(rng, "can must should will want")
     return _statement(_do_something(rng, tense, _who(rng, "1s 2s 3s pl")))
 
 
@@ -905,236 +597,141 @@ def _perfect(rng):
 def _separable(rng):
     "The verb comes apart."
     verb = rng.choice([v for v in _VERB.values() if v.prefix])
-    subject = (
-        _some(rng, "vehicle", "the/a/this")
-        if verb.base == "arrive" and rng.random() < 0.5
-        else _who(rng)
-    )
-    tense, alone = rng.choice(("present", "past")), "alone" in verb.goes_with
-    obj = _NONE if alone else _acc(_some(rng, verb.goes_with, unlike=subject.noun))
-    return _statement(
-        _clause(
-            subject,
-            verb,
-            tense,
-            obj,
-            time=rng.choice(_TIMES[tense]) if alone or rng.random() < 0.4 else _NONE,
-        )
-    )
+    by_vehicle = verb.base == "arrive" and rng.random() < 0.5
+    subject = _some(rng, "vehicle", "the/a/this") if by_vehicle else _who(rng)
+    tense, alone = _draw(rng, "present past"), "alone" in verb.complements
+    obj = _NONE if alone else _object(rng, verb, subject)
+    time = rng.choice(_TIMES[tense]) if alone or rng.random() < 0.4 else _NONE
+    return _statement(_clause(subject, verb, tense, obj, time=time))
 
 # %% ../../nbs/51_grammar.ipynb #5a2e2b01
 def _dative(rng):
     "Helfen, danken, folgen."
     verb, subject, negated = rng.choice(_verbs("dat")), _who(rng), rng.random() < 0.2
-    helped = _some(
-        rng, verb.goes_with, _THE if negated else "the/a/my/this", unlike=subject.noun
-    )
-    return _statement(
-        _clause(
-            subject,
-            verb,
-            rng.choice(("present", "past", "perfect")),
-            (helped.en, helped.de[_DAT]),
-            negated=negated and "every" not in subject.en,
-        )
-    )
+    dets = _THE if negated else "the/a/my/this"
+    helped = _some(rng, verb.objects, dets, unlike=subject.noun)
+    tense, obj = _draw(rng, "present past perfect"), (helped.en, helped.de[_DAT])
+    negated = negated and "every" not in subject.en
+    return _statement(_clause(subject, verb, tense, obj, negated=negated))
 
 
 def _giving(rng):
     "Dative before accusative."
     verb, subject = rng.choice(_verbs("dat+acc")), _who(rng)
     taker = _some(rng, _PEOPLE, _THE, unlike=subject.noun)
-    gift = _some(rng, verb.goes_with, "the/a/this")
-    return _statement(
-        _clause(
-            subject,
-            verb,
-            rng.choice(("present", "past", "perfect")),
-            (f"{taker.en} {gift.en}", f"{taker.de[_DAT]} {gift.de[_ACC]}"),
-        )
-    )
+    gift = _some(rng, verb.objects, "the/a/this")
+    tense = _draw(rng, "present past perfect")
+    both = f"{taker.en} {gift.en}", f"{taker.de[_DAT]} {gift.de[_ACC]}"
+    return _statement(_clause(subject, verb, tense, both))
 
 
 def _pronoun_object(rng):
     "Him is ihn or ihm, depending on the verb."
-    verb = rng.choice(
-        [_VERB[v] for v in ("see", "love", "call", "invite")] + _verbs("dat")
-    )
-    subject = (
-        _some(rng, _PEOPLE)
-        if rng.random() < 0.4
-        else rng.choice([p for p in _PRONOUNS if p.person != "2s"])
-    )
+    accusative = [_VERB[v] for v in ("see", "love", "call", "invite")]
+    verb = rng.choice(accusative + _verbs("dat"))
+    if rng.random() < 0.4:
+        subject = _some(rng, _PEOPLE)
+    else:
+        subject = rng.choice([p for p in _PRONOUNS if p.person != "2s"])
     us = ("me", "us")
-    obj = rng.choice(
-        [
-            p
-            for p in _PRONOUNS
-            if p is not subject and not (p.noun in us and subject.noun in us)
-        ]
-    )
-    case = _DAT if "dat" in verb.goes_with else _ACC
-    return _statement(
-        _clause(
-            subject,
-            verb,
-            rng.choice(("present", "past")),
-            (f"(NP (PRP {obj.noun}))", obj.de[case]),
-        )
-    )
+    others = [p for p in _PRONOUNS if p is not subject]
+    if subject.noun in us:
+        others = [p for p in others if p.noun not in us]
+    obj, tense = rng.choice(others), _draw(rng, "present past")
+    german = obj.de[_DAT if "dat" in verb.complements else _ACC]
+    return _statement(_clause(subject, verb, tense, (f"(NP (PRP {obj.noun}))", german)))
 
 
 def _genitive(rng):
     "The teacher's dog: der Hund des Lehrers."
     owner = _some(rng, _PEOPLE, _THE, plural=0)
-    owned = _some(rng, rng.choice(("thing", "container", "animal")), "the")
+    owned = _some(rng, _draw(rng, "thing container animal"), "the")
     both = owned._replace(
         en=f"(NP {owner.en[:-1]} (POS 's)) {owned.en.removeprefix('(NP (DT the) ')}",
         de=tuple(f"{case} {owner.de[_GEN]}" for case in owned.de),
     )
     if rng.random() < 0.5:
-        return _statement(
-            _be(both, _quality(rng, _predicates(owned)), rng.choice(("is", "was")))
-        )
+        quality = _quality(rng, _predicates(owned))
+        return _statement(_be(both, quality, _draw(rng, "is was")))
     subject = _who(rng)
     if owner.noun == subject.noun:
         return _genitive(rng)
-    return _statement(
-        _clause(
-            subject,
-            _VERB[rng.choice(("see", "find", "sell"))],
-            rng.choice(("present", "past")),
-            _acc(both),
-        )
-    )
+    verb, tense = _VERB[_draw(rng, "see find sell")], _draw(rng, "present past")
+    return _statement(_clause(subject, verb, tense, _acc(both)))
 
 
 def _because_of(rng):
     "Wegen and the genitive, before the place."
-    cause, where = _some(rng, "cause", "the"), _at(rng)
-    return _statement(
-        _clause(
-            _who(rng),
-            _VERB[rng.choice(("stay", "wait", "sleep", "work"))],
-            rng.choice(("present", "past")),
-            time=("", f"wegen {cause.de[_GEN]}"),
-            place=(f"{where[0]} (PP (RB because) (IN of) {cause.en})", where[1]),
-        )
-    )
+    cause, (en, de) = _some(rng, "cause", "the"), _at(rng)
+    subject, verb = _who(rng), _VERB[_draw(rng, "stay wait sleep work")]
+    tense, time = _draw(rng, "present past"), ("", f"wegen {cause.de[_GEN]}")
+    place = f"{en} (PP (RB because) (IN of) {cause.en})", de
+    return _statement(_clause(subject, verb, tense, place=place, time=time))
 
 # %% ../../nbs/51_grammar.ipynb #3650b1be
 def _predicate(rng):
     "An adjective after is has no ending."
-    kind = rng.choice(
-        (
-            "kin",
-            "adult",
-            "child",
-            "animal",
-            "animal",
-            "thing",
-            "thing",
-            "container",
-            "vehicle",
-            "food",
-        )
-    )
+    kinds = "kin adult child animal animal thing thing container vehicle food"
+    kind = _draw(rng, kinds)
     subject = _some(rng, kind, _THE) if rng.random() < 0.75 else rng.choice(_PRONOUNS)
-    return _statement(
-        _be(
-            subject,
-            _quality(rng, _predicates(subject)),
-            rng.choice(("is", "was")),
-            negated=rng.random() < 0.25,
-        )
-    )
+    quality, tense = _quality(rng, _predicates(subject)), _draw(rng, "is was")
+    return _statement(_be(subject, quality, tense, rng.random() < 0.25))
+
+
+def _is_younger(left: _NP, right: _NP) -> bool:
+    "Is the left noun younger by its meaning, as a boy is younger than a father?"
+    sibling = left.word in ("sister", "brother")
+    child_of = sibling and right.word in ("mother", "father")
+    return child_of or left.kind == "child" != right.kind
 
 
 def _comparison(rng):
     "Als and the nominative."
-    kind = rng.choice((_PEOPLE, "animal", "thing container"))
-    left = _some(rng, kind, _THE)
-    right = _some(rng, kind, _THE, unlike=left.noun)
-    adj = rng.choice(
-        ("older", "bigger", "smaller", "heavier" if "thing" in kind else "younger")
-    )
-    elder, junior = (
-        (left, right)
-        if adj == "older"
-        else (right, left)
-        if adj == "younger"
-        else (None, None)
-    )
-    against = dict(older="young new", younger="old", bigger="small", smaller="big")
+    kinds = rng.choice((_PEOPLE, "animal", "thing container"))
+    left = _some(rng, kinds, _THE)
+    right = _some(rng, kinds, _THE, unlike=left.noun)
+    adj = _draw(rng, f"old big small {'heavy' if 'thing' in kinds else 'young'}")
     if (
-        left.adj in against.get(adj, "").split()
-        or elder
-        and junior
-        and (
-            elder.kind == "child" != junior.kind
-            or elder.word in ("sister", "brother")
-            and junior.word in ("mother", "father")
-        )
+        left.adj in _CONTRADICTS[adj]  # no big dog is smaller than a small one
+        or adj == "old"
+        and _is_younger(left, right)
+        or adj == "young"
+        and _is_younger(right, left)
     ):
-        # no father younger than his boys, no big dog smaller than a small one
         return _comparison(rng)
-    return _statement(
-        _be(
-            left,
-            (
-                f"(ADJP (JJR {adj}) (PP (IN than) {right.en}))",
-                f"{_COMPARATIVES[adj]} als {right.de[_NOM]}",
-            ),
-            rng.choice(("is", "was")),
-        )
-    )
+    en, de = _COMPARATIVES[adj]
+    than = f"(ADJP (JJR {en}) (PP (IN than) {right.en}))", f"{de} als {right.de[_NOM]}"
+    return _statement(_be(left, than, _draw(rng, "is was")))
 
 
 def _numeral(rng):
     "The ones before the tens."
-    verb, subject = _VERB[rng.choice(("see", "buy", "sell", "find"))], _who(rng)
-    noun = _some(rng, verb.goes_with, "a", 1, subject.noun)
+    verb, subject = _VERB[_draw(rng, "see buy sell find")], _who(rng)
+    noun = _some(rng, verb.objects, "a", 1, subject.noun)
     if noun.gender < 3 or noun.kind == "kin":
         return _numeral(rng)
-    return _statement(
-        _clause(
-            subject,
-            verb,
-            rng.choice(("present", "past", "perfect")),
-            _acc(_np(noun.word, rng.choice(_NUMBERS), noun.adj, True)),
-        )
-    )
+    tense = _draw(rng, "present past perfect")
+    counted = _np(noun.word, rng.choice(_NUMBERS), noun.adj, True)
+    return _statement(_clause(subject, verb, tense, _acc(counted)))
 
 
 def _there_are(rng):
     "German puts the place first."
-    where, noun = (
-        _at(rng, "in behind beside"),
-        _some(rng, "animal thing letter", "a", 1),
-    )
+    en, de = _at(rng, "in behind beside")
+    noun = _some(rng, "animal thing", "a", 1)
     noun = _np(noun.word, rng.choice(_NUMBERS), noun.adj, True)
-    return (
-        f"(S (NP (EX there)) (VP (VBP are) {noun.en} {where[0]}) (. .))",
-        f"{where[1]} sind {noun.de[_NOM]} .",
-    )
+    tree = f"(S (NP (EX there)) (VP (VBP are) {noun.en} {en}) (. .))"
+    return tree, f"{de} sind {noun.de[_NOM]} ."
 
 
 def _negation(rng):
     "Nicht; kein where English has a, or nothing."
-    subject = (
-        _some(rng, _PEOPLE, _THE)
-        if rng.random() < 0.8
-        else rng.choice([p for p in _PRONOUNS if p.person != "2s"])
-    )
-    return _statement(
-        _do_something(
-            rng,
-            rng.choice(("present", "perfect", "can")),
-            subject,
-            rng.choice((_THE, "not a")),
-            negated=True,
-        )
-    )
+    if rng.random() < 0.8:
+        subject = _some(rng, _PEOPLE, _THE)
+    else:
+        subject = rng.choice([p for p in _PRONOUNS if p.person != "2s"])
+    tense, dets = _draw(rng, "present perfect can"), rng.choice((_THE, "not a"))
+    return _statement(_do_something(rng, tense, subject, dets, negated=True))
 
 # %% ../../nbs/51_grammar.ipynb #6865dad3
 def _yes_no(rng):
@@ -1142,12 +739,11 @@ def _yes_no(rng):
     if rng.random() < 0.2:
         subject = _some(rng, "kin adult child animal thing", _THE)
         return _question(_be(subject, _quality(rng, _predicates(subject))))
-    tense = rng.choice(("present", "perfect", "can", "must"))
-    subject = (
-        _some(rng, _PEOPLE, _THE)
-        if rng.random() < 0.7
-        else _who(rng, "2s 1s 3s pl" if tense in _AUXILIARY else "3s pl")
-    )
+    tense = _draw(rng, "present perfect can must")
+    if rng.random() < 0.7:
+        subject = _some(rng, _PEOPLE, _THE)
+    else:
+        subject = _who(rng, "2s 1s 3s pl" if tense in _AUXILIARY else "3s pl")
     return _question(_do_something(rng, tense, subject, ask=True))
 
 # %% ../../nbs/51_grammar.ipynb #51ab0006
@@ -1156,25 +752,23 @@ def _ask_object(
     word: str,  # "whom", "what", "which" or "how many"
     tense: str,
     subject: _NP,
-) -> tuple[str, str] | None:
+) -> _Part | None:
     "A question for the object; None if the drawn noun has no plural to be counted."
     if word == "whom":
-        verbs = [_VERB["see"], _VERB["call"], _VERB["invite"], *_verbs("dat")]
+        verb = rng.choice([_VERB[v] for v in ("see", "call", "invite")] + _verbs("dat"))
     else:
-        names = "buy sell find read write open repair close bring"
-        verbs = [_VERB[name] for name in names.split()]
-    verb = rng.choice(verbs)
+        verb = _VERB[_draw(rng, "buy sell find read write open repair close bring")]
     clause = _clause(subject, verb, tense, ask=True)
     if word == "whom":
-        case = "wem" if "dat" in verb.goes_with else "wen"
-        return _question(clause, ("(WHNP (WP whom))", case))
+        german = "wem" if "dat" in verb.complements else "wen"
+        return _question(clause, ("(WHNP (WP whom))", german))
     if word == "what":
         return _question(clause, ("(WHNP (WP what))", "was"))
     many = word == "how many"
-    asked = _some(rng, verb.goes_with, word, many, subject.noun, "WHNP")
+    asked = _some(rng, verb.objects, word, many, subject.noun)
     if many and asked.gender != 3:
         return None
-    return _question(clause, _acc(asked))
+    return _question(clause, (asked.en.replace("NP", "WHNP", 1), asked.de[_ACC]))
 
 # %% ../../nbs/51_grammar.ipynb #51ab0007
 def _wh(rng):
@@ -1202,196 +796,129 @@ def _wh(rng):
 # %% ../../nbs/51_grammar.ipynb #8185cae0
 def _that(rng):
     "Dass: the verb goes last."
-    inner = _do_something(rng, rng.choice(("present", "perfect", "can")))
-    outer = _clause(
-        _some(rng, _PEOPLE, "the/my", unlike=inner.subject.noun),
-        rng.choice(_verbs("that")),
-        place=(f"(SBAR (IN that) (S {inner.en}))", ""),
-    )
+    inner = _do_something(rng, _draw(rng, "present perfect can"))
+    subject = _some(rng, _PEOPLE, "the/my", unlike=inner.subject.noun)
+    that = f"(SBAR (IN that) (S {inner.en}))", ""
+    outer = _clause(subject, rng.choice(_verbs("that")), "present", place=that)
     return _statement(outer, last=("", f", dass {_verb_last(inner)}"))
 
 
 def _if_then(rng):
     "Verb last, then verb first, because the clause fills the first field."
     left = _do_something(rng, "present", _some(rng, _PEOPLE, "the/my"))
-    right = _do_something(
-        rng,
-        rng.choice(("present", "can", "will")),
-        _some(rng, _PEOPLE, "the/my", unlike=left.subject.noun),
-    )
-    return _statement(
-        right, (f"(SBAR (IN if) (S {left.en})) (, ,)", f"wenn {_verb_last(left)} ,")
-    )
+    tense = _draw(rng, "present can will")
+    subject = _some(rng, _PEOPLE, "the/my", unlike=left.subject.noun)
+    condition = f"(SBAR (IN if) (S {left.en})) (, ,)", f"wenn {_verb_last(left)} ,"
+    return _statement(_do_something(rng, tense, subject), condition)
 
 
 def _because(rng):
     "Weil and obwohl."
-    inner = _do_something(rng, rng.choice(("present", "perfect")))
+    inner = _do_something(rng, _draw(rng, "present perfect"))
     en, de = rng.choice((("because", "weil"), ("although", "obwohl")))
     subject = _some(rng, _PEOPLE, "the/my", unlike=inner.subject.noun)
-    adj = _quality(
-        rng,
-        [a for a in _predicates(subject) if a in ("happy", "sad", "tired", "nervous")],
+    moods = {"happy", "sad", "tired", "nervous"}
+    adj = _quality(rng, [a for a in _predicates(subject) if a in moods])
+    reason = f"{adj[0]} (SBAR (IN {en}) (S {inner.en}))", adj[1]
+    return _statement(_be(subject, reason), last=("", f", {de} {_verb_last(inner)}"))
+
+
+def _described(rng: random.Random, head: _NP, en: str, de: str) -> _Part:
+    "A statement about a noun with a relative clause, in English and in German."
+    subject = head._replace(
+        en=f"(NP {head.en} (SBAR {en}))", de=(f"{head.de[_NOM]}, {de} ,",)
     )
-    return _statement(
-        _be(subject, (f"{adj[0]} (SBAR (IN {en}) (S {inner.en}))", adj[1])),
-        last=("", f", {de} {_verb_last(inner)}"),
-    )
+    return _statement(_be(subject, _quality(rng, _predicates(head))))
 
 
 def _relative(rng):
     "Who is der, die or das, depending on the gender; the verb goes last."
     head = _some(rng, "adult child", "the/this", adjectives=0.2)
-    inner = _do_something(
-        rng,
-        rng.choice(("present", "perfect")),
-        _NP(
-            "(WHNP (WP who))", (_DER.split()[head.gender],), head.person, -1, head.noun
-        ),
-    )
-    subject = head._replace(
-        en=f"(NP {head.en} (SBAR {inner.subject.en} (S {inner.predicate})))",
-        de=(f"{head.de[_NOM]}, {_verb_last(inner)} ,",),
-    )
-    return _statement(_be(subject, _quality(rng, _predicates(head))))
+    tense, german = _draw(rng, "present perfect"), _DETERMINERS["the"][2][head.gender]
+    who = _NP("(WHNP (WP who))", (german,), head.person, -1, head.noun)
+    inner = _do_something(rng, tense, who)
+    return _described(rng, head, f"{who.en} (S {inner.predicate})", _verb_last(inner))
 
 
 def _relative_object(rng):
     "That is den, die, das: gender from the noun before, case from the verb after it."
-    verb = _VERB[rng.choice(("buy", "sell", "find", "lose", "see"))]
-    head = _some(
-        rng,
-        [k for k in verb.goes_with if k in ("thing", "container", "food", "post")],
-        "the/this",
-    )
-    inner = _clause(
-        _some(rng, _PEOPLE, "the/my") if rng.random() < 0.7 else _who(rng),
-        verb,
-        rng.choice(("past", "perfect")),
-    )
-    subject = head._replace(
-        en=f"(NP {head.en} (SBAR (WHNP (WDT that)) (S {inner.en})))",
-        de=(f"{head.de[_NOM]}, {_DER.split()[4 + head.gender]} {_verb_last(inner)} ,",),
-    )
-    return _statement(_be(subject, _quality(rng, _predicates(head))))
+    verb = _VERB[_draw(rng, "buy sell find lose see")]
+    things = {"thing", "container", "food", "post"}
+    names = [name for name in verb.objects.split() if name in things]
+    head = _some(rng, " ".join(names), "the/this")
+    subject = _some(rng, _PEOPLE, "the/my") if rng.random() < 0.7 else _who(rng)
+    inner = _clause(subject, verb, _draw(rng, "past perfect"))
+    german = f"{_DETERMINERS['the'][2][4 * _ACC + head.gender]} {_verb_last(inner)}"
+    return _described(rng, head, f"(WHNP (WDT that)) (S {inner.en})", german)
 
 
 def _to_do(rng):
     "Zu öffnen, but aufzuheben."
-    subject, verb = (
-        _who(rng),
-        rng.choice(
-            [v for v in _verbs("acc") if v.base not in ("see", "find", *_UNCHOSEN)]
-        ),
-    )
-    inner = _clause(
-        subject, verb, "can", _acc(_some(rng, verb.goes_with, unlike=subject.noun))
-    )
-    outer = _clause(
-        subject, rng.choice(_verbs("zu")), place=(f"(S (VP (TO to) {inner.rest}))", "")
-    )
+    subject, unsuitable = _who(rng), ("see", "find", *_TENSES)
+    verb = rng.choice([v for v in _verbs("acc") if v.base not in unsuitable])
+    inner = _clause(subject, verb, "can", _object(rng, verb, subject))
+    to_do = f"(S (VP (TO to) {inner.rest}))", ""
+    outer = _clause(subject, rng.choice(_verbs("zu")), "present", place=to_do)
     zu = verb.prefix + "zu" if verb.prefix else "zu "
     return _statement(outer, last=("", f", {inner.middle} {zu}{verb.stem}"))
 
 # %% ../../nbs/51_grammar.ipynb #c1509898
-# how animals eat
-_FRESSEN = _read_verb("eat eats ate eaten | fressen frisst fraß gefressen | tale")
+_ANIMAL_VERB = _VERB | {row[0]: _read_verb(row) for row in _LEXICON["verbs of animals"]}
 _TALES = [
-    (verb, en, de, dict((w.split()[0], w.split()[1:]) for w in text.split("; ")))
-    for verb, en, de, text in (
-        (
-            _VERB["cross"],
-            "",
-            "",
-            "street wide muddy steep; river wide deep; stream wide "
-            "deep; lake wide deep; bridge long narrow steep; "
-            "field muddy wide; meadow muddy steep; valley wide deep",
-        ),
-        (
-            _VERB["enter"],
-            "",
-            "",
-            "stable small full; barn small full; cave small deep "
-            "narrow; tent small full narrow; house small full",
-        ),
-        (
-            _VERB["jump"],
-            "over",
-            "über",
-            "fence high; wall high wide; hedge high wide; gate high "
-            "wide; stream wide deep",
-        ),
-        (
-            _VERB["climb"],
-            "",
-            "auf",
-            "hill steep high; ladder steep high; roof steep high; tower high",
-        ),
-        (
-            _FRESSEN,
-            "",
-            "",
-            "apple sour hard; pear sour hard; egg salty hard; cake "
-            "sweet hard; bread hard salty; "
-            "soup salty sour; meat salty hard",
-        ),
-    )
+    (_ANIMAL_VERB[verb], (en, de), nouns.split())
+    for verb, en, de, nouns in _LEXICON["tales"]
 ]
-_MOODS = ["tired", "sick", "nervous", "weak", "lazy"]  # what only an animal can be
+_TOO = {name: adjectives.split() for name, adjectives in _LEXICON["too"]}
+
+
+def _too(word: str) -> list[str]:
+    "The adjectives of this noun, or of its kind, that say why something did not happen."
+    return _TOO.get(word) or _TOO[_NOUN[word].kind]
 
 
 def _tale(
     doer: _NP,
-    what: tuple[_Verb, str, str],  # verb, English and German preposition
+    verb: _Verb,
+    preposition: _Part,
     place: _NP,
     adj: str,
     *,
     of_doer: bool,  # the adjective describes the doer, not the place
-    # "didn't … because it was too …", or "… although it was very …"
-    didnt: bool = True,
+    didnt: bool = True,  # "… because it was too …", or "… although it was very …"
     time: _Part = _NONE,  # put first
 ) -> tuple[str, str, tuple[_NP, _NP]]:
     "A sentence in which *it* refers to the doer or to the place."
-    verb, en, de = what
     meant, other = (doer, place) if of_doer else (place, doer)
-    reason, weil, too, zu = (
-        ("because", "weil", "too", "zu")
-        if didnt
-        else ("although", "obwohl", "very", "sehr")
-    )
-    was = f"(VP (VBD was) (ADJP (RB {too}) (JJ {adj})))"
-    sbar = f"(SBAR (IN {reason}) (S (NP (PRP it)) {was}))"
-    en_place = f"(PP (IN {en}) {place.en})" if en else place.en
-    parts: dict[str, Any] = (
-        dict(place=(f"{en_place} {sbar}", f"{de} {place.de[_ACC]}"))
-        if de
-        else dict(obj=_acc(place), place=(sbar, ""))
-    )
-    last = f", {weil} {('er', 'sie', 'es')[meant.gender]} {zu} {_ADJECTIVES[adj]} war"
-    done = _clause(doer, verb, "past", negated=didnt, **parts)
+    conjunction, degree = ("because", "too") if didnt else ("although", "very")
+    weil, zu = ("weil", "zu") if didnt else ("obwohl", "sehr")
+    was = f"(VP (VBD was) (ADJP (RB {degree}) (JJ {adj})))"
+    reason = f"(SBAR (IN {conjunction}) (S (NP (PRP it)) {was}))"
+    en, de = preposition
+    goal = f"(PP (IN {en}) {place.en})" if en else place.en
+    if de:  # a direction, which follows nicht
+        obj, where = _NONE, (f"{goal} {reason}", f"{de} {place.de[_ACC]}")
+    else:
+        obj, where = _acc(place), (reason, "")
+    last = f", {weil} {_PRONOUN_OF[meant.gender]} {zu} {_ADJECTIVES[adj]} war"
+    done = _clause(doer, verb, "past", obj, where, negated=didnt)
     return *_statement(done, time, ("", last)), (meant, other)
 
 # %% ../../nbs/51_grammar.ipynb #43832429
 def _it_because(rng, didnt=True):
     "The animal didn't cross the street because it was too tired."
-    verb, en, de, places = rng.choice(_TALES)
-    word, of_doer = rng.choice(list(places)), rng.random() < 0.5
-    adj = rng.choice(
-        places[word] if not of_doer else _MOODS[:3] if verb is _FRESSEN else _MOODS
-    )
+    verb, preposition, places = rng.choice(_TALES)
+    word, of_doer = rng.choice(places), rng.random() < 0.5
+    reasons = _too("animal" if of_doer else word)
+    if of_doer and verb.base == "eat":
+        reasons = reasons[:3]  # not weak or lazy
+    adj = rng.choice(reasons)
     doer = _some(rng, "animal", "the/the/my/this", plural=0)
     if doer.adj == adj:
-        # "The small dog … because it was too small": which?
         return _it_because(rng, didnt)
-    return _tale(
-        doer,
-        (verb, en, de),
-        _np(word, rng.choice(("the", "this"))),
-        adj,
-        of_doer=of_doer,
-        didnt=didnt,
-        time=rng.choice(_TIMES["past"]) if rng.random() < 0.3 else _NONE,
-    )
+    place = _np(word, rng.choice(("the", "this")))
+    time = rng.choice(_TIMES["past"]) if rng.random() < 0.3 else _NONE
+    arguments = (doer, verb, preposition, place, adj)
+    return _tale(*arguments, of_doer=of_doer, didnt=didnt, time=time)
 
 
 def _it_although(rng):
@@ -1401,57 +928,39 @@ def _it_although(rng):
 
 def _it_fit(rng):
     "The ball didn't fit into the box because it was too big."
-    thing, of_doer = _some(rng, "thing =letter", _THE, plural=0), rng.random() < 0.5
+    thing, of_doer = _some(rng, "thing letter", _THE, plural=0), rng.random() < 0.5
     if thing.adj == "small":
         return _it_fit(rng)
-    sizes = dict(
-        ball="big",
-        key="big long",
-        flower="big long",
-        lamp="big long",
-        shirt="big long",
-        bicycle="big long",
-    ).get(thing.word, "big wide")
-    return _tale(
-        thing,
-        (_VERB["fit"], "into", "in"),
-        _np(rng.choice(_pool("container =parcel")), rng.choice(_THE.split("/"))),
-        rng.choice((sizes if of_doer else "small narrow full").split()),
-        of_doer=of_doer,
-    )
+    box = _np(rng.choice(_pool("container parcel")), rng.choice(_THE.split("/")))
+    adj = rng.choice(_too((thing if of_doer else box).word))
+    return _tale(thing, _VERB["fit"], ("into", "in"), box, adj, of_doer=of_doer)
 
 
 def _it_bought(rng):
     "*It* is the thing, because the other noun is a person."
-    verb, reasons = rng.choice(
-        (
-            ("buy", "cheap new beautiful"),
-            ("sell", "old heavy dirty"),
-            ("throw", "old dirty"),
-        )
-    )
+    verb, objects, reasons = rng.choice(_LEXICON["reasons"])
     person = _some(rng, _PEOPLE, "the/my", plural=0)
-    thing = _np(
-        rng.choice(_pool("thing container" if verb != "throw" else "thing post")),
-        rng.choice(("the", "this", "a")),
-    )
+    thing = _np(rng.choice(_pool(objects)), rng.choice(("the", "this", "a")))
     fitting = [adj for adj in _predicates(thing) if adj in reasons.split()]
     if not fitting:
         return _it_bought(rng)
-    adj, pronoun = _quality(rng, fitting), ("er", "sie", "es")[thing.gender]
-    sbar = f"(SBAR (IN because) (S (NP (PRP it)) (VP (VBD was) {adj[0]})))"
-    done = _clause(person, _VERB[verb], "past", _acc(thing), (sbar, ""))
-    last = ("", f", weil {pronoun} {adj[1]} war")
-    return *_statement(done, last=last), (thing, person)
+    en, de = _quality(rng, fitting)
+    reason = f"(SBAR (IN because) (S (NP (PRP it)) (VP (VBD was) {en})))"
+    done = _clause(person, _VERB[verb], "past", _acc(thing), (reason, ""))
+    last = f", weil {_PRONOUN_OF[thing.gender]} {de} war"
+    return *_statement(done, last=("", last)), (thing, person)
 
 # %% ../../nbs/51_grammar.ipynb #9e419551
-ANIMAL_TIRED, ANIMAL_WIDE = (
-    _finish(
-        "it_because",
-        *_tale(_np("animal"), _TALES[0][:3], _np("street"), adj, of_doer=of_doer),
-    )
-    for adj, of_doer in (("tired", True), ("wide", False))
-)
+def _animal_sentence(adj: str, of_doer: bool) -> Sentence:
+    "The animal didn't cross the street because it was too …"
+    cross, preposition, _ = _TALES[0]
+    animal, street = _np("animal"), _np("street")
+    tale = _tale(animal, cross, preposition, street, adj, of_doer=of_doer)
+    return _finish("it_because", *tale)
+
+
+ANIMAL_TIRED = _animal_sentence("tired", of_doer=True)
+ANIMAL_WIDE = _animal_sentence("wide", of_doer=False)
 
 # %% ../../nbs/51_grammar.ipynb #6fac087f
 PATTERNS: dict[str, tuple[Callable, int]] = {
@@ -1565,14 +1074,15 @@ def word_classes() -> dict[str, str]:
     classes = {"an": "a", "she": "he", "they": "we", "him": "me", "her": "me"}
     classes |= {"us": "me", "them": "me"}
     classes |= {_number(n)[0]: "number" for n in _NUMBERS}
-    classes |= dict.fromkeys(_ADJECTIVES, "adjective")
-    classes |= dict.fromkeys(_COMPARATIVES, "comparative")
+    classes |= {en: "adjective" for en in _ADJECTIVES}
+    classes |= {en: "comparative" for en, _ in _COMPARATIVES.values()}
     for noun in _NOUN.values():
-        for form, name in ((noun.en, "noun"), (noun.plural, "nouns")):
-            classes |= {form: name, f"{form}'s": "noun's"}
+        classes |= {noun.en: "noun", f"{noun.en}'s": "noun's"}
+        if noun.plural:
+            classes |= {noun.plural: "nouns", f"{noun.plural}'s": "noun's"}
     for verb in _VERB.values():
         # both cases are one in English
-        objects = verb.goes_with[0].replace("dat", "acc")
+        objects = verb.complements[0].replace("dat", "acc")
         for form in (verb.en_part, verb.past):
             classes[form] = f"past {objects}"
         classes |= {verb.third: f"third {objects}", verb.base: f"base {objects}"}
