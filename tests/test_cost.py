@@ -8,8 +8,8 @@ from functools import cache
 import matplotlib as mpl
 import pytest
 import torch
+from cells import code_of, directives, joined
 from conftest import ROOT
-from notebooks import code_of, directives, joined
 from torch.utils.flop_counter import FlopCounterMode
 
 from annotated_transformer.engines.batched_search import search_with

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cells import joined
 from conftest import ROOT
-from notebooks import joined
 from small_runs import HAS_VNNI, TIE, random_run, small_vocab, trained_run
 
 from annotated_transformer import UserError, __version__

@@ -3,8 +3,8 @@
 import json
 import re
 
+from cells import joined
 from conftest import ROOT
-from notebooks import joined
 from references import (
     BIBLIOGRAPHY,
     anchor,

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from cells import code_of, directives, joined
 from conftest import ROOT
 from links import check
-from notebooks import code_of, directives, joined
 
 from annotated_transformer.model.config import ModelConfig, TrainConfig, get_recipe
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from notebooks import ROOT
+from cells import ROOT
 
 FOLDER = ROOT / ".portable"
 # What a variant changes. Everything else about it is as in `make test`: one thread.

@@ -10,7 +10,7 @@ import re
 import sys
 import unicodedata
 
-from notebooks import ROOT, joined
+from cells import ROOT, joined
 
 BIBLIOGRAPHY = ROOT / "reference/bibliography.json"
 NAME = r"[A-Z][a-zà-ž]+(?:[A-Z][a-z]+)?(?:-[A-Z][a-zà-ž]+)?"
