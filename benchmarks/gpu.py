@@ -5,8 +5,7 @@
     python benchmarks/gpu.py --only train decode         some parts: to repeat those that failed, say
     python benchmarks/gpu.py --device cpu                tries the kit without a GPU, with tiny models in two minutes
 
-matmul: the rate of matrix products at the model's shapes.
-train: the paper's models, eager and compiled, beside torch.nn.Transformer and Hugging Face's Marian, in one interleaved run.
+train: the paper's models, eager and compiled, beside torch.nn.Transformer, Hugging Face's Marian and the rate of matrix products.
 loop: the loop that `annotated-transformer train` runs, how often the host waits in it, and which attention kernels it calls.
 decode: greedy and beam search beside Hugging Face's generate with the same weights and equal work.
 scaling: DDP over 1, 2, 4 and 8 devices. sharding: FSDP beside DDP, and what is in memory while the model is built.
@@ -35,17 +34,12 @@ import decode as decoding
 import measuring
 import numpy as np
 import torch
-import torch.nn.functional as F
 import train as training
 from measuring import Ids
-from torch import Tensor
-from torch.nn.attention import SDPBackend as Kernel
-from torch.nn.attention import sdpa_kernel
 
 from annotated_transformer.cli.main import limit_kernels
 from annotated_transformer.data.batch import training_steps
 from annotated_transformer.engines.choose import FAST
-from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.model.config import RECIPES, ModelConfig, Recipe, TrainConfig
 from annotated_transformer.model.transformer import build_transformer
@@ -110,19 +104,6 @@ def made_of(makers: dict[str, Callable[[], object]]) -> dict:
             why = f"{type(e).__name__}: {e}".partition("\n")[0]
             print(f"  {name} is left out: {why}", flush=True)
     return made
-
-
-def matmul(kit: Kit) -> None:
-    "The measured rate of matrix products, at the model's shapes and at a large one."
-    n, chunk = kit.step_tokens, 2**26 // kit.n_vocab  # rows of the logits at a time
-    shapes = {"square": 3 * (256 if kit.tiny else 8192,)}
-    for size, m in kit.sizes.items():
-        shapes[f"{size}, projections"] = n, m.d_model, 3 * m.d_model
-        shapes[f"{size}, feed-forward"] = n, m.d_model, m.d_ff
-        shapes[f"{size}, logits"] = min(n, chunk), m.d_model, kit.n_vocab
-    for name, shape in shapes.items():
-        rate = measuring.matmul_rate(*shape, training.DTYPES[kit.precision], kit.device)
-        kit.note(name, {"shape": shape, "gflops": round(rate / 1e9, 1)})
 
 
 # ---- training compared with peers
@@ -234,18 +215,6 @@ def decode(kit: Kit) -> None:
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 WARM = 10  # steps before the clock starts: a multiple of 10, when steps are reported
-CUDNN_FIRST = [Kernel.CUDNN_ATTENTION, Kernel.EFFICIENT_ATTENTION, Kernel.MATH]
-
-
-def with_cudnn(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    "PyTorch's attention by cuDNN, which the package avoids, wherever cuDNN can."
-    with sdpa_kernel(CUDNN_FIRST, set_priority=True):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
-
-CUDNN = FAST._replace(attention=partial(FusedMultiHeadAttention, attend=with_cudnn))
 
 
 def host_waits(go: Callable[[], object]) -> dict[str, int]:
@@ -273,7 +242,6 @@ def measure(
     tokens: int,  # of a step, over all devices
     sharded: bool = False,
     compiled: bool = False,
-    cudnn: bool = False,
 ) -> dict:
     "Speed and memory of a training, as `annotated-transformer train` runs it."
     more = {"precision": kit.precision, "compile": compiled}
@@ -281,10 +249,10 @@ def measure(
     n = 2000 if kit.tiny else 200_000
     lengths = training.random_lengths(np.random.default_rng(0), n)
     pairs = measuring.random_pairs(lengths, kit.n_vocab)
-    vocab, engines = Ids(kit.n_vocab), CUDNN if cudnn else FAST
+    vocab = Ids(kit.n_vocab)
     kit.megabytes()
     _, parallel, optimizer, schedule = build_training(
-        recipe, vocab, kit.device, sharded=sharded, engines=engines
+        recipe, vocab, kit.device, sharded=sharded
     )
     built = kit.peak_mb()
     place = {"rank": distributed.rank(), "world_size": distributed.world_size()}
@@ -345,8 +313,7 @@ def run_ranks(kit: Kit, n: int, cases: dict[str, dict]) -> dict[str, dict]:
 def loop(kit: Kit) -> None:
     "The whole training loop on one device: prefetching, the gradient norm, reports."
     base = {"size": "base", "tokens": kit.step_tokens}
-    cudnn, compiled = base | {"cudnn": True}, base | {"compiled": True}
-    run_ranks(kit, 1, {"base": base, "cuDNN attention": cudnn, "compiled": compiled})
+    run_ranks(kit, 1, {"base": base, "compiled": base | {"compiled": True}})
 
 
 def scaling(kit: Kit) -> None:
@@ -382,7 +349,7 @@ def resume(kit: Kit) -> None:
 
 # ---- each part in a process of its own
 
-ALL = matmul, train, loop, decode, scaling, sharding, resume
+ALL = train, loop, decode, scaling, sharding, resume
 PARTS = {part.__name__: part for part in ALL}
 LIMIT = 400  # seconds of a part
 
