@@ -58,8 +58,7 @@ docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of 
 	@touch README.md
 	@rm -rf _proc
 	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
-	@$(BIN)/python tools/pages.py _docs
-	@$(WITH) $(BIN)/python tools/translate.py build
+	@$(WITH) $(BIN)/python tools/publish.py _docs
 	@$(BIN)/python tools/links.py _docs
 
 zh-status: $(VENV)/.stamp-dev  ## what changed in the English of translated pages since they were translated

@@ -3,7 +3,6 @@
 
     make bench-decode RUN=runs/small                      or, with its options:
     python benchmarks/decode.py runs/small --data-dir DATA --rounds 5 --out decode.json
-    python benchmarks/decode.py runs/small --profile "beam 4, batches of 64"    where our time goes
 
 The run is one of Multi30k:  annotated-transformer train --data multi30k --config multi30k-small --out runs/small
 Sentences are those of test_2016, in batches of similar length, or one by one (fewer). Contenders: ours; Hugging Face's `generate` with
@@ -13,7 +12,7 @@ prepared beforehand. A round times every contender once in each setting, one aft
 medians are printed, with the share of sentences that are ours word by word, and every contender's BLEU. Each contender lives in a process of
 its own and sleeps while another is timed: in one process PyTorch and CTranslate2 would share one OpenMP, which stops its threads from
 waiting awake once there are more of them than cores, and small products then take twice the time. The processor time of a contender is
-printed beside ours: below 1, it needs less than ours. `--kernels avx2` measures as on a processor that has no more instructions than these.
+printed beside ours: below 1, it needs less than ours.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measuring import in_turn, middle, options, seconds, write
+from measuring import in_turn, middle, options, write
 from torch import Tensor
 from train import marian
 
@@ -41,7 +40,6 @@ from annotated_transformer.engines.batched_search import (
 from annotated_transformer.engines.packed import ready_to_translate
 from annotated_transformer.export.ct2 import export_ct2, position_table
 from annotated_transformer.export.marian import marian_names
-from annotated_transformer.io.text import read_lines
 from annotated_transformer.runs.folder import Run, load_run
 from annotated_transformer.translating.evaluate import bleu
 from annotated_transformer.translating.translate import Translator
@@ -53,19 +51,6 @@ SETTINGS = {
     "beam 4, one by one": (4, 1),
 }
 TRAIN = "annotated-transformer train --data multi30k --config multi30k-small --out"
-KERNELS = {  # variables that hide instructions of this processor from the libraries
-    "native": {},
-    "avx512": {
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "CT2_FORCE_CPU_ISA": "AVX512",
-    },
-    "avx2": {
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "CT2_FORCE_CPU_ISA": "AVX2",
-    },
-}
 MORE = 50  # tokens that a translation may have beyond its source's (§6.1)
 
 
@@ -270,17 +255,6 @@ def contenders(args: argparse.Namespace) -> dict[str, Apart]:
 # ---- sentences
 
 
-def read_text(args: argparse.Namespace) -> tuple[list[str], list[str] | None]:
-    "Sources, and references if there are any."
-    if args.src:
-        sources = read_lines(args.src)
-        references = read_lines(args.ref) if args.ref else None
-    else:
-        test = load_corpus("multi30k", args.data_dir).test
-        sources, references = map(list, zip(*test))
-    return sources[: args.sentences], references and references[: args.sentences]
-
-
 def batches_of(rows: list[list[int]], size: int, n_one_by_one: int) -> list[list[int]]:
     "Which sentences go together: neighbours by length; one by one only some, spread over all."
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -297,7 +271,7 @@ def outputs(
     made: dict[str, Apart],
     run: Run,
     rows: list[list[int]],
-    references: list[str] | None,
+    references: list[str],
     beam: int,
 ) -> dict:
     "The share of translations that are ours, and BLEU. It warms the contenders up as well."
@@ -310,14 +284,11 @@ def outputs(
         )
         said[name] = [by_row[i] for i in range(len(rows))]
         same = sum(map(list.__eq__, said[name], said["ours"])) / len(rows)
-        score = None
-        if references:
-            lines = list(map(run.vocab.decode, said[name]))
-            score = round(bleu(lines, references).value, 2)
+        lines = list(map(run.vocab.decode, said[name]))
         n_tokens = sum(map(len, said[name]))
         result[name] = {
             "same_as_ours": round(same, 4),
-            "bleu": score,
+            "bleu": round(bleu(lines, references).value, 2),
             "tokens": n_tokens,
         }
     return result
@@ -326,7 +297,7 @@ def outputs(
 def compare(
     run: Run,
     rows: list[list[int]],
-    references: list[str] | None,
+    references: list[str],
     args: argparse.Namespace,
 ) -> dict:
     "Rounds of all contenders in turn, in every setting; medians of what each round gave."
@@ -380,7 +351,7 @@ def summary(setting: str, rounds: list[dict[str, Took]], n: int, said: dict) -> 
         print(
             f"{name:20}{one['sentences_per_s']:>12.1f}{one['ours_is_faster_by']:>19.2f}"
             f"{one['processor_time_by_ours']:>16.2f}{one['same_as_ours']:>14.1%}"
-            f"{'' if one['bleu'] is None else one['bleu']:>8}"
+            f"{one['bleu']:>8}"
         )
     if peers := HUGGING_FACE.keys() & rounds[0].keys():
         faster = result["ours over the faster Hugging Face"] = middle(
@@ -390,64 +361,30 @@ def summary(setting: str, rounds: list[dict[str, Took]], n: int, said: dict) -> 
     return result
 
 
-# ---- where our time goes
-
-
-def profile(run: Run, rows: list[list[int]], args: argparse.Namespace) -> None:
-    "The operators of our search by their own time, and what is left over: Python, and PyTorch's way from it to the operators."
-    beam, size = SETTINGS[args.profile]
-    ours, groups = Ours(run, args), batches_of(rows, size, args.one_by_one)
-    some = groups[:: max(1, len(groups) // (4 if size > 1 else 20))]
-    prepared = [ours.prepare([rows[i] for i in group]) for group in some]
-
-    def search() -> None:
-        for batch in prepared:
-            ours.decode(batch, beam)
-
-    search()  # warm
-    plain = seconds(search)
-    with torch.profiler.profile() as watched:
-        profiled = seconds(search)
-    events = sorted(watched.key_averages(), key=lambda e: -e.self_cpu_time_total)
-    print(f"{args.profile}: {plain:.2f} s, {profiled:.2f} while watched")
-    for e in events[:20]:
-        share = e.self_cpu_time_total / 1e6 / profiled
-        print(f"{e.key[:50]:52}{share:7.1%}{e.count:9} calls")
-    inside = sum(e.self_cpu_time_total for e in events) / 1e6
-    print(f"{'outside any operator: Python':52}{1 - inside / profiled:7.1%}")
-
-
 def main() -> None:
     parser = options(__doc__)
     add = parser.add_argument
     add("run", type=Path, nargs="?", default=Path("runs/small"), help="of Multi30k")
     data_dir = os.environ.get("ANNOTATED_TRANSFORMER_DATA")
     add("--data-dir", default=data_dir, help="holds multi30k/; else it is downloaded")
-    add("--src", type=Path, help="other sentences to translate, a line each")
-    add("--ref", type=Path, help="their references")
     add("--sentences", type=int, help="only the first so many")
     add("--one-by-one", type=int, default=100, help="sentences translated one by one")
     add("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     names = list(CONTENDERS)
     add("--contenders", nargs="+", default=names, choices=names, help="besides ours")
-    less = "as a processor with no more than these instructions"
-    add("--kernels", choices=list(KERNELS), default="native", help=less)
     add("--rounds", type=int, default=5)
     add("--threads", type=int, default=2)
     add("--device", default="cpu", choices=["cpu", "cuda"])
-    add("--profile", metavar="SETTING", choices=list(SETTINGS))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    os.environ.update(KERNELS[args.kernels])  # for the contenders' processes
     try:
         run = load_run(args.run)
     except ValueError as e:
         raise SystemExit(f"{e}; to make one: {TRAIN} {args.run}") from None
-    sources, references = read_text(args)
+    test = load_corpus("multi30k", args.data_dir).test[: args.sentences]
+    sources, references = map(list, zip(*test))
     rows = run.vocab.encode_many(sources)
-    if args.profile:
-        return profile(run, rows, args)
-    about = {name: vars(args)[name] for name in ("threads", "rounds", "kernels")}
+    about = {name: vars(args)[name] for name in ("threads", "rounds")}
     write(args.out, about | compare(run, rows, references, args))
 
 

@@ -1,115 +1,233 @@
 #!/usr/bin/env python
-"""`translate --engine ctranslate2` against our own search: are the texts equal, and how long does each take?
+"""Which engines save 15 % of time or memory in ordinary use? Each against its lesson, all else being the fast choice.
 
-    python benchmarks/engines.py tatoeba --data-dir DATA --out engines.json
-    tools/record.py results/bench_engines.json --command "…" --seed 0 --json engines=engines.json
+    python benchmarks/engines.py --out engines.json
+    python tools/record.py results/engines.json --command "…" --seed 0 --json engines=engines.json
+    python benchmarks/engines.py --quick                tiny models, one round: a test
 
-Both are what `load` makes, in fp32, with the paper's length penalty, from text to text. The sentences are those of Multi30k's test_2016.
-Each engine has a process of its own, which sleeps while the other translates. They translate one share of the sentences after the other in
-turns, either as a list, as `translate` does with the lines of a file, or one by one; ratios are taken within a share, and medians are printed.
+A row is one engine in one setting: a training step (forward, backward, Adam) of a recipe's batch, or the translation of lines by beam
+search. Lesson and engine take turns; the ratio is the engine's time over its lesson's, within a round, and the median over rounds counts.
+Memory is that of weights and Adam's averages, and the peak of what PyTorch's allocator hands out in one call, from the events of its
+profiler. Weights are random, and EOS is never among the best, so that all translations have the same length.
+An engine stays if either ratio is at most 0.85 in one of its settings.
 """
 
-import json
-import multiprocessing
-import time
-from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
+import gc
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from measuring import in_turn, middle, options, write
+from measuring import Ids, middle, options, rounds, write
+from torch import Tensor, nn
 
-from annotated_transformer import load
-from annotated_transformer.data.corpus import load_corpus
-from annotated_transformer.engines.batched_search import search_with
-from annotated_transformer.translating.translate import Translation, Translator
+from annotated_transformer.data.batch import Batch
+from annotated_transformer.engines import batched_search
+from annotated_transformer.engines.choose import FAST, PLAIN, Engines
+from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.engines.packed import can_int8, ready_to_translate
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.runs.folder import load_run
+from annotated_transformer.runs.recipe import build_training
+from annotated_transformer.runs.settings import Recipe, get_recipe
 
-ENGINES = ("pytorch", "ctranslate2")
-WAYS = {"lists of 250": (250, 2), "one by one": (50, 1)}  # size of a share, passes
-TRANSLATORS: dict[int, Translator] = {}  # of an engine's process, by beam size
-
-
-def prepare(engine: str, run: Path, beams: list[int], threads: int) -> None:
-    "In the process of an engine."
-    torch.set_num_threads(threads)
-    for beam in beams:
-        search = search_with(beam_size=beam)
-        TRANSLATORS[beam] = load(run, search=search, engine=engine)
-
-
-def timed(groups: list[list[str]], beam: int) -> tuple[float, list[Translation]]:
-    "Seconds for all groups of sentences, and the best translation of each sentence."
-    began = time.perf_counter()
-    found = [best for group in groups for best, *_ in TRANSLATORS[beam].n_best(group)]
-    return time.perf_counter() - began, found
+MOST = 0.85  # of its lesson's time or memory, for an engine that stays
+LENGTH = 16  # tokens of a sentence, on either side
+Action = Callable[[], object]
 
 
-def compare(
-    engines: dict[str, ProcessPoolExecutor], sentences: list[str], way: str, beam: int
-) -> dict:
-    "The engines in turn on every share: texts, scores and time."
-    size, n_passes = WAYS[way]
-    pairs: dict[int, tuple[Translation, Translation]] = {}
-    rounds: list[dict[str, float]] = []  # milliseconds per sentence
-    for start in [*range(0, len(sentences), size)] * n_passes:
-        some = sentences[start : start + size]
-        groups = [[line] for line in some] if way == "one by one" else [some]
-        taken = {
-            name: engines[name].submit(timed, groups, beam).result()
-            for name in in_turn(ENGINES, len(rounds))
-        }
-        rounds.append({name: 1000 * taken[name][0] / len(some) for name in ENGINES})
-        found = zip(*(taken[name][1] for name in ENGINES), strict=True)
-        pairs |= dict(enumerate(found, start))
-    others = [
-        {"line": sentences[i], "pytorch": ours, "ctranslate2": theirs}
-        for i, (ours, theirs) in pairs.items()
-        if ours.text != theirs.text
-    ]
-    gaps = [abs(ours.score - theirs.score) for ours, theirs in pairs.values()]
-    result = {
-        "sentences": len(pairs),
-        "equal": len(pairs) - len(others),
-        "others": others,
-        "largest_gap_of_scores": float(f"{max(gaps):.1e}"),
-        "ctranslate2_is_faster_by": middle(
-            r["pytorch"] / r["ctranslate2"] for r in rounds
-        ),
-        "ms_per_sentence": {
-            name: middle((r[name] for r in rounds), 1) for name in ENGINES
-        },
-        "each_ms": [[round(r[name], 1) for name in ENGINES] for r in rounds],
+class Size(NamedTuple):
+    recipe: Recipe
+    n_vocab: int
+
+
+class Row(NamedTuple):
+    "An engine and its lesson in one setting: two calls, and the bytes that are held."
+
+    engine: str
+    setting: str
+    calls: dict[str, Action]  # "lesson" and "engine"
+    held: dict[str, int]
+
+
+def sizes(quick: bool) -> dict[str, Size]:
+    if quick:
+        model = ModelConfig(n_layers=1, d_model=32, d_ff=64, n_heads=2)
+        return {"quick": Size(Recipe(model, get_recipe("tiny").train), 320)}
+    tatoeba = load_run(Path("tatoeba"))
+    return {
+        "small": Size(get_recipe("small"), 8000),
+        "tatoeba": Size(tatoeba.recipe, len(tatoeba.vocab)),
     }
-    shown = {key: value for key, value in result.items() if key != "each_ms"}
-    print(f"beam {beam}, {way}: {json.dumps(shown, ensure_ascii=False)}", flush=True)
-    return result
 
 
-def main() -> None:
+# ---- training
+
+TRAINED = {  # engine: the field of `Engines`, and the settings that need it
+    "fast dropout": ("make_dropout", {"dropout": 0.1}),
+    "fused attention": ("attention", {}),
+    "dropout of attention weights": ("attention_dropout", {"attention_dropout": 0.1}),
+    "chunked loss": ("loss", {}),
+    "chunked R-Drop": ("r_drop", {"r_drop": 5.0}),
+}
+
+
+def training_step(size: Size, engines: Engines, settings: dict) -> tuple[Action, int]:
+    "One step of a recipe on random tokens, and the bytes of weights and Adam."
+    torch.manual_seed(0)
+    train, vocab = replace(size.recipe.train, **settings), Ids(size.n_vocab)
+    recipe, cpu = Recipe(size.recipe.model, train), torch.device("cpu")
+    objective, _, optimizer, _ = build_training(recipe, vocab, cpu, engines=engines)
+    n_rows = max(1, train.batch_tokens // LENGTH)
+    src, tgt = torch.randint(4, size.n_vocab, (2, n_rows, LENGTH + 1))
+    batch = Batch(src[:, 1:], tgt[:, :-1], tgt[:, 1:], n_rows * LENGTH)
+    objective.train()
+
+    def step() -> None:
+        (objective(batch) / batch.n_tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # makes Adam's averages
+    return step, 12 * sum(p.numel() for p in objective.parameters())
+
+
+def training_rows(size: Size) -> list[Row]:
+    rows = []
+    for name, (field, settings) in TRAINED.items():
+        lesson = FAST._replace(**{field: getattr(PLAIN, field)})
+        both = {"lesson": lesson, "engine": FAST}
+        made = {kind: training_step(size, e, settings) for kind, e in both.items()}
+        calls = {kind: step for kind, (step, _) in made.items()}
+        held = {kind: n_bytes for kind, (_, n_bytes) in made.items()}
+        rows.append(Row(name, f"step of {size.recipe.train.batch_tokens}", calls, held))
+    return rows
+
+
+# ---- translating
+
+
+def ready(size: Size, precision: str = "fp32", packed: bool = True) -> Transformer:
+    torch.manual_seed(0)
+    m, n_vocab = size.recipe.model, size.n_vocab
+    model = build_transformer(m, n_vocab, Ids.pad_id, attention=FAST.attention)
+    with torch.no_grad():
+        model.embedding.weight[[Ids.pad_id, Ids.eos_id]] = 0  # half of others are more
+    ready_to_translate(model, precision)
+    for module in model.modules() if not packed else ():
+        if hasattr(module, "_packed"):
+            module._packed = None
+    return model
+
+
+def plain_best_tokens(log_probs: Tensor, scores: Tensor, n: int) -> tuple:
+    "The best continuations by one top-k over all."
+    n_vocab = log_probs.size(-1)
+    found = (log_probs + scores[..., None]).flatten(1)
+    scores, place = found.topk(min(n, found.size(1)), dim=1)
+    return scores, place // n_vocab, place % n_vocab
+
+
+def translate(
+    model: Transformer, decoder: Callable, src: Tensor, in_blocks: bool = True
+) -> list:
+    "Beam search with four hypotheses."
+    blocks, limits = batched_search._best_tokens, torch.full((len(src),), LENGTH)
+    batched_search._best_tokens = blocks if in_blocks else plain_best_tokens
+    try:
+        with torch.inference_mode():
+            made, search = decoder(model), batched_search.search_with(beam_size=4)
+            return search(made.step, made.start(src), Ids.bos_id, Ids.eos_id, limits)
+    finally:
+        batched_search._best_tokens = blocks
+
+
+def n_bytes(model: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in model.state_dict().values())
+
+
+def translating_rows(size: Size, n_lines: int) -> list[Row]:
+    src = torch.randint(4, size.n_vocab, (n_lines, LENGTH))
+    model, unpacked = ready(size), ready(size, packed=False)
+    fast, setting = (model, FAST.decoder, src), f"beam 4, {n_lines} lines"
+    pairs = {
+        "cache of keys and values": ((model, PLAIN.decoder, src), fast),
+        "prepared step": ((model, KVCache, src), fast),
+        "packed layers": ((unpacked, FAST.decoder, src), fast),
+        "top-k in blocks": ((*fast, False), fast),
+    }
+    if can_int8():
+        pairs["int8"] = fast, (ready(size, "int8"), FAST.decoder, src)
+    rows = []
+    for name, pair in pairs.items():
+        both = dict(zip(("lesson", "engine"), pair))
+        calls = {kind: partial(translate, *given) for kind, given in both.items()}
+        held = {kind: n_bytes(given[0]) for kind, given in both.items()}
+        rows.append(Row(name, setting, calls, held))
+    return rows
+
+
+# ---- measuring
+
+
+def peak_bytes(action: Action) -> int:
+    "The most memory that PyTorch's allocator had handed out at once, above that before."
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    gc.collect()
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        action()
+    events = profile.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    held = accumulate(change for _, change in sorted(changes, key=itemgetter(0)))
+    return max(held, default=0)
+
+
+def measure(row: Row, n_rounds: int) -> dict:
+    "Both ratios, and what follows from them."
+    rounds(row.calls, 1)  # warm
+    timed = rounds(row.calls, n_rounds)
+    peak = {kind: row.held[kind] + peak_bytes(row.calls[kind]) for kind in row.calls}
+    time = middle(r["engine"] / r["lesson"] for r in timed)
+    memory = round(peak["engine"] / peak["lesson"], 3)
+    return {"time": time, "memory": memory, "saves": min(time, memory) <= MOST}
+
+
+def main(args: list[str] | None = None) -> dict:
     parser = options(__doc__)
     add = parser.add_argument
-    add("run", type=Path, help="a run folder, or the name of a pretrained model")
-    add("--data-dir", help="holds multi30k/; without it the text is downloaded")
-    add("--sentences", type=int, help="only the first so many")
-    add("--beams", type=int, nargs="+", default=[1, 4])
-    add("--threads", type=int, default=1)
-    args = parser.parse_args()
-    test = load_corpus("multi30k", args.data_dir).test
-    sentences = [source for source, _ in test][: args.sentences]
-    spawn = multiprocessing.get_context("spawn")
-    given = args.run, args.beams, args.threads
-    engines = {
-        name: ProcessPoolExecutor(1, spawn, prepare, (name, *given)) for name in ENGINES
-    }
-    for engine in engines.values():
-        for beam in args.beams:
-            engine.submit(timed, [sentences[:20]], beam).result()  # warm
-    about = {"run": str(args.run), "threads": args.threads}
-    found = {
-        f"beam {beam}": {way: compare(engines, sentences, way, beam) for way in WAYS}
-        for beam in args.beams
-    }
-    write(args.out, about | {"ctranslate2": version("ctranslate2")} | found)
+    add("--rounds", type=int, default=9)
+    add("--threads", type=int, nargs="+", default=[1, 2])
+    add("--quick", action="store_true", help="a tiny model, one round, one thread")
+    given = parser.parse_args(args)
+    if given.quick:
+        given.rounds, given.threads = 1, [1]
+    warnings.filterwarnings("ignore", message=".*quantize.*")
+    found: list[dict] = []
+    for n_threads in given.threads:
+        torch.set_num_threads(n_threads)
+        for name, size in sizes(given.quick).items():
+            rows = training_rows(size)
+            for n_lines in (4 if given.quick else 64, 1):
+                rows += translating_rows(size, n_lines)
+            for row in rows:
+                about = {"engine": row.engine, "size": name, "setting": row.setting}
+                about |= {"threads": n_threads, **measure(row, given.rounds)}
+                found.append(about)
+                print(*about.values(), sep="\t", flush=True)
+    stays = {row["engine"]: False for row in found}
+    for row in found:
+        stays[row["engine"]] |= row["saves"]
+    result = {"rounds": given.rounds, "rows": found, "stays": stays}
+    write(given.out, result)
+    for name, saves in stays.items():
+        print(f"{name}: {'stays' if saves else 'goes'}")
+    return result
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 
     make bench-train                                 or, with its options:
     python benchmarks/train.py --precision bf16 fp32 --rounds 7 --out speed.json
-    python benchmarks/train.py --attention-dropout 0.1   on the attention weights too, as peers have it and the paper has not
-    python benchmarks/train.py --profile             where the time of our step goes
     python benchmarks/train.py --memory 2000         peak and growth of memory over so many steps of varied shapes
 
 Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`), with either of its attentions.
-Each has the same sizes (256/1024, 4 heads, 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, the same dropout on attention weights
-(none), label smoothing 0.1, fused Adam, and is given the same tensors. A round times every contender once, one after the
-other, beside the rate of `torch.mm`; ratios are taken within a round, and the median over rounds is printed.
+Each has the same sizes (256/1024, 4 heads, 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, none of it on attention weights, label
+smoothing 0.1, fused Adam, and is given the same tensors. A round times every contender once, one after the other, beside the rate of
+`torch.mm`; ratios are taken within a round, and the median over rounds is printed.
 """
 
 import argparse
@@ -96,18 +94,14 @@ def useful_flops(
 
 
 class Ours(nn.Module):
-    def __init__(self, m: ModelConfig, n_vocab: int, attention_dropout: float):
+    def __init__(self, m: ModelConfig, n_vocab: int):
         super().__init__()
-        attention = FAST.attention
-        if attention_dropout:
-            dropped = FAST.attention_dropout(attention_dropout)
-            attention = partial(attention, attend=dropped)
         self.model = build_transformer(
             m,
             n_vocab,
             PAD,
             DROPOUT,
-            attention=attention,
+            attention=FAST.attention,
             make_dropout=FAST.make_dropout,
         )
 
@@ -134,7 +128,7 @@ def peer_loss(logits: Tensor, tgt_out: Tensor) -> Tensor:
 class TorchTransformer(nn.Module):
     "torch.nn.Transformer as its documentation uses it, with the embedding, positions and tied logits that it leaves to the caller."
 
-    def __init__(self, m: ModelConfig, n_vocab: int, attention_dropout: float):
+    def __init__(self, m: ModelConfig, n_vocab: int):
         super().__init__()
         self.embedding = nn.Embedding(n_vocab, m.d_model)
         nn.init.normal_(self.embedding.weight, std=m.d_model**-0.5)
@@ -151,7 +145,7 @@ class TorchTransformer(nn.Module):
         )
         for module in self.model.modules():
             if isinstance(module, nn.MultiheadAttention):
-                module.dropout = attention_dropout
+                module.dropout = 0.0  # of attention weights
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.dropout(
@@ -197,13 +191,13 @@ def marian(m: ModelConfig, n_vocab: int, **more) -> nn.Module:
 class HuggingFaceMarian(nn.Module):
     attention = "sdpa"  # its default
 
-    def __init__(self, m: ModelConfig, n_vocab: int, attention_dropout: float):
+    def __init__(self, m: ModelConfig, n_vocab: int):
         super().__init__()
         self.model = marian(
             m,
             n_vocab,
             dropout=DROPOUT,
-            attention_dropout=attention_dropout,
+            attention_dropout=0.0,
             activation_dropout=0.0,
             pad_token_id=PAD,
             decoder_start_token_id=BOS,
@@ -236,15 +230,11 @@ PEERS = {
 
 
 def contender(
-    kind: type[nn.Module],
-    m: ModelConfig,
-    n_vocab: int,
-    device: str,
-    attention_dropout: float = 0.0,
+    kind: type[nn.Module], m: ModelConfig, n_vocab: int, device: str
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     "A module of that kind, in train mode, and its Adam."
     torch.manual_seed(0)
-    module = kind(m, n_vocab, attention_dropout).to(device).train()
+    module = kind(m, n_vocab).to(device).train()
     optimizer = adam(module.parameters())
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
@@ -252,13 +242,13 @@ def contender(
 
 
 def contenders(
-    m: ModelConfig, n_vocab: int, device: str, attention_dropout: float = 0.0
+    m: ModelConfig, n_vocab: int, device: str
 ) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
     "Ours first, then each peer that is installed."
     made = {}
     for name, kind in {"ours": Ours, **PEERS}.items():
         try:
-            made[name] = contender(kind, m, n_vocab, device, attention_dropout)
+            made[name] = contender(kind, m, n_vocab, device)
         except ImportError as e:
             print(f"{name} is left out: {e}")
     return made
@@ -325,7 +315,7 @@ def race(
 def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
     "All contenders in one precision; printed, and returned."
     device = torch.device(args.device)
-    made = contenders(m, args.vocab, args.device, args.attention_dropout)
+    made = contenders(m, args.vocab, args.device)
     autocast = precision_context(kind, device)
     some = [
         tuple(t.to(device) for t in batch)
@@ -350,32 +340,14 @@ def show(title: str, result: dict, names: Iterable[str]) -> None:
     print(f"ours over the fastest peer: {result['ours over the fastest peer']}")
 
 
-def ours(args: argparse.Namespace, m: ModelConfig) -> Callable[[list], float]:
-    "Our steps on given batches."
-    pair = contender(Ours, m, args.vocab, args.device)
-    autocast = precision_context(args.precision[0], torch.device(args.device))
-    return lambda some: train_on(*pair, some, autocast)
-
-
-def profile(args: argparse.Namespace, m: ModelConfig) -> None:
-    "The operators of our step, by their own time."
-    some, steps = batches(6, args.tokens, args.vocab), ours(args, m)
-    steps(some[:2])
-    with torch.profiler.profile() as watched:
-        steps(some)
-    events = sorted(watched.key_averages(), key=lambda e: -e.self_cpu_time_total)
-    total = sum(e.self_cpu_time_total for e in events)
-    for e in events[:16]:
-        share, n = e.self_cpu_time_total / total, e.count // len(some)
-        print(f"{e.key[:50]:52}{share:7.1%}{n:8} a step")
-
-
 def memory(args: argparse.Namespace, m: ModelConfig) -> dict:
     "Memory of our training while shapes vary."
-    some, steps = batches(args.memory, 1000, args.vocab), ours(args, m)
+    some = batches(args.memory, 1000, args.vocab)
+    pair = contender(Ours, m, args.vocab, args.device)
+    autocast = precision_context(args.precision[0], torch.device(args.device))
     marks = {}
     for i, batch in enumerate(some, start=1):
-        steps([batch])
+        train_on(*pair, [batch], autocast)
         if i == 100 or i % 500 == 0:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             now = round(pages * resource.getpagesize() / 2**20)
@@ -396,15 +368,11 @@ def main() -> None:
     add("--tokens", type=int, default=4096, help="of a batch")
     add("--device", default="cpu")
     add("--threads", type=int, default=torch.get_num_threads())
-    add("--attention-dropout", type=float, default=0.0)
-    add("--profile", action="store_true")
     add("--memory", type=int, metavar="STEPS")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     m, args.vocab = (SMALL, 8000) if args.size == "small" else (BASE, 37_000)
-    if args.profile:
-        profile(args, m)
-    elif args.memory:
+    if args.memory:
         write(args.out, memory(args, m))
     else:
         write(args.out, {kind: compare(kind, args, m) for kind in args.precision})

@@ -60,7 +60,7 @@ def unchecked():
 @pytest.fixture(scope="session")
 def cfg() -> dict[str, str]:
     "What settings.ini says."
-    from notebooks import settings
+    from cells import settings
 
     return settings()
 

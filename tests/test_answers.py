@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from cells import joined
 from conftest import ROOT
-from notebooks import joined
 from torch import nn
 
 from annotated_transformer.engines.batched_search import search_with

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from cells import CAPTION, code_of, directives, joined, options
 from conftest import ROOT
-from notebooks import CAPTION, code_of, directives, joined, options
-from pages import sidebar
+from publish import sidebar
 
 LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
 # The rooms, from the ground up: a room may import those before it. Parts import little; only the assemblies (model.transformer,

@@ -105,7 +105,7 @@ def test_readable_attention_is_the_fused_kernel(n_q, n_k, d_k, d_v, kind, dtype,
     ],
 )
 def test_the_faster_kernel_is_chosen_on_a_cpu(n_k, dtype, training, is_fused):
-    "As `benchmarks/operators.py attention` measures them."
+    "As results/bench_attention.json has them."
     q, k = torch.randn(1, 1, 5, 8, dtype=dtype), torch.randn(1, 1, n_k, 8, dtype=dtype)
     kernel = mock.Mock(side_effect=F.scaled_dot_product_attention)
     with (

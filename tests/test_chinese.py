@@ -4,11 +4,12 @@ import json
 import re
 import shutil
 
+import publish
 import pytest
 import translate
+from cells import joined
 from conftest import ROOT
 from gate import drift, remake
-from notebooks import joined
 from test_gate import cell, clean, notebook  # noqa: F401
 from test_pages import CAPTION, LABEL, shows
 from translate import Unit, check, mistakes, parsed, texts, written
@@ -260,8 +261,8 @@ def test_page_and_its_english_one(tmp_path):
         tmp_path / "stack.html",
         tmp_path / "notebooks/a.ipynb",
     ):
-        path.write_text(PAGE.format(translate.HOME), encoding="utf-8")
-    translate.finish(ZH / "33_feed_forward.md", tmp_path)
+        path.write_text(PAGE.format(publish.HOME), encoding="utf-8")
+    publish.finish(ZH / "33_feed_forward.md", tmp_path)
     before = english.read_text(encoding="utf-8")
     made = page.read_text(encoding="utf-8")
     for said in (
@@ -270,16 +271,16 @@ def test_page_and_its_english_one(tmp_path):
         'href="../feed_forward.html">English<', '<button type="button" class="both"', '<original-text lang="en">33 Position-wise',
     ):  # fmt: skip
         assert made.count(said) == 1, said
-    translate.finish(ZH / "33_feed_forward.md", tmp_path)
+    publish.finish(ZH / "33_feed_forward.md", tmp_path)
     assert english.read_text(encoding="utf-8") == before
     assert before.count('href="zh/feed_forward.html">中文</a>') == 1
     for text in (made, before):
-        found = re.findall(f'hreflang="(.+)" href="{translate.HOME}/(.+)">\n', text)
+        found = re.findall(f'hreflang="(.+)" href="{publish.HOME}/(.+)">\n', text)
         assert found == [("en", "feed_forward.html"), ("zh", "zh/feed_forward.html"), ("x-default", "feed_forward.html")]  # fmt: skip
 
 
 def test_sidebar_has_the_pages_that_are_translated():
-    made = translate.quarto_of(ZH, {"33_feed_forward.ipynb", "index.ipynb"})
+    made = publish.quarto_of(ZH, {"33_feed_forward.ipynb", "index.ipynb"})
     home, part = made["website"]["sidebar"]["contents"]
     assert home == {"text": "首页", "href": "index.ipynb"} and made["lang"] == "zh"
     assert part == {"section": "模型", "contents": ["33_feed_forward.ipynb"]}

@@ -8,12 +8,19 @@ from functools import cache
 import matplotlib as mpl
 import pytest
 import torch
-from conftest import ROOT, program
-from notebooks import code_of, directives, joined
+from cells import code_of, directives, joined
+from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
+from annotated_transformer.engines.batched_search import search_with
+from annotated_transformer.engines.choose import FAST
+from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.decode import PrefixDecoder
+from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.training.label_smoothing import smoothed_loss
+
 CELLS = json.loads((ROOT / "nbs/costs.ipynb").read_text(encoding="utf-8"))["cells"]
-BENCH = program("benchmarks/cost.py")
 
 
 @cache
@@ -74,24 +81,50 @@ def test_captions_have_the_records_exponents():
     assert found == right
 
 
+# One small point of the curves; a width has heads of 64.
+POINT = {"d_model": 64, "n_layers": 2, "n_vocab": 50, "length": 8, "tokens": 16}
+POINT |= {"lines": 2, "beam": 2}
+PAD, BOS, EOS = 0, 1, 2
+
+
+def search(model: Transformer, what: str) -> None:
+    "Translate lines whose translations end at their limit."
+    with torch.no_grad():
+        model.embedding.weight[EOS] = 0  # half of the other logits are greater
+    for module in ready_to_translate(model).modules():
+        if hasattr(module, "_packed"):  # packed products are not counted
+            module._packed = None
+    decoder = (PrefixDecoder if what == "no cache" else FAST.decoder)(model)
+    src = torch.randint(3, POINT["n_vocab"], (POINT["lines"], POINT["length"]))
+    limits = torch.full((len(src),), POINT["length"])
+    find = search_with(beam_size=POINT["beam"] if what == "beam" else 1)
+    with torch.inference_mode():
+        found = find(decoder.step, decoder.start(src), BOS, EOS, limits)
+    assert all(len(best.ids) == POINT["length"] for best, *_ in found)
+
+
+def train(model: Transformer) -> None:
+    "Forward and backward pass of one batch."
+    n_rows = POINT["tokens"] // POINT["length"]
+    src, tgt = torch.randint(3, POINT["n_vocab"], (2, n_rows, POINT["length"]))
+    smoothed_loss(model(src, tgt), model.embedding.weight, tgt, PAD, 0.1).backward()
+
+
 @pytest.mark.parametrize("what", ["training", "greedy", "beam", "no cache"])
 def test_counts_are_those_of_pytorch(what):
     "Every product is counted; in a beam search the first step has one hypothesis."
-    z = BENCH.Sizes(64, 2, 50, 8, 16, 2, 2)
     torch.manual_seed(0)
-    if what == "training":
-        model = BENCH.build_plain(z)
-        action, count = model.gradients, page()["training_count"](z._asdict())
-        given = z.length, z.tokens
-    else:
-        model = BENCH.Translating(z.config(), z.n_vocab)
-        for module in model.model.modules():  # packed products are not counted
-            if hasattr(module, "_packed"):
-                module._packed = None
-        action, given = model.action(what, z), ()
-        count = page()["translating_count"](z._asdict(), what)
+    config = ModelConfig(n_layers=2, d_model=64, d_ff=256, n_heads=1)
+    is_training = what == "training"
+    model = build_transformer(config, POINT["n_vocab"], PAD, 0.1 * is_training)
     with FlopCounterMode(display=False) as counter:
-        action(*given)
+        train(model) if is_training else search(model, what)
+    names = page()
+    count = (
+        names["training_count"](POINT)
+        if is_training
+        else names["translating_count"](POINT, what)
+    )
     tolerance = 0.1 if what == "beam" else 1e-6
     assert counter.get_total_flops() == pytest.approx(2 * count, rel=tolerance)
 

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cells import joined
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from notebooks import joined
 from small_runs import HAS_VNNI, TIE, random_run, small_vocab, trained_run
 
 from annotated_transformer import __version__

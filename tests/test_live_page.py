@@ -9,9 +9,9 @@ from urllib.parse import quote
 import pytest
 import torch
 from browser import Browser
+from cells import page_name
 from conftest import ROOT
 from engine import HELD_OUT
-from pages import page_name
 from test_explorer import KEYS, click, press, tap
 
 from annotated_transformer.model.config import ModelConfig

@@ -5,8 +5,9 @@ import re
 
 import nbformat
 import pytest
+from cells import FOLDED, readme
 from conftest import ROOT
-from notebooks import FOLDED, is_run, readme, run, unix_lines
+from notebooks import is_run, run, unix_lines
 from test_gate import cell, notebook
 
 FLAGS = {"slow", "gpu", "network"}

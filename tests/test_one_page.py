@@ -8,8 +8,8 @@ import re
 import matplotlib
 import pytest
 import torch
+from cells import code_of, joined
 from conftest import ROOT
-from notebooks import code_of, joined
 
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE
 from annotated_transformer.model.config import ModelConfig

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cells import code_of, joined
 from conftest import ROOT
 from gate import copy, files_of
-from notebooks import code_of, joined
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

@@ -1,4 +1,4 @@
-"What tools/pages.py makes of notebooks, and what it puts beside their pages. The pages as they are published: test_site.py."
+"What tools/pages.py makes of notebooks, and what tools/publish.py puts beside their pages. The pages as they are published: test_site.py."
 
 import json
 import re
@@ -6,24 +6,13 @@ from pathlib import Path
 
 import pages
 import pytest
+from cells import FOLDED, joined, page_name, slug
 from conftest import ROOT
 from execnb.nbio import dict2nb, read_nb
 from links import of_markdown, of_notebook
 from nbdev.process import NBProcessor
-from notebooks import FOLDED, joined
-from pages import (
-    Names,
-    for_colab,
-    leave_site,
-    link_names,
-    llms_txt,
-    names_of_package,
-    page_name,
-    plain,
-    sections,
-    sidebar,
-    write_search,
-)
+from pages import Names, leave_site, link_names, names_of_package
+from publish import for_colab, llms_txt, plain, sections, sidebar, write_search
 from test_gate import cell, notebook
 
 PAGES = [entry.path for entry in sidebar() if entry.path]
@@ -128,7 +117,7 @@ def ids_of(nb) -> list[str]:
     "The anchors of a processed notebook: places, and headings."
     text = "\n\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
     return re.findall(r'id="([^"]+)"', text) + [
-        pages.slug(heading) for heading in re.findall(r"^#{2,6} +(.+)$", text, re.M)
+        slug(heading) for heading in re.findall(r"^#{2,6} +(.+)$", text, re.M)
     ]
 
 

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
+from cells import page_name
 from conftest import ROOT
 from links import check
-from pages import names_of_package, page_name, reading_path, sidebar
+from pages import names_of_package
+from publish import reading_path, sidebar
 from translate import begun, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import nbformat
+from cells import ROOT, settings
 from nbclient.exceptions import CellExecutionError
-from notebooks import ROOT, execute, settings
+from notebooks import execute
 
 IN_A_CHECKOUT = {"map", "reading", "reference"}  # tables of the checkout's own files
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from notebooks import ROOT, joined, options, settings, strict_yaml
+from cells import ROOT, joined, options, settings, strict_yaml
 from translate import of_gate
 
 # nbdev keeps the version line of __init__.py, people keep the rest

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from notebooks import ROOT, joined, settings
-from pages import slug
+from cells import ROOT, joined, settings, slug
 
 URL = re.compile(r"[a-z][a-z+.-]*:|//")
 NO_TEXT = r"^(```|~~~).*?^\1|`[^`\n]+`|\$\$.*?\$\$"

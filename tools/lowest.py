@@ -8,30 +8,17 @@
 
 import re
 import sys
+from pathlib import Path
 
-from notebooks import ROOT, settings
-
-
-def lowest(requirements: list[str]) -> dict[str, str]:
-    "Name of a requirement → the lowest series of versions that it allows."
-    found = {}
-    for requirement in requirements:
-        match = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
-        if not match:
-            sys.exit(
-                f"settings.ini: {requirement} has no lower bound of the form name>=version"
-            )
-        found[match[1]] = f"{match[1]}=={match[2]}.*"
-    return found
-
-
-def main() -> None:
-    found = lowest(settings()["requirements"].split())
-    print("\n".join(found.values()))
-    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\n"):
-        if line and not line.startswith("#") and line.split("==")[0] not in found:
-            print(line)
-
-
-if __name__ == "__main__":
-    main()
+ROOT = Path(__file__).resolve().parent.parent
+settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
+found = {}
+for requirement in re.search(r"^requirements *= *(.*)$", settings, re.M)[1].split():
+    match = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
+    if not match:
+        sys.exit(f"settings.ini: {requirement} is not of the form name>=version")
+    found[match[1]] = f"{match[1]}=={match[2]}.*"
+print("\n".join(found.values()))
+for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\n"):
+    if line and not line.startswith("#") and line.split("==")[0] not in found:
+        print(line)

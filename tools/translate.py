@@ -1,19 +1,15 @@
 #!/usr/bin/env python
-"""The site in other languages: for each text of nbs/NAME.ipynb, translations/LANG/NAME.md has the English and its translation.
+"""Catalogues of translations: for each text of nbs/NAME.ipynb, translations/LANG/NAME.md has the English and its translation.
 
 tools/translate.py extract [NAME ...]   make catalogues of notebooks, or bring them up to date; what is translated stays
 tools/translate.py accept NAME ...      the same, after a revision: each translation counts as made of today's English
 tools/translate.py check [NAME ...]     one line for each mistake of a translation
 tools/translate.py status               the texts without translation of today's English, and what changed in it
-tools/translate.py build                pages from the notebooks and catalogues, in _docs/LANG/ beside the English ones in _docs/
 """
 
 import difflib
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,12 +17,9 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
-import pages
 import yaml
-from notebooks import CAPTION, FENCED, INLINE, ROOT, joined, options, settings
-from pages import html, page_name, slug
+from cells import CAPTION, FENCED, INLINE, ROOT, html, joined, options, slug
 
 # ---- catalogues
 
@@ -39,7 +32,6 @@ class Unit(NamedTuple):
     text: str = ""  # the translation; empty: none yet
 
 
-HOME = settings()["doc_host"] + settings()["doc_baseurl"]
 CAPTIONS = ("fig-cap", "fig-alt")
 START = r"^<!-- (\w+(?: fig-\w+)?)$"
 
@@ -320,112 +312,6 @@ def translated(path: Path, both: bool = True) -> dict:
     return nb
 
 
-# ---- pages
-
-
-def quarto_of(folder: Path, names: set[str]) -> dict:
-    "The settings of the second project: those of the first in this language, with the pages that there are."
-    says = site(folder)
-    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
-    quarto["lang"], menu = folder.name, quarto["website"]["sidebar"]
-    quarto["website"]["description"] = says["description"]
-    quarto["website"]["site-url"] = f"{HOME}/{folder.name}"
-    parts, menu["contents"] = menu["contents"], []
-    for part in parts:
-        for key in {"text", "section"} & part.keys():
-            part[key] = says["texts"].get(part[key], part[key])
-        if "contents" in part:
-            part["contents"] = [name for name in part["contents"] if name in names]
-        if part.get("contents") or part.get("href") in names:
-            menu["contents"].append(part)
-    return quarto
-
-
-def switched(text: str, lang: str, links: str, name: str) -> str:
-    "A page with links to its other language in the row below its title, and with the addresses of both for search engines."
-    if links in text:  # built before
-        return text
-    heads = "".join(
-        f'<link rel="alternate" hreflang="{code}" href="{HOME}/{place}{name}">\n'
-        for code, place in (("en", ""), (lang, f"{lang}/"), ("x-default", ""))
-    )
-    row = r'<nav class="page-links"[^>]*>'
-    text = re.sub(row, lambda m: f"{m[0]}{links} ", text, count=1)
-    return text.replace("</head>", f"{heads}</head>", 1)
-
-
-FIXED = r'(<summary>|<a\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
-
-
-def finish(path: Path, docs: Path) -> None:
-    "A page of Quarto's gets its fixed texts, its links to pages that are in English alone, and the way to the other language and back."
-    lang, name, says = path.parent.name, page_name(path), site(path.parent)
-    page, english = docs / lang / name, docs / name
-
-    def link(m: re.Match) -> str:
-        to = m[2].removeprefix(f"{HOME}/").removeprefix("./")
-        file, hash_, anchor = to.partition("#")
-        file = file if "/" in file else pages.link(file)
-        if ":" in to or not (docs / unquote(file)).is_file():
-            return m[0]
-        if (page.parent / file).exists():
-            return f'{m[1]}href="{file}{hash_}{anchor}"'
-        mark = ' hreflang="en"' if file.endswith(".html") else ""
-        return f'{m[1]}href="../{file}{hash_}{anchor}"{mark}'
-
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(FIXED, lambda m: m[1] + says["texts"].get(m[2], m[2]), text)
-    text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', link, text)
-    title = pages.titled(ROOT / "nbs" / f"{path.stem}.ipynb")
-    text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
-    links = f'<a lang="en" hreflang="en" href="../{name}">English</a> <button type="button" class="both" aria-pressed="false">{says["both"]}</button>'
-    page.write_text(switched(text, lang, links, name), encoding="utf-8")
-    links = (
-        f'<a lang="{lang}" hreflang="{lang}" href="{lang}/{name}">{says["name"]}</a>'
-    )
-    text = switched(english.read_text(encoding="utf-8"), lang, links, name)
-    english.write_text(text, encoding="utf-8")
-
-
-def build(folder: Path) -> None:
-    "The pages of a language, below those that `make docs` made; these name them."
-    from nbdev.processors import FilterDefaults
-    from nbdev.serve_drv import main as process
-
-    os.chdir(ROOT)  # nbdev reads its settings there
-    docs, made = ROOT / settings()["doc_path"], ROOT / f"_proc/_{folder.name}"
-    to = docs / folder.name
-    shutil.rmtree(made, ignore_errors=True)
-    project, sources = made / "site", {p.stem: p for p in begun(folder)}
-    shutil.copytree(ROOT / "nbs/images", project / "images")
-    for name, path in sources.items():
-        file = made / f"{name}.ipynb"
-        file.write_text(json.dumps(translated(path)), encoding="utf-8")
-        process((file, project / file.name, FilterDefaults))
-    for name in "pages.lua site.scss dark.scss head.html skip.html favicon.svg".split():
-        both = [p for p in (ROOT / "nbs" / name, folder / name) if p.exists()]
-        text = "".join(p.read_text(encoding="utf-8") for p in both)
-        (project / name).write_text(text, encoding="utf-8")
-    quarto = quarto_of(folder, {f"{name}.ipynb" for name in sources})
-    (project / "_quarto.yml").write_text(yaml.safe_dump(quarto), encoding="utf-8")
-    subprocess.run(["quarto", "render", "--no-cache"], cwd=project, check=True)
-    shutil.rmtree(to, ignore_errors=True)
-    shutil.move(project / "_site", to)
-    for file in (ROOT / "nbs/search.js", docs / "charts.js"):
-        shutil.copy(file, to)
-    pages.write_search(to)
-    evening = [path.stem for path in pages.reading_path() if path.stem in sources]
-    if evening[1:]:  # Quarto writes none on a page alone
-        pages.write_footers(to, [made / f"{name}.ipynb" for name in evening])
-    pages.write_live_pages(to, folder.name)
-    for page in to.glob("live_*.html"):
-        lead = lambda m: m[0] if (to / m[1]).exists() else f"](../{m[1]}"
-        text = re.sub(r"\]\((\w+\.html)", lead, page.read_text(encoding="utf-8"))
-        page.write_text(text, encoding="utf-8")
-    for path in sources.values():
-        finish(path, docs)
-
-
 def main(command: str = "", *names: str) -> int:
     lines = []
     for folder in languages():
@@ -436,8 +322,6 @@ def main(command: str = "", *names: str) -> int:
                 lines += check(folder, names)
             case "status":
                 status(folder)
-            case "build":
-                build(folder)
             case _:
                 sys.exit(__doc__)
     if command == "check":

@@ -1,0 +1,388 @@
+#!/usr/bin/env python
+"""The site: what stands beside the pages that Quarto makes, and the pages in other languages.
+
+tools/publish.py FOLDER    after nbdev_docs, which wrote the English pages to FOLDER from _proc/
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from html import escape, unescape
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import yaml
+from cells import (
+    CAPTION,
+    ROOT,
+    as_markdown,
+    heading,
+    joined,
+    markdown_of,
+    page_name,
+    retarget,
+    settings,
+    titled,
+)
+from pages import leave_site
+from translate import ORIGINAL, begun, languages, site, translated
+
+HOME = settings()["doc_host"] + settings()["doc_baseurl"]
+CHARTS = """for (const box of document.querySelectorAll(".chart")) {
+    const spec = JSON.parse(box.querySelector("script").textContent);
+    delete spec.$schema;  // of an older Vega-Lite, which the newer reads
+    vegaEmbed(box.querySelector("div"), spec, {mode: "vega-lite", actions: false, renderer: "svg"});
+}"""
+
+
+# ---- which pages
+
+
+class Entry(NamedTuple):
+    "A line of the sidebar: a part of the paper, or a notebook below it."
+
+    text: str
+    path: Path | None = None  # None: a part
+
+
+def sidebar() -> list[Entry]:
+    "The sidebar of _quarto.yml, in order."
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    entries = []
+    for part in quarto["website"]["sidebar"]["contents"]:
+        if "href" in part:
+            entries.append(Entry(part["text"], ROOT / "nbs" / part["href"]))
+            continue
+        paths = [ROOT / "nbs" / name for name in part["contents"]]
+        entries.append(Entry(part["section"]))
+        entries += [Entry(titled(path), path) for path in paths]
+    return entries
+
+
+NEXT = r"^\*Next:\*.*?\]\((?P<next>\w+\.ipynb)"
+
+
+def reading_path(start: str = "01_one_page.ipynb") -> list[Path]:
+    "Where the first link after *Next:* leads from page to page: the evening path."
+    path, name = [], start
+    while name and ROOT / "nbs" / name not in path:
+        path.append(ROOT / "nbs" / name)
+        cells = json.loads(path[-1].read_text(encoding="utf-8"))["cells"]
+        found = re.search(NEXT, joined(cells[-1]["source"]), re.M)
+        name = found and found["next"]
+    return path
+
+
+# ---- a page elsewhere: as Markdown, and in Colab
+
+
+def link(target: str) -> str:
+    "Where a link of a notebook leads on its page."
+    file, hash_, anchor = target.partition("#")
+    return page_name(Path(file)) + hash_ + anchor if file.endswith(".ipynb") else target
+
+
+def absolute(text: str, cfg: dict[str, str]) -> str:
+    "Markdown of a notebook that is read elsewhere: notebooks become pages of the site, files of the repository are linked there."
+    site = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
+    return retarget(leave_site(text, cfg), lambda target: site + link(target))
+
+
+def this_version() -> str:
+    "The commit or tag that the pages were made from, as GitHub names its archive."
+    if shutil.which("git"):
+        command = ["git", "rev-parse", "HEAD"]
+        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if git.returncode == 0:
+            return git.stdout.strip()
+    return f"v{settings()['version']}"
+
+
+FIGURE = (
+    r'!\[(?P<caption>.*?)\]\((?P<file>[^)]*)\)\{#fig-\S+ fig-alt="(?P<alt>[^"]*)"\}'
+)
+RAW = r"^(?P<ticks>`{3,})\{=html\}$.*?^(?P=ticks)$|<!--.*?-->"
+
+
+def plain(path: Path, processed: Path) -> str:
+    "A page as Markdown alone: what language models and terminals read."
+    about = heading(path)[1]
+
+    def picture(opts: dict, n: int) -> str:
+        file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.png"
+        return f"![{opts['fig-alt']}]({file})"
+
+    nb = json.loads(processed.read_text(encoding="utf-8"))
+    text = "\n\n".join(as_markdown(nb, path.name, picture))
+    text = re.sub(RAW, "", text, flags=re.M | re.S)
+    text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
+    text = re.sub(r"\n{3,}", "\n\n", retarget(text, link)).strip()
+    return f"# {titled(path)}\n\n{about}\n\n{text}\n"
+
+
+def for_colab(path: Path) -> dict:
+    "A notebook whose links lead to the site from anywhere, and which installs this very version."
+    cfg, nb = settings(), json.loads(path.read_text(encoding="utf-8"))
+    for cell in nb["cells"]:
+        for kept, kind, text in markdown_of(cell):
+            kept[kind] = absolute(text, cfg)
+        if cell["cell_type"] == "code" and "[notebooks] @" in joined(cell["source"]):
+            cell["source"] = joined(cell["source"]).replace(
+                "/archive/HEAD.zip", f"/archive/{this_version()}.zip"
+            )
+    return nb
+
+
+def llms_txt(menu: list[Entry]) -> str:
+    "Every page as Markdown, with what it is about, in the order of the sidebar."
+    cfg, lines = settings(), []
+    for text, path in menu:
+        if not path:
+            lines.append(f"\n## {text}\n")
+            continue
+        address = f"{cfg['doc_host']}{cfg['doc_baseurl']}/{page_name(path)}.md"
+        about = heading(path)[1]
+        lines.append(f"- [{text}]({address})" + (f": {about}" if about else ""))
+    return "\n".join([f"# {cfg['title']}\n\n> {cfg['description']}\n", *lines, ""])
+
+
+# ---- search, and the way from page to page
+
+# Of a page's HTML, for search.
+NOT_FOUND = "annotation|original-text|footer|iframe|nav|script|style|svg"
+IN_LINE = "a|b|code|em|i|kbd|m[a-z]+|small|span|strong|sub|sup"
+IMPORTS = r"<details[^>]*>\s*<summary>Imports</summary>.*?</details>"
+DEFINITION = (
+    r'(?P<places>(?:<span class="place" id="[^"]+"></span>)+)\s*(?P<code>.*?</pre>)'
+)
+HEADING = r'<h[23][^>]*? (?:data-anchor-)?id="([^"]+)"[^>]*>(.*?)</h[23]>'
+
+
+def sections(page: str) -> list[tuple[str, str, str]]:
+    """What search looks through: (anchor, heading, text) of a page's sections and definitions.
+
+    Without imports, drawings, scripts, links that every page has, and the TeX beside MathML. A definition's code is its own entry's alone.
+    """
+
+    def words(html: str) -> str:
+        html = re.sub(rf"</?(?:{IN_LINE})\b[^>]*>", "", html)
+        return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+    def define(m: re.Match) -> str:
+        code = words(m["code"])
+        for anchor in re.findall(r'id="([^"]+)"', m["places"]):
+            name = re.search(rf"(?:class|def) ({anchor})\b", code, re.I)[1]
+            definitions.append((anchor, name, code))
+        return ""
+
+    definitions = []
+    text = re.search(r"</h1>(.*)</main>", page, re.S)[1]
+    text = re.sub(rf"<({NOT_FOUND})\b.*?</\1>|{IMPORTS}", " ", text, flags=re.S)
+    text = re.sub(DEFINITION, define, text, flags=re.S)
+    first, *rest = re.split(HEADING, text, flags=re.S)
+    heads = zip(rest[::3], map(words, rest[1::3]), map(words, rest[2::3]), strict=True)
+    return [("", "", words(first)), *heads, *definitions]
+
+
+def write_search(folder: Path) -> None:
+    "The index of Quarto's search, whose texts are HTML, with our sections; its trail of parts is kept."
+    index, entries = folder / "search.json", []
+    for old in json.loads(index.read_text(encoding="utf-8")):
+        if "#" in old["href"]:
+            continue
+        page = (folder / old["href"]).read_text(encoding="utf-8")
+        for anchor, section, text in sections(page):
+            href = f"{old['href']}#{anchor}".rstrip("#")
+            new = {"objectID": href, "href": href, "section": section}
+            entries.append(old | new | {"text": escape(text)})
+    index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+
+
+FOOTER = r'<nav class="page-navigation">.*?</nav>'
+
+
+def write_footers(folder: Path, path: list[Path]) -> None:
+    "The footer of a page of the reading path leads along it; Quarto's leads along the menu."
+    for before, page, after in zip([None, *path], path, [*path[1:], None]):
+        links = "".join(
+            f'<div class="nav-page nav-page-{where}">'
+            f'<a href="./{page_name(to)}" class="pagination-link" aria-label="{escape(titled(to))}">'
+            f'{left}<span class="nav-page-text">{escape(titled(to))}</span>{right}</a></div>'
+            if to
+            else f'<div class="nav-page nav-page-{where}"></div>'
+            for where, to, left, right in (
+                ("previous", before, '<i class="bi bi-arrow-left-short"></i> ', ""),
+                ("next", after, "", ' <i class="bi bi-arrow-right-short"></i>'),
+            )
+        )
+        file = folder / page_name(page)
+        new = f'<nav class="page-navigation">{links}</nav>'
+        parts = re.split(FOOTER, file.read_text(encoding="utf-8"), flags=re.S)
+        assert len(parts) == 2, f"{file.name}: not one footer"
+        file.write_text(new.join(parts), encoding="utf-8")
+
+
+# ---- other languages
+
+
+def quarto_of(folder: Path, names: set[str]) -> dict:
+    "The settings of the second project: those of the first in this language, with the pages that there are."
+    says = site(folder)
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    quarto["lang"], menu = folder.name, quarto["website"]["sidebar"]
+    quarto["website"]["description"] = says["description"]
+    quarto["website"]["site-url"] = f"{HOME}/{folder.name}"
+    parts, menu["contents"] = menu["contents"], []
+    for part in parts:
+        for key in {"text", "section"} & part.keys():
+            part[key] = says["texts"].get(part[key], part[key])
+        if "contents" in part:
+            part["contents"] = [name for name in part["contents"] if name in names]
+        if part.get("contents") or part.get("href") in names:
+            menu["contents"].append(part)
+    return quarto
+
+
+def switched(text: str, lang: str, links: str, name: str) -> str:
+    "A page with links to its other language in the row below its title, and with the addresses of both for search engines."
+    if links in text:  # built before
+        return text
+    heads = "".join(
+        f'<link rel="alternate" hreflang="{code}" href="{HOME}/{place}{name}">\n'
+        for code, place in (("en", ""), (lang, f"{lang}/"), ("x-default", ""))
+    )
+    row = r'<nav class="page-links"[^>]*>'
+    text = re.sub(row, lambda m: f"{m[0]}{links} ", text, count=1)
+    return text.replace("</head>", f"{heads}</head>", 1)
+
+
+FIXED = r'(<summary>|<a\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
+
+
+def finish(path: Path, docs: Path) -> None:
+    "A page of Quarto's gets its fixed texts, its links to pages that are in English alone, and the way to the other language and back."
+    lang, name, says = path.parent.name, page_name(path), site(path.parent)
+    page, english = docs / lang / name, docs / name
+
+    def lead(m: re.Match) -> str:
+        to = m[2].removeprefix(f"{HOME}/").removeprefix("./")
+        file, hash_, anchor = to.partition("#")
+        file = file if "/" in file else link(file)
+        if ":" in to or not (docs / unquote(file)).is_file():
+            return m[0]
+        if (page.parent / file).exists():
+            return f'{m[1]}href="{file}{hash_}{anchor}"'
+        mark = ' hreflang="en"' if file.endswith(".html") else ""
+        return f'{m[1]}href="../{file}{hash_}{anchor}"{mark}'
+
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(FIXED, lambda m: m[1] + says["texts"].get(m[2], m[2]), text)
+    text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', lead, text)
+    title = titled(ROOT / "nbs" / f"{path.stem}.ipynb")
+    text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
+    links = f'<a lang="en" hreflang="en" href="../{name}">English</a> <button type="button" class="both" aria-pressed="false">{says["both"]}</button>'
+    page.write_text(switched(text, lang, links, name), encoding="utf-8")
+    links = (
+        f'<a lang="{lang}" hreflang="{lang}" href="{lang}/{name}">{says["name"]}</a>'
+    )
+    text = switched(english.read_text(encoding="utf-8"), lang, links, name)
+    english.write_text(text, encoding="utf-8")
+
+
+def render(folder: Path, to: Path) -> list[Path]:
+    "Quarto's pages of a language, and the notebooks that they were made from."
+    from nbdev.processors import FilterDefaults
+    from nbdev.serve_drv import main as process
+
+    os.chdir(ROOT)  # nbdev reads its settings there
+    made = ROOT / f"_proc/_{folder.name}"
+    shutil.rmtree(made, ignore_errors=True)
+    project, sources = made / "site", []
+    shutil.copytree(ROOT / "nbs/images", project / "images")
+    for path in begun(folder):
+        file = made / f"{path.stem}.ipynb"
+        file.write_text(json.dumps(translated(path)), encoding="utf-8")
+        process((file, project / file.name, FilterDefaults))
+        sources.append(file)
+    for name in "pages.lua site.scss dark.scss head.html skip.html favicon.svg".split():
+        both = [p for p in (ROOT / "nbs" / name, folder / name) if p.exists()]
+        text = "".join(p.read_text(encoding="utf-8") for p in both)
+        (project / name).write_text(text, encoding="utf-8")
+    quarto = quarto_of(folder, {file.name for file in sources})
+    (project / "_quarto.yml").write_text(yaml.safe_dump(quarto), encoding="utf-8")
+    subprocess.run(["quarto", "render", "--no-cache"], cwd=project, check=True)
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.move(project / "_site", to)
+    return sources
+
+
+# ---- the site
+
+
+def write_live_pages(folder: Path, lang: str) -> None:
+    "The live pages of the pretrained runs: the pages link to those next to them."
+    from annotated_transformer.runs.folder import PRETRAINED, pretrained_run
+    from annotated_transformer.show.live import write_live_page
+
+    def lead(m: re.Match) -> str:  # to the English page where there is no other
+        return m[0] if (folder / m[1]).exists() else f"](../{m[1]}"
+
+    texts = ROOT / settings()["lib_path"] / f"show/pages/strings.{lang}.json"
+    for name in PRETRAINED if texts.exists() else ():
+        file = "live_page.html" if name == "demo" else f"live_{name}.html"
+        page = folder / file
+        write_live_page(pretrained_run(Path(name)), page, site="", file=file, lang=lang)
+        text = re.sub(r"\]\((\w+\.html)", lead, page.read_text(encoding="utf-8"))
+        page.write_text(text, encoding="utf-8")
+
+
+def write_elsewhere(folder: Path) -> None:
+    "Each page as Markdown and as a notebook for Colab, and a list of them."
+    (folder / "notebooks").mkdir(exist_ok=True)
+    menu = sidebar()
+    for path in (entry.path for entry in menu if entry.path):
+        made = plain(path, ROOT / "_proc" / path.name)
+        (folder / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
+        text = json.dumps(for_colab(path), ensure_ascii=False)
+        (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
+    (folder / "llms.txt").write_text(llms_txt(menu), encoding="utf-8")
+
+
+@cache
+def charts() -> str:
+    "The script of the charts, with all that it needs."
+    import vl_convert
+
+    return vl_convert.javascript_bundle(CHARTS)
+
+
+def build(docs: Path, language: Path | None = None) -> None:
+    "The site in a folder: what is beside the English pages there, or all of another language, below them."
+    to, sources = docs, [entry.path for entry in sidebar() if entry.path]
+    if language:
+        to = docs / language.name
+        sources = render(language, to)
+    else:
+        write_elsewhere(docs)
+        # Quarto copies those pictures alone that it shows as pictures.
+        shutil.copytree(ROOT / "nbs/images", docs / "images", dirs_exist_ok=True)
+    write_search(to)
+    by_name = {path.name: path for path in sources}
+    evening = [by_name[path.name] for path in reading_path() if path.name in by_name]
+    if evening[1:]:  # Quarto writes no footer on a page alone
+        write_footers(to, evening)
+    shutil.copy(ROOT / "nbs/search.js", to)
+    (to / "charts.js").write_text(charts(), encoding="utf-8")
+    write_live_pages(to, language.name if language else "en")
+    for path in begun(language) if language else ():
+        finish(path, docs)
+
+
+if __name__ == "__main__":
+    for language in [None, *languages()]:
+        build(Path(sys.argv[1]).resolve(), language)
