@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,25 @@ def test_sidebar_lists_every_notebook_in_order():
     # those to start with come first, as a reader needs them; then the paper's order
     of_sections = [name for name in names if re.match(r"[1-9]", name)]
     assert [name for name in listed if re.match(r"[1-9]", name)] == of_sections
+
+
+def test_tools_do_not_import_each_other_in_circles():
+    "Inside functions too; and cells, which all may import, imports none."
+    paths = {path.stem: path for path in (ROOT / "tools").glob("*.py")}
+    arrows = {
+        stem: {
+            name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in (
+                [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+            if name in paths
+        }
+        for stem, path in paths.items()
+    }
+    assert [*TopologicalSorter(arrows).static_order()] and not arrows["cells"]
+    assert "translate" in arrows["notebooks"] and "pages" in arrows["publish"]
