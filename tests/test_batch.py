@@ -161,6 +161,7 @@ def test_resumed_equals_uninterrupted(how):
     for done in range(len(whole) - 1):
         start = whole[done - 1][0] if done else RunPosition()
         assert plain(steps(1, start=start, **how)[0]) == whole[done]
+    assert whole[0][3] != whole[N_EPOCH][3], "each epoch has its own order"
     rest = steps(len(whole) - 3, start=whole[2][0], **how)
     assert list(map(plain, rest)) == whole[3:]
 

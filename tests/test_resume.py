@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,10 @@ def files(run: Path) -> dict[Path, bytes]:
 
 
 def harm() -> None:
-    "This process does to itself, at one step of its first start, what HARM says."
+    """This process does to itself, at one step of its first start, what HARM says.
+
+    Another thread has then written the last checkpoint that is due, every three steps.
+    """
     if (
         "HARM" not in os.environ
         or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") > "0"
@@ -131,13 +135,16 @@ def harm() -> None:
 
     plain = hooks.metrics_file
 
-    def harmed(*args):
-        observer = plain(*args)
+    def harmed(path, *args):
+        observer = plain(path, *args)
         write = observer.see_step
 
         def see_step(record):
             write(record)
             if record.step == int(os.environ["AT_STEP"]):
+                due = f"step-{record.step // 3 * 3:07}"
+                while not (path.parent / "checkpoints" / due).exists():
+                    time.sleep(0.01)
                 for name in os.environ["HARM"].split():
                     os.kill(os.getpid(), getattr(signal, name))
 

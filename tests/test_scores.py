@@ -1,17 +1,14 @@
 "Scores against sacreBLEU's own command, Perl, a hand loop and exact counting."
 
-import io
 import json
 import random
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stdout
 
 import pytest
 import torch
 from sacrebleu.metrics import CHRF, TER
-from sacrebleu.sacrebleu import main
 
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import builtin
@@ -59,18 +56,14 @@ def write(path, lines):
 
 
 @pytest.fixture
-def sacrebleu(tmp_path, monkeypatch):
+def sacrebleu(tmp_path):
     "What the command `sacrebleu` says of the same text."
 
     def call(references, *systems, options):
         files = [write(tmp_path / f"sys{i}", said) for i, said in enumerate(systems)]
         words = [write(tmp_path / "ref", references), "-i", *files, *options.split()]
-        command = ["sacrebleu", *map(str, words), "-w", "8", "-f", "json"]
-        monkeypatch.setattr(sys, "argv", command)
-        with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")) as out:
-            main()
-        out.flush()
-        return json.loads(out.buffer.getvalue())
+        command = [sys.executable, "-m", "sacrebleu", *words, "-w", "8", "-f", "json"]
+        return json.loads(subprocess.run(command, stdout=-1, check=True).stdout)
 
     return call
 
