@@ -1,11 +1,10 @@
-"""The command line on a machine that claims one CUDA device: `python claims_cuda.py train …`.
+"""A process on a machine that claims one CUDA device.
 
 Tensors stay on the CPU and say that they are on cuda:0. What PyTorch checks in Python
 before it calls the driver, such as the index of a device, is PyTorch's own code; below
 it, in place of the driver, are functions that do nothing.
 """
 
-import runpy
 import threading
 
 import torch
@@ -61,8 +60,3 @@ def claim() -> None:
 
     threading.Thread.run = claiming
     ClaimsCUDA().__enter__()
-
-
-if __name__ == "__main__":
-    claim()
-    runpy.run_module("annotated_transformer", run_name="__main__")

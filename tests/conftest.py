@@ -26,7 +26,9 @@ hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")
 
 
-# With pytest-xdist a file's tests stay together; what takes longest begins first.
+# With pytest-xdist a file's tests stay together, and so do those of the live page, which
+# takes long to write; what takes longest begins first.
+LIVE = ("test_live", "test_live_tour", "test_page_strings")
 SLOW = ("test_live_page", "test_resume", "test_cli", "test_hugging_face")
 
 
@@ -43,10 +45,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
+    group = lambda item: "test_live_page" if item.path.stem in LIVE else item.path.stem
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        item.add_marker(pytest.mark.xdist_group(group(item)))
     place = {name: i for i, name in enumerate(SLOW)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(SLOW)))
+    items.sort(key=lambda item: place.get(group(item), len(SLOW)))
 
 
 @pytest.fixture

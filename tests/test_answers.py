@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,43 +96,6 @@ def test_two_vocabularies(tmp_path, monkeypatch):
     ]
     assert space["ids"][-1] == 2 and source.decode(space["ids"]) == "我们去北京。"
     assert source.decode(source.encode("龘")) == "龘"
-
-
-class Encoder(nn.Module):
-    "As the answer on ONNX describes it: memory and mask."
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, src):
-        return self.model.encode(src)
-
-
-class Decoder(Encoder):
-    "Log-probabilities of the next token."
-
-    def forward(self, tgt_in, memory, src_mask):
-        hidden = self.model.decode(tgt_in, memory, src_mask)[:, -1]
-        return self.model.embedding.logits(hidden).log_softmax(dim=-1)
-
-
-@pytest.mark.slow
-def test_export_of_two_graphs(monkeypatch, unchecked):
-    "Of other batches and lengths than the example: what the modules compute."
-    model, programs = load_run(Path("demo")).model, []
-    monkeypatch.setattr(torch.onnx, "export", lambda p, *_: programs.append(p))
-    space = {"torch": torch, "Encoder": partial(Encoder, model)}
-    space["Decoder"] = partial(Decoder, model)
-    exec(code_with("Dim.AUTO"), space)
-    encoder, decoder = (p.module(check_guards=False) for p in programs)
-    src = torch.randint(4, 50, (3, 12))
-    with torch.no_grad():
-        memory, src_mask = encoder(src)
-        for n in (1, 4):
-            inputs = torch.randint(4, 50, (3, n)), memory, src_mask
-            expected = Decoder(model)(*inputs)
-            assert torch.allclose(decoder(*inputs), expected, atol=1e-4)
 
 
 def test_greedy_search_with_two_sessions(monkeypatch):

@@ -93,28 +93,6 @@ def test_no_circle_between_modules():
 
 
 # `replace`, `remove` … are also what texts and lists do: these only of os or shutil.
-OF_PATHS = {"rmtree", "unlink", "rename", "renames", "removedirs", "rmdir"}
-OF_OS = OF_PATHS | {"replace", "remove", "move", "link", "symlink"}
-
-
-def changes_files(node: ast.AST) -> bool:
-    "Is this a call that removes, replaces or renames a file?"
-    match node:
-        case ast.Call(
-            func=ast.Attribute(value=ast.Name(id="os" | "shutil"), attr=name)
-        ):
-            return name in OF_OS
-        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
-            return name in OF_PATHS
-    return False
-
-
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_one_module_removes_and_renames(module):
-    path = LIB / f"{module.replace('.', '/')}.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = [ast.unparse(node.func) for node in ast.walk(tree) if changes_files(node)]
-    assert bool(found) == (module == "io.files"), found
 
 
 @pytest.mark.parametrize(

@@ -95,28 +95,6 @@ def test_readable_attention_is_the_fused_kernel(n_q, n_k, d_k, d_v, kind, dtype,
 
 
 @pytest.mark.parametrize(
-    "n_k, dtype, training, is_fused",
-    [
-        (63, torch.float32, True, False),
-        (64, torch.float32, True, True),
-        (200, torch.bfloat16, True, False),
-        (8, torch.float32, False, True),
-        (8, torch.bfloat16, False, True),
-    ],
-)
-def test_the_faster_kernel_is_chosen_on_a_cpu(n_k, dtype, training, is_fused):
-    "As results/bench_attention.json has them."
-    q, k = torch.randn(1, 1, 5, 8, dtype=dtype), torch.randn(1, 1, n_k, 8, dtype=dtype)
-    kernel = mock.Mock(side_effect=F.scaled_dot_product_attention)
-    with (
-        mock.patch.object(F, "scaled_dot_product_attention", kernel),
-        torch.set_grad_enabled(training),
-    ):
-        fused_attention(q, k, k)
-    assert kernel.called == is_fused
-
-
-@pytest.mark.parametrize(
     "attend",
     [
         attention,
@@ -136,20 +114,6 @@ def test_a_row_that_may_look_nowhere_is_zero_and_harmless(attend):
     out, *grads = out_and_grads(attend, q, k, v, mask=mask)
     assert not out[0].any() and not out[1, :, 2].any() and out[1, :, [0, 1, 3]].any()
     assert all(g.isfinite().all() and not g[0].any() for g in grads)
-
-
-def test_additive_attention_is_its_formula():
-    torch.manual_seed(0)
-    part, q, k = AdditiveAttention(6, 4), torch.randn(2, 5, 6), torch.randn(2, 7, 6)
-    v = torch.randn(2, 7, 3)
-    one = torch.zeros(2, 5, 7)
-    for b, i, j in product(range(2), range(5), range(7)):
-        sums = part.w_q.weight @ q[b, i] + part.w_k.weight @ k[b, j]
-        one[b, i, j] = part.v.weight[0] @ torch.tanh(sums)
-    close(part.scores(q, k), one)
-    close(part(q, k, v), one.softmax(-1) @ v)
-    mask = torch.ones(5, 7, dtype=torch.bool).tril()
-    close(part(q, k, v, mask), one.masked_fill(~mask, -torch.inf).softmax(-1) @ v)
 
 
 # Multi-head
@@ -235,36 +199,6 @@ def test_what_is_changed_is_used_in_self_attention(change):
 
 
 # Errors
-
-
-x = torch.randn(2, 3, 8)
-ERRORS = {
-    "d_model=10 does not split into n_heads=4 equal heads: take a multiple of 4": (
-        lambda: MultiHeadAttention(10, 4, d_k=3)
-    ),
-    "n_heads=0 must be 1 or more": lambda: MultiHeadAttention(8, 0),
-    "d_k=0 must be 1 or more": lambda: MultiHeadAttention(8, 2, d_k=0),
-    "d_v=-1 must be 1 or more": lambda: MultiHeadAttention(8, 2, d_v=-1),
-    "dropout=1.0 must be at least 0 and less than 1": lambda: AttentionDropout(1.0),
-    "dropout=-0.1 must be at least 0 and less than 1": lambda: AttentionDropout(-0.1),
-    "mask has dtype torch.float32: give torch.bool, True = attend": (
-        lambda: FusedMultiHeadAttention(8, 2)(x, x, x, torch.ones(3, 3))
-    ),
-    "key has 3 positions and value has 2: each key needs one value": (
-        lambda: FusedMultiHeadAttention(8, 2)(x, x, x[:, :2], None)
-    ),
-    "ids has shape (2,): give a batch (b, n), one sentence as ids[None]": (
-        lambda: padding_mask(torch.tensor([1, 2]), 0)
-    ),
-}
-
-
-@pytest.mark.parametrize("message", ERRORS)
-def test_errors_name_the_value_and_what_would_be_right(unchecked, message):
-    with pytest.raises(ValueError) as error:
-        ERRORS[message]()
-    assert str(error.value) == message
-    MultiHeadAttention(10, 4, d_k=3, d_v=3)  # widths given: no need to split
 
 
 def test_masks_are_made_where_they_are_used():

@@ -7,12 +7,10 @@ from itertools import islice, product
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
-from annotated_transformer import UserError
 from annotated_transformer.data import prepared as module
 from annotated_transformer.data.batch import (
     Batch,
@@ -21,22 +19,16 @@ from annotated_transformer.data.batch import (
     RunPosition,
     _cut_points,
     bucket_by_length,
-    collate,
     drop_long_pairs,
     encode_pairs,
     epoch_batches,
-    id_dtype,
-    pad_ids,
     training_steps,
 )
 from annotated_transformer.data.bpe_dropout import BPEDropout, sample_segmentation
-from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.prepared import (
     _ABOUT,
     _FILES,
-    _open_pairs,
-    _write_pairs,
     open_prepared,
     prepare,
 )
@@ -57,7 +49,6 @@ def some_lists(n: int, seed: int = 0) -> list[list[int]]:
 
 LISTS = some_lists(400, seed=0), some_lists(400, seed=1)
 DATA = EncodedPairs(*map(RaggedArray.from_lists, LISTS))
-EMPTY = EncodedPairs(RaggedArray.from_lists([]), RaggedArray.from_lists([]))
 lists_of_ids = st.lists(
     st.lists(st.integers(SPECIAL, 300), max_size=12), min_size=1, max_size=8
 )
@@ -87,30 +78,7 @@ def test_rows_are_the_lists(lists, data):
     )  # a whole of its own
 
 
-def test_encode_pairs():
-    text = [
-        ("the dog", "der Hund"),
-        ("a house \u2581 and", "ein Haus \u2028 und"),
-        ("", ""),
-    ]
-    data = encode_pairs(iter(text), VOCAB)
-    assert [
-        (VOCAB.decode(s), VOCAB.decode(t)) for s, t in zip(data.src, data.tgt)
-    ] == text and data.src.ids.dtype == np.uint16
-    long = max(map(len, (*data.src, *data.tgt)))
-    assert (
-        len(encode_pairs(text, VOCAB, max_len=long)) == 3
-        and len(encode_pairs(text, VOCAB, max_len=long - 1)) == 2
-    )
-
-
 # Order and cuts
-
-
-def padding_share(lengths, batches) -> float:
-    "1 − real / allocated tokens, over both sides."
-    allocated = sum(len(rows) * lengths[rows].max(axis=0).sum() for rows in batches)
-    return 1 - sum(lengths[rows].sum() for rows in batches) / allocated
 
 
 @given(lengths_of_pairs, st.integers(50, 400), st.integers(0, 3))
@@ -122,60 +90,12 @@ def test_every_row_once_and_under_the_budget(lengths, budget, seed):
     )
 
 
-@given(lengths_of_pairs, st.integers(50, 400))
-def test_cuts_are_those_of_a_walk(lengths, budget):
-    points, used = [0], np.zeros(2)
-    for i, row in enumerate(lengths):
-        used = used + row
-        if used.max() > budget:
-            points, used = [*points, i], row
-    assert _cut_points(lengths, budget) == [*points, len(lengths)]
-    assert _cut_points(lengths[:0], budget) == [0]
-
-
 def test_sums_beyond_32_bits():
     lengths = np.full((50, 2), 2**30, np.int32)
     assert _cut_points(lengths, 2**32) == [*range(0, 50, 4), 50]
 
 
-def test_multi30k_padding(data_dir):
-    "At most 5 % at 4,096 tokens, of whole batches and of what three ranks with two goes each see of a step of six times as many."
-    text = load_corpus("multi30k", data_dir).train
-    vocab = learn_bpe((line for pair in text for line in pair), 8000)
-    lengths, rng = encode_pairs(text, vocab).lengths(), np.random.default_rng(0)
-    assert padding_share(lengths, bucket_by_length(lengths, 4096, rng)) <= 0.05
-    steps = bucket_by_length(lengths, 6 * 4096, rng)
-    shared = [part for rows in steps for part in np.array_split(rows, 6) if len(part)]
-    assert padding_share(lengths, shared) <= 0.05
-
-
 # Rectangles
-
-
-@given(lists_of_ids, st.none() | st.just(2), st.none() | st.just(3))
-def test_pad_ids_is_the_loop(lists, first, last):
-    rows = [
-        [*([] if first is None else [first]), *row, *([] if last is None else [last])]
-        for row in lists
-    ]
-    longest = max(map(len, rows))
-    wanted = [row + [0] * (longest - len(row)) for row in rows]
-    found = pad_ids(lists, 0, first=first, last=last)
-    assert (
-        found.dtype == torch.int64
-        and found.tolist()
-        == wanted
-        == pad_ids(
-            RaggedArray.from_lists(lists, np.uint16), 0, first=first, last=last
-        ).tolist()
-    )
-
-
-def test_a_row_without_any_token():
-    "As `encode` never gives it: EOS alone."
-    bare = collate(*[RaggedArray.from_lists([[]])] * 2, VOCAB)
-    assert bare.src.tolist() == bare.tgt_out.tolist() == [[VOCAB.eos_id]]
-    assert bare.tgt_in.tolist() == [[VOCAB.bos_id]] and bare.n_tokens == 1
 
 
 # Steps
@@ -241,6 +161,7 @@ def test_resumed_equals_uninterrupted(how):
     for done in range(len(whole) - 1):
         start = whole[done - 1][0] if done else RunPosition()
         assert plain(steps(1, start=start, **how)[0]) == whole[done]
+    assert whole[0][3] != whole[N_EPOCH][3], "each epoch has its own order"
     rest = steps(len(whole) - 3, start=whole[2][0], **how)
     assert list(map(plain, rest)) == whole[3:]
 
@@ -275,24 +196,6 @@ def test_seeds_differ_by_step_and_rank():
         step.seed for rank in range(4) for step in steps(50, rank=rank, world_size=4)
     ]
     assert all(0 <= seed < 2**32 for seed in seeds)
-
-
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (lambda: encode_pairs([], VOCAB), "there is no sentence pair"),
-        (
-            lambda: next(training_steps(EMPTY, VOCAB, 300, seed=0)),
-            "there is no sentence pair",
-        ),
-        (lambda: drop_long_pairs(EMPTY, 9), "there is no validation pair"),
-        (lambda: steps(1, rank=-1), "take 0 ≤ rank < world_size"),
-        (lambda: steps(1, accumulate=0), "accumulate=0: .*and accumulate ≥ 1"),
-    ],
-)
-def test_errors(call, says):
-    with pytest.raises(UserError, match=says):
-        call()
 
 
 # Prepared text on disk
@@ -377,122 +280,6 @@ def test_other_text_is_not_overwritten(folder, change, reason, nothing_is_made):
     } and os.listdir(folder.parent) == ["data"]
 
 
-def cut_short(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip_a_bit(path):
-    path.write_bytes(bytes([*(content := path.read_bytes())[:-1], content[-1] ^ 1]))
-
-
-@pytest.mark.parametrize(
-    "damage", [cut_short, flip_a_bit, os.remove], ids=lambda f: f.__name__
-)
-def test_damage_is_noticed_and_not_repaired(folder, damage, nothing_is_made):
-    "It may be the user's own: the message says what to do."
-    for name in _FILES:
-        content = (folder / name).read_bytes()
-        damage(folder / name)
-        says = f"{name} is missing or damaged: remove .*data to have it made again"
-        for use in (open_prepared, made):
-            with pytest.raises(UserError, match=says):
-                use(folder)
-        (folder / name).write_bytes(content)
-    assert len(open_prepared(folder).train) == len(TEXT)
-
-
-@pytest.mark.parametrize(
-    "about",
-    ["", "[]", '{"format": 0}', '{"format": 1}', '{"format": 1, "files": 3}']
-    + ['{"format": 1, "files": {}, "text_sha256": 1}'],
-)
-def test_damaged_about(folder, about, nothing_is_made):
-    "Nothing proves that the other files are ours: they stay."
-    (folder / _ABOUT).write_text(about)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=str(folder)):
-        open_prepared(folder)
-    with pytest.raises(ValueError, match=str(folder)):
-        made(folder)
-    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("name", [_FILES[0], _FILES[-1], _ABOUT])
-def test_links_are_refused(folder, tmp_path, name, nothing_is_made):
-    "A folder that comes from elsewhere must hold its files itself."
-    (folder / name).rename(tmp_path / "outside")
-    (folder / name).symlink_to(tmp_path / "outside")
-    for use in (open_prepared, made):
-        with pytest.raises(ValueError, match=f"{name} is a link"):
-            use(folder)
-
-
-def test_only_a_new_or_empty_folder_is_filled(tmp_path, folder):
-    with pytest.raises(UserError, match="nowhere is not a folder of prepared text"):
-        open_prepared(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    assert len(made(tmp_path / "empty", valid=[]).valid) == 0
-    assert len(made(tmp_path / "new" / "and" / "deeper").train) == len(TEXT)
-    with pytest.raises(UserError, match="the text is empty"):
-        made(tmp_path / "none", text=[])
-    assert not (tmp_path / "none").exists()
-    (tmp_path / "file").write_text("text")
-    with pytest.raises(UserError, match="file is a file, and a folder is to be made"):
-        made(tmp_path / "file")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/vocab.model").write_text("my own")
-    with pytest.raises(UserError, match="mine is not a folder of prepared text"):
-        made(tmp_path / "mine")
-    assert (tmp_path / "mine/vocab.model").read_text() == "my own"
-    (folder / "thesis.txt").write_text("the only copy")
-    assert len(made(folder).train) == len(TEXT), "to open it disturbs nobody"
-    assert (folder / "thesis.txt").read_text() == "the only copy"
-
-
-def test_two_at_once(tmp_path, monkeypatch):
-    "The second finds what the first has made, and takes it."
-    write = module._write_prepared
-
-    def slow(*args):
-        write(*args)
-        if not (tmp_path / "data").exists():
-            with monkeypatch.context() as patch:
-                patch.setattr(module, "_write_prepared", write)
-                made(tmp_path / "data")
-
-    monkeypatch.setattr(module, "_write_prepared", slow)
-    assert len(made(tmp_path / "data").train) == len(TEXT) and os.listdir(tmp_path) == [
-        "data"
-    ]
-
-
-class Numbers:
-    "Stands in for a vocabulary of any size: a sentence is written as its ids."
-
-    def __init__(self, n: int):
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def encode_many(self, texts: list[str]) -> list[list[int]]:
-        return [[*map(int, text.split())] for text in texts]
-
-
-@pytest.mark.parametrize("n_vocab, dtype", [(2**16, np.uint16), (2**16 + 1, np.int32)])
-def test_many_pieces_and_many_chunks(tmp_path, n_vocab, dtype):
-    "The largest id is kept; more sentences than are encoded at a time, and rows without any id, come back as they were."
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, n_vocab, (2, 20_001)).tolist()
-    sides = [[[i] * (i % 3) for i in side] for side in ids]
-    sides[0][-1] = [n_vocab - 1]
-    texts = ([" ".join(map(str, row)) for row in side] for side in sides)
-    _write_pairs(tmp_path / "x", zip(*texts, strict=True), Numbers(n_vocab))
-    pairs = _open_pairs(tmp_path / "x", id_dtype(n_vocab))
-    for rows, side in zip((pairs.src, pairs.tgt), sides, strict=True):
-        assert rows.ids.dtype == dtype and [row.tolist() for row in rows] == side
-
-
 def test_bpe_dropout_depends_on_seed_and_epoch_alone(vocab_and_text):
     "Not on what was sampled before, nor on the thread; decoding gives the text back."
     vocab, text = vocab_and_text
@@ -528,19 +315,6 @@ def test_bpe_dropout_samples_as_sentencepiece(vocab_and_text):
             )
         )
         assert abs(ours / theirs - 1) < 0.01  # 5 standard deviations or more
-
-
-def test_bpe_dropout_keeps_what_it_cannot_sample(vocab_and_text):
-    "Without dropout nothing changes; SentencePiece's own sign and too long samples stay."
-    vocab, text = vocab_and_text
-    data = encode_pairs([*text, ("a▁b", "  ")], vocab)
-    for segment in (BPEDropout(vocab, 0.0, 0), BPEDropout(vocab, 0.9, 0, max_len=1)):
-        pairs = segment(data, 0)
-        for side, plain in ((pairs.src, data.src), (pairs.tgt, data.tgt)):
-            assert [row.tolist() for row in side] == [row.tolist() for row in plain]
-    sampled = BPEDropout(vocab, 0.9, 0)(data, 0)
-    assert vocab.decode(sampled.src[len(text)]) == "a▁b"
-    assert len(sampled.src.ids) > len(data.src.ids)
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,6 @@ import gzip
 import hashlib
 import http.server
 import io
-import json
-import os
-import sys
 import tarfile
 import threading
 import zlib
@@ -26,17 +23,13 @@ from annotated_transformer.data.corpus import (
     _Download,
     _multi30k,
     _Newstest2014,
-    _unpack,
     _wmt14,
     corpus_from_files,
     corpus_from_pairs,
-    corpus_from_source,
     load_corpus,
 )
 from annotated_transformer.io.text import (
-    MAX_LINE_BYTES,
     TextPairs,
-    _stream_lines,
     _stream_pairs,
     fingerprint,
     read_lines,
@@ -73,20 +66,6 @@ def test_lines(tmp_path, name, data, lines):
     path = tmp_path / name
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     assert read_lines(path) == lines == read_lines(str(path))
-
-
-def test_a_line_has_a_limit(tmp_path):
-    "One more byte is refused by the line's number, after the lines before it; a small archive can hold a very long line."
-    path, most = tmp_path / "f.gz", b"a" * MAX_LINE_BYTES
-    for data in (most, most + b"\n", most[1:] + b"\r\n"):
-        path.write_bytes(gzip.compress(b"b\n" + data, 1))
-        assert len(read_lines(path)[1]) == len(data.strip())
-    for data in (most + b"a", most + b"\r\n", most * 3):
-        path.write_bytes(gzip.compress(b"b\n\n" + data, 1))
-        found = _stream_lines(path)
-        assert [next(found), next(found)] == ["b", ""]
-        with pytest.raises(UserError, match=f"f.gz, line 3 is longer than {len(most)}"):
-            next(found)
 
 
 def test_pairs(tmp_path):
@@ -136,22 +115,6 @@ def test_text_pairs(two_parts):
     assert list(some) == [("one", "eins"), ("four", "vier")]
     first, second = iter(pairs), iter(pairs)  # two readers do not disturb one another
     assert next(first) == next(second) and list(first) == list(second)
-
-
-def test_fingerprint(two_parts):
-    "Of the files' bytes, or of chosen pairs; any change is another."
-    pairs = list(TextPairs(two_parts))
-    some = TextPairs(two_parts, keep=lambda s: "o" in s)
-    texts = [TextPairs(two_parts), TextPairs(two_parts[::-1]), TextPairs(two_parts[:1])]
-    texts += [TextPairs([part[::-1] for part in two_parts]), some, pairs, pairs[1:]]
-    texts += [[("a", "b")], [("ab", "")], [("", "ab")], [("a", ""), ("", "b")], []]
-    prints = [fingerprint(text) for text in texts]
-    assert len(set(prints)) == len(prints) and {len(x) for x in prints} == {64}
-    chosen = TextPairs(two_parts, keep=lambda s: True)
-    assert fingerprint(pairs) == fingerprint(chosen)
-    file = two_parts[0][1]
-    file.write_bytes(file.read_bytes().replace(b"zwei", b"zwej"))
-    assert fingerprint(TextPairs(two_parts)) != prints[0]
 
 
 # ---- files from elsewhere: a small copy of the sources on this machine
@@ -355,57 +318,6 @@ def test_wmt14_archives_of_ones_own(server, tmp_path):
     assert c.source == {"data": "wmt14", "data_dir": str(tmp_path / "data")}
 
 
-def test_wmt14_unpacked_by_oneself(server, tmp_path, monkeypatch):
-    "With the real table: the archives are not asked for."
-    for file in tiny_wmt14(server):
-        with tarfile.open(fileobj=io.BytesIO(server.files[file.name])) as tar:
-            tar.extractall(tmp_path / "wmt14", filter="data")
-    monkeypatch.setenv("ANNOTATED_TRANSFORMER_DATA", str(tmp_path))
-    check_wmt14(load_corpus("wmt14"))
-    assert server.asked == [] and not (tmp_path / "cache").exists()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="the home directory of POSIX")
-def test_no_home_directory_for_downloads(tmp_path, monkeypatch):
-    "A user without home directory and name, as in a container; a folder of one's own needs neither."
-    import pwd
-
-    for name in ("HOME", "XDG_CACHE_HOME", "ANNOTATED_TRANSFORMER_DATA"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
-    with pytest.raises(UserError, match="no folder for downloads: .*HOME.*--data-dir"):
-        load_corpus("multi30k")
-    with pytest.raises(UserError, match="train.en.gz: no such file"):
-        load_corpus("multi30k", tmp_path)
-
-
-def test_archives_that_mean_harm(tmp_path):
-    "Names and links that lead out are not followed, and links are not files."
-
-    def tgz(*infos: tarfile.TarInfo) -> Path:
-        with tarfile.open(tmp_path / "a.tgz", "w:gz") as tar:
-            for info in infos:
-                tar.addfile(info, io.BytesIO(b"x" * info.size))
-        return tmp_path / "a.tgz"
-
-    def info(name: str, size: int = 0, **more) -> tarfile.TarInfo:
-        made = tarfile.TarInfo(name)
-        made.size = size
-        for key, value in more.items():
-            setattr(made, key, value)
-        return made
-
-    link = info("a", type=tarfile.SYMTYPE, linkname="../../secret")
-    with pytest.raises(ValueError, match="does not hold a"):
-        _unpack(tgz(link), ("a",), tmp_path / "to")
-    _unpack(tgz(info("./b", 3, mode=0o4777), link), ("b",), tmp_path / "to")
-    assert (
-        files_in(tmp_path / "to") == ["b"]
-        and not (tmp_path / "to" / "b").stat().st_mode & 0o4022
-        and not (tmp_path / "out").exists()
-    )
-
-
 def sgm(tag: str, lines: list[str]) -> bytes:
     return "".join(
         [
@@ -450,64 +362,7 @@ def test_test_set(server, newstest):
     ] and server.asked == ["/good/test-full.tgz"]
 
 
-@pytest.mark.parametrize(
-    "spoil, message",
-    [
-        (lambda d, s: d.data.__setitem__(0, f"{s.url}/none/test-full.tgz"), "404"),
-        (lambda d, s: d.data.__setitem__(0, "http://127.0.0.1:1/x.tgz"), "refused"),
-        (lambda d, s: d.md5.__setitem__(0, "0" * 32), "another checksum"),
-    ],
-)
-def test_test_set_without_network(server, newstest, spoil, message):
-    spoil(newstest, server)
-    with pytest.raises(
-        ValueError,
-        match=rf"sacreBLEU cannot get wmt14/full \(.*{message}.*copy that folder from where",
-    ) as e:
-        list(_Newstest2014())
-    assert "\n" not in str(e.value)
-
-
 # ---- a corpus from what a run wrote down, and from one's own files
-
-
-def test_a_source_reads_no_files(tmp_path):
-    "It may come from somebody else's config.json."
-    path = write(tmp_path / "a", [f"a {i}" for i in range(100)])
-    for c in (corpus_from_files(path, path), corpus_from_files(*[path] * 4)):
-        with pytest.raises(UserError, match="its text is not at hand: name it"):
-            corpus_from_source(json.loads(json.dumps(c.source)))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        {},
-        {"data": "builtin", "size": 3},
-        {"src": "a", "tgt": "b", "data": "builtin"},
-        {"data_dir": "a"},
-        {"data": "multi30k"},
-        {"data": "wmt14", "n_train": 5},
-        {"data": "builtin", "n_train": True},
-    ],
-)
-def test_no_source(source):
-    with pytest.raises(
-        ValueError,
-        match="its text is not at hand|does not describe the synthetic corpus",
-    ):
-        corpus_from_source(source)
-
-
-@pytest.mark.parametrize(
-    "files",
-    [("good", "bad"), ("good", "good", "good", "bad"), ("good", "good", "bad", "good")],
-)
-def test_own_files_are_looked_through_at_once(tmp_path, files):
-    write(tmp_path / "good", ["a"] * 30 + ["b"])
-    write(tmp_path / "bad", ["a"] * 30)
-    with pytest.raises(ValueError, match="has 30 lines|has 30:"):
-        corpus_from_files(*(tmp_path / f for f in files))
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 500, 30_000])
@@ -547,97 +402,3 @@ def test_pairs_in_one_file(tmp_path):
         for files in ((name, "pairs"), ("pairs", name)):
             with pytest.raises(UserError, match=says):
                 corpus_from_pairs(*(tmp_path / name for name in files))
-
-
-class FakeDatasets:
-    "What `load_from_disk` of Hugging Face's `datasets` returns, without the library."
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def load_from_disk(self, folder: str):
-        if self.rows is None:
-            raise FileNotFoundError("Directory is neither")
-        return self.rows
-
-
-ROWS = [{"en": f"s {i}", "fr": f"t {i}" if i else None, "id": "1"} for i in range(50)]
-
-
-@pytest.mark.parametrize("wrap", [dict, lambda row: {"translation": row}])
-def test_a_saved_data_set(tmp_path, monkeypatch, wrap):
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets([*map(wrap, ROWS)]))
-    own = corpus_from_pairs(tmp_path, src_lang="fr", tgt_lang="en")
-    found = [*own.train, *own.valid]
-    assert sorted(found) == sorted((f"t {i}", f"s {i}") for i in range(1, 50))
-    assert fingerprint(own.train) == fingerprint([*own.train])
-    whole = TextPairs([(tmp_path,)], columns=("fr", "en"))
-    assert fingerprint(whole) == fingerprint([*whole])
-
-
-@pytest.mark.parametrize(
-    "rows, says",
-    [
-        (ROWS, "has the columns en, fr, id: name the languages of two"),
-        (
-            {"train": ROWS, "test": ROWS},
-            r"several splits: name one of .*train, .*test$",
-        ),
-        (None, "is no folder of a saved data set: Directory is neither"),
-    ],
-)
-def test_not_a_saved_data_set(tmp_path, monkeypatch, rows, says):
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(rows))
-    with pytest.raises(UserError, match=says):
-        corpus_from_pairs(tmp_path, src_lang="fr", tgt_lang=None)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="needs the package datasets: pip install"):
-        corpus_from_pairs(tmp_path, src_lang="fr", tgt_lang="en")
-
-
-class FakeZstd:
-    "A compression as Zstandard's, without the library: frames of gzip."
-
-    ZstdError = zlib.error
-
-    @staticmethod
-    def ZstdDecompressor():
-        return zlib.decompressobj(wbits=31)
-
-
-def test_zstandard(tmp_path, monkeypatch):
-    "Frame after frame, of any size; a file that is cut off is an error."
-    lines = [f"line {i} " + "x" * (i % 700) for i in range(3000)]
-    frames = [
-        gzip.compress("".join(f"{x}\n" for x in part).encode())
-        for part in (lines[:2000], lines[2000:])
-    ]
-    path = tmp_path / "a.zst"
-    path.write_bytes(b"".join(frames))
-    for name in ("compression.zstd", "zstandard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        UserError, match="a.zst needs the package zstandard: pip install"
-    ):
-        read_lines(path)
-    for name in ("compression.zstd", "zstandard"):
-        monkeypatch.setitem(sys.modules, name, FakeZstd)
-        assert read_lines(path) == lines
-    path.write_bytes(b"".join(frames)[:-20])
-    with pytest.raises(UserError, match="a.zst cannot be read: it is cut off"):
-        read_lines(path)
-    path.write_bytes(b"no frame")
-    with pytest.raises(UserError, match="a.zst cannot be read: .*header"):
-        read_lines(path)
-
-
-def test_all_or_one_sentence(tmp_path):
-    "Where the rule would set all aside, the last sentence is; one sentence alone is too few."
-    found = (f"sentence {i}" for i in range(200))
-    lines = [s for s in found if zlib.crc32(s.encode()) < 0.05 * 2**32][:3]
-    own = corpus_from_files(*[write(tmp_path / "a", lines)] * 2)
-    assert [s for s, _ in own.train] == lines[:2]
-    assert [s for s, _ in own.valid] == lines[2:] != []
-    same = write(tmp_path / "same", ["the same"] * 4)
-    with pytest.raises(UserError, match="too few to train and to validate on"):
-        corpus_from_files(same, same)

@@ -71,33 +71,6 @@ def ids_of(those):
     return [found.ids for found in those]
 
 
-@pytest.mark.parametrize(
-    "search", [batched_greedy_search, batched_beam_search, sample, sample_with()]
-)
-def test_nothing_to_do(search):
-    def never(last_ids, state):
-        raise AssertionError("there is nothing to compute")
-
-    nothing, empty = TableState([], []), torch.tensor([], dtype=torch.long)
-    assert search(never, nothing, BOS, EOS, empty) == []
-    found = search(never, nothing, BOS, EOS, torch.tensor([0, -1]))
-    assert found == [[([], 0.0, 0.0)]] * 2
-
-
-@pytest.mark.parametrize("search", [batched_greedy_search, batched_beam_search, sample])
-def test_no_gradient_is_recorded(search):
-    weight = torch.zeros(N_VOCAB, requires_grad=True)
-    seen = []
-
-    def step(last_ids, state):
-        log_probs = weight.log_softmax(0).repeat(*last_ids.shape, 1)
-        seen.append(log_probs.requires_grad)
-        return log_probs, state
-
-    search(step, TableState([], []), BOS, EOS, torch.tensor([3]))
-    assert seen and not any(seen)
-
-
 # Beam search against every sentence there is
 
 
@@ -217,18 +190,6 @@ def test_it_stops_as_soon_as_nothing_open_can_win(alpha):
 
 
 # Sampling
-
-
-def test_sampling_is_seeded():
-    tables, limits = random_tables(20, 10, 8, 2.0), torch.full((20,), 6)
-    once, again, other = (
-        search_tables(tables, limits, partial(sample, seed=seed)) for seed in (1, 1, 2)
-    )
-    assert once == again != other
-    for (found,), table in zip(once, tables):
-        said = [*found.ids, EOS][:6]
-        right = sum(look_up(table)(said[:i])[word] for i, word in enumerate(said))
-        assert found.log_prob == pytest.approx(right, abs=1e-4)
 
 
 def test_several_samples_of_each_sentence():

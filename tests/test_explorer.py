@@ -13,7 +13,6 @@ from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE
 from annotated_transformer.show.explorer import (
     AttentionExample,
     attention_page,
-    display_tokens,
 )
 
 CHECKS = (ROOT / "tests/page.js").read_text(encoding="utf-8")
@@ -65,13 +64,6 @@ def test_page_names_no_other_host_and_rounds_weights():
     assert not re.search(away, re.sub(r"// .*", "", page))
     assert "default-src 'none'" in page and '<html lang="en">' in page
     assert data_of(page)[0]["maps"]["cross"] == [[[[0.333, 0.667]]]]
-
-
-def test_every_piece_is_shown():
-    for piece in ("▁", "▁▁", "▁a", "a", ".", "<0xE2>", "</s>"):
-        assert display_tokens(["▁The", piece])[1]
-    shown = display_tokens(["<s>", "▁Das", "Tier", "</s>"])  # as on the live page
-    assert shown == ["BOS", "Das", "-Tier", "EOS"]
 
 
 # --- in a browser -------------------------------------------------------------------------------------------------------------
@@ -289,18 +281,6 @@ def test_no_token_moves_under_the_pointer(browser, url, sentence, width):
     assert len(set(browser.ask(where))) == 1
 
 
-def test_curves_join_query_and_key(page):
-    "A curve begins at the row of its query and ends at the row of its key."
-    ends = page.ask("""[...document.querySelectorAll("#curves path")].map(path => {
-        const length = path.getTotalLength();
-        const {dataset: {q, k}} = path;
-        return [+q, path.getPointAtLength(0).y, +k, path.getPointAtLength(length).y]; })""")
-    assert len(ends) > 8
-    for q, start, k, end in ends:
-        assert (start, end) == (q + 0.5, pytest.approx(k + 0.5, abs=1e-3))
-    assert page.ask("byId('curves').getAttribute('viewBox')") == "0 0 100 8"
-
-
 def test_kind_layer_and_sentence(page, examples):
     words = lambda side: page.ask(
         f"[...document.querySelectorAll('#{side} button')].map(b => b.textContent)"
@@ -389,22 +369,6 @@ def test_address_restores_the_state(page, url):
     assert seen(page)["selection"] == "Cross, layer 2, head 2"
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "sentence=9&kind=nowhere&heads=9.9,x,-1.0&token=q99",
-        "sentence=-1&kind=constructor&heads=&token=x0",
-        "sentence=length&heads=0.0,0.0&token=k",
-        "__proto__=1&sentence=1.5&heads=1e9.1&kind=",
-    ],
-)
-def test_address_that_is_wrong(browser, url, query):
-    "What is unknown is as at the start."
-    browser.open("about:blank")
-    browser.open(f"{url}#{query}")
-    assert browser.ask(STATE) == [0, "encoder", "0.0", None, False]
-
-
 def test_landmarks_and_headings(page):
     landmarks = "[...document.body.children].map(e => e.localName)"
     assert page.ask(landmarks)[:3] == ["header", "main", "footer"]
@@ -435,17 +399,6 @@ def test_on_a_phone(browser, url, sentence, scheme, width, ground):
     assert small == [] and browser.ask("document.documentElement.scrollWidth") == width
     assert browser.ask("getComputedStyle(document.body).backgroundColor") == ground
     assert browser.ask(CHECKS + "; page.faint()") == []  # contrast of 4.5
-
-
-def test_a_base_model_fits(browser, tmp_path):
-    "6 layers of 16 heads on a phone: the small pictures may scroll in their own box, the page does not."
-    torch.manual_seed(0)
-    text = attention_page([drawn(6, 16, *ANIMAL)])
-    (tmp_path / "a.html").write_text(text, encoding="utf-8")
-    browser.open((tmp_path / "a.html").as_uri(), width=390)
-    assert browser.ask("document.documentElement.scrollWidth") == 390
-    click(browser, "#heads button", 95)
-    assert seen(browser)["selection"] == "Encoder, layer 6, head 16"
 
 
 def test_browser_refuses_what_is_not_in_the_page(offline, url):

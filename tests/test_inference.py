@@ -12,7 +12,6 @@ from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.engines import packed
-from annotated_transformer.engines.fast_dropout import FastDropout
 from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.engines.packed import (
@@ -31,10 +30,6 @@ from annotated_transformer.training.attention_dropout import AttentionDropout
 from annotated_transformer.translating.load import load
 
 packs = pytest.mark.skipif(not _can_pack(), reason="this PyTorch has no oneDNN")
-packs_bf16 = pytest.mark.skipif(
-    not _can_pack(torch.bfloat16),
-    reason="this processor has no products in bf16, or this PyTorch no oneDNN",
-)
 
 
 @packs
@@ -90,12 +85,6 @@ def test_each_row_has_a_scale_of_its_own():
     assert off.max() < 0.05
 
 
-def test_a_row_of_zeros_stays_zero():
-    weight = torch.randn(4, 8)
-    weight[1] = 0
-    assert (Int8Linear(weight, None)(torch.randn(3, 8))[:, 1] == 0).all()
-
-
 def words_of(model, src, tgt_in):
     decoder, found = fast_decoder(model), []
     with torch.no_grad():
@@ -139,31 +128,6 @@ def small_model(**sizes):
     return build_transformer(ModelConfig(**sizes), 50, 0)
 
 
-@pytest.mark.parametrize(
-    "precision",
-    [pytest.param("fp32", marks=packs), pytest.param("bf16", marks=packs_bf16), "int8"],
-)
-def test_no_product_reads_the_plain_weights(precision):
-    "Encoder, decoder and logits use the packed weights: NaN in the plain ones is unseen."
-    ready = ready_to_translate(small_model(), precision)
-    src, tgt_in = torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
-
-    def outputs():
-        with torch.no_grad():
-            found = words_of(ready, src, tgt_in)
-            return ready.encode(src)[0], ready(src, tgt_in), found
-
-    before = outputs()
-    maps = [m for m in ready.modules() if isinstance(m, (PreparedLinear, Int8Linear))]
-    maps.remove(ready.embedding.output)  # whose matrix looks tokens up
-    for module in maps:
-        nans = torch.full_like(module.weight, torch.nan)
-        module.weight = nn.Parameter(nans, requires_grad=False)
-    assert len(maps) == 2 * (4 + 2) + 2 * (4 + 4 + 2)
-    for a, b in zip(before, outputs(), strict=True):
-        assert torch.equal(a, b)
-
-
 def no_engine(monkeypatch):
     def fails(weight, bias):
         raise RuntimeError(
@@ -193,13 +157,6 @@ def test_int8_is_refused_where_pytorch_lacks_it(monkeypatch, lack):
     assert not ready_to_translate(small_model(), "bf16").training
 
 
-def test_refused():
-    with pytest.raises(UserError, match="='int4' is none of fp32, bf16, int8"):
-        ready_to_translate(small_model(), "int4")
-    with pytest.raises(UserError, match="=int8 is for the CPU: take bf16 on meta"):
-        ready_to_translate(small_model().to("meta"), "int8")
-
-
 def two_beams(decoder) -> torch.Tensor:
     "Log-probabilities of six steps: padded sources, three hypotheses, reordered."
     torch.manual_seed(1)
@@ -221,25 +178,6 @@ def two_beams(decoder) -> torch.Tensor:
 
 def is_prepared(decoder) -> bool:
     return all(type(step) is packed._PreparedStep for step in decoder.layer_steps)
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("sizes", SIZES[:3], ids=str)
-def test_prepared_step_is_the_general_one(sizes, precision):
-    "The same operators in one function give the same numbers, to the bit."
-    torch.manual_seed(0)
-    config = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4, **sizes)
-    # as in training
-    model = build_transformer(
-        config, 50, 0, 0.1, attention=FusedMultiHeadAttention, make_dropout=FastDropout
-    )
-    assert not is_prepared(fast_decoder(model))
-    model = ready_to_translate(model, precision)
-    for name, parameter in model.named_parameters():
-        if "norm" in name:  # no longer ones and zeros
-            parameter.add_(torch.rand_like(parameter))
-    assert is_prepared(fast_decoder(model)) and not is_prepared(KVCache(model))
-    assert torch.equal(two_beams(fast_decoder(model)), two_beams(KVCache(model)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from test_explorer import KEYS, click, press, tap
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show import live
-from annotated_transformer.show.explorer import display_tokens
 from annotated_transformer.show.heads import (
     antecedent_attention,
     following_head,
@@ -111,26 +110,6 @@ def test_page_is_one_file_of_two_megabytes(live_page):
     assert "default-src 'none'" in text and '<html lang="en">' in text
     without_links = re.sub(r'"site":"[^"]*"', "", re.sub(r"// .*", "", text))
     assert not re.search(r"https?://|@import|url\([^#]|<link|<img", without_links)
-
-
-@pytest.mark.parametrize(
-    "language, label",
-    [
-        ('"pt-BR"', "Sentence to translate, Brazilian Portuguese to German"),
-        ("null", "Source sentence"),
-        (
-            '"not a code"',
-            "Sentence to translate, not a code to German",
-        ),  # the browser refuses it
-    ],
-)
-def test_language_of_the_sentence(browser, live_page, tmp_path, language, label):
-    text = live_page.read_text("utf-8")
-    assert text.count('"src_lang":"en"') == 1
-    text = text.replace('"src_lang":"en"', f'"src_lang":{language}')
-    (tmp_path / "live.html").write_text(text, "utf-8")
-    open_page(browser, (tmp_path / "live.html").as_uri())
-    assert shown(browser, "sentence-label") == label and shown(browser, "result") == ES
 
 
 def test_every_link_leads_to_a_heading():
@@ -257,21 +236,6 @@ def test_arithmetic_gives_the_number(browser, odd_url, state):
     assert bool(masked) == ("causal" not in state.get("off", ""))
 
 
-def test_terms_add_up(page):
-    "The terms that are shown, with the others together, are the sum."
-    values = "[...document.querySelectorAll('.terms td.value')].map(x => x.textContent)"
-    for box, stage in (
-        ("encoder.self", "q"),
-        ("decoder.cross", "scores"),
-        ("encoder.feedForward", "hidden"),
-        ("decoder.logits", "logits"),
-        ("decoder.self", "mixed"),
-    ):
-        page.ask(f"chooseBox({box!r}); change({{stage: {stage!r}}})")
-        *terms, total = map(number, page.ask(values))
-        assert sum(terms) == pytest.approx(total, rel=2e-3, abs=2e-3), (box, stage)
-
-
 def test_pointer_reads_and_chooses_a_number(browser, url):
     open_page(browser, url, step=0)
     browser.ask("byId('plot').scrollIntoView({block: 'center'})")
@@ -294,13 +258,6 @@ def test_pointer_reads_and_chooses_a_number(browser, url):
     browser.ask("byId('row').focus()")
     press(browser, "ArrowDown")
     assert browser.ask("[view.row, view.column]") == [3, 3]
-
-
-def test_tokens_are_shown_as_in_the_explorer(page, pretrained):
-    vocab = pretrained.vocab
-    for line in (TIRED, "Unbelievable,donkeys  x Donaudampfschiff 3.5 ▁ é"):
-        ids = vocab.encode(line)
-        assert page.ask(f"shownTokens({ids})") == display_tokens(vocab.words(ids))
 
 
 # --- the translation, token by token
@@ -465,23 +422,6 @@ def test_address_restores_the_state(page):
     assert page.ask("[state.beam, state.text]") == [2, TIRED]
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"box": "nowhere", "stage": "nothing", "layer": 99, "head": 99, "drawing": 3},
-        {"row": -4, "column": 1e5, "step": 999, "beam": 99, "temperature": 99},
-        {"layer": "NaN", "head": 1.5, "beam": 0, "temperature": 0, "seed": "x"},
-        {"off": "everything,scale", "headsOff": "encoder.9.self:9,x", "text": ""},
-        {"box": "constructor", "stage": "toString", "__proto__": 2, "toString": 3},
-    ],
-    ids=str,
-)
-def test_address_that_is_wrong(browser, url, state):
-    open_page(browser, url, **state)
-    assert shown(browser, "box-title") and shown(browser, "result")
-    assert browser.ask("state.beam >= 1 && state.beam <= 8 && state.temperature >= .1")
-
-
 # --- odd input
 
 ODD = {
@@ -574,35 +514,9 @@ def reset(browser) -> None:
     click(browser, "[data-key='action:reset']")
 
 
-def largest(browser) -> torch.Tensor:
-    paths = ("encoder.{}.self", "decoder.{}.self", "decoder.{}.cross")
-    every = [f"{path.format(i)}.weights" for path in paths for i in range(2)]
-    return torch.cat([weights(browser, at).amax(-1).flatten() for at in every]).mean()
-
-
 def later(browser) -> torch.Tensor:
     every = [weights(browser, f"decoder.{i}.self.weights").triu(1) for i in range(2)]
     return torch.stack(every).sum(-1).mean()
-
-
-@pytest.mark.parametrize(
-    "i, name, measure",
-    [(0, "scale", largest), (1, "causal", later)],
-    ids=["scale", "causal"],
-)
-def test_a_switch_says_what_it_changed(browser, url, i, name, measure):
-    "In numbers, of this sentence; `test_live.py` compares the tensors with PyTorch's."
-    open_page(browser, url, step=6)
-    before = measure(browser)
-    switch(browser, name)
-    assert browser.ask("[run.step, run.tgtIds.length]") == [6, 6]
-    assert measure(browser) > before + 0.05
-    measured = browser.ask(f"document.querySelectorAll('.measured')[{i}].textContent")
-    assert f"is now {measure(browser):.2f} on average" in measured
-    assert measured.endswith(f"{before:.2f}.") or not before
-    reset(browser)
-    torch.testing.assert_close(measure(browser), before)
-    assert browser.ask("state.off") == []
 
 
 def test_shuffled_words_without_positions(page):
@@ -678,35 +592,6 @@ def test_head_switched_off(page):
     for name, translation in found:
         page.ask(f"change({{headsOff: [{name!r}]}})")
         assert page.ask("textOf(run.ids)") == translation != ES
-
-
-def test_trials_list_the_probability_of_the_token(page):
-    "Of the pronoun, largest change first, as the page shows it when the head is off; heads that are off stay off."
-    first = "decoder.1.self:2"
-    click(page, f"[data-key='off:{first}']")
-    assert shown(page, "next").startswith("es")
-    try_each_head(page)
-    found = page.ask("trials.found.map(x => [x.name, x.probability, x.isChanged])")
-    base = page.ask("trials.probability")
-    assert len(found) == 23 and first not in [name for name, *_ in found]
-    n = sum(is_changed for *_, is_changed in found)
-    verb = "changes" if n == 1 else "change"
-    assert shown(page, "findings").startswith(f"{n} of 23 heads {verb} this")
-    found.sort(key=lambda one: -abs(one[1] - base))
-    listed = page.ask("""[...document.querySelectorAll("#findings .value")].map(
-        x => [x.previousSibling.textContent, x.textContent.trim()])""")
-    expected = [x for x in found if x[2] or abs(x[1] - base) >= 0.01]
-    assert len(expected) > 1
-    for (name, p, _), (title, text) in zip(expected, listed, strict=True):
-        assert title == page.ask(f"headTitle({name!r})")
-        is_large = abs(p - base) >= 0.01
-        assert text == (f"p(es) {base:.2f} → {p:.2f}" if is_large else "")
-    name, p, _ = found[0]
-    page.ask(f"change({{headsOff: [{first!r}, {name!r}], step: 9}})")
-    es = page.ask("trials.ids[8]")
-    assert page.ask("run.tgtIds.every((id, i) => !i || id === trials.ids[i - 1])")
-    assert page.ask(f"nextProbabilities()[{es}]") == pytest.approx(p, abs=1e-5)
-    assert shown(page, "findings") == ""
 
 
 def test_changes_are_named_beside_the_translation(page):
@@ -804,28 +689,6 @@ def test_tree_of_the_beam(browser, url, beam):
     assert f"{why}: " in shown(browser, "candidate")
 
 
-def test_path_of_a_hypothesis(page):
-    "Each candidate shows the log-probability of its hypothesis; a row of the table or a candidate marks its path."
-    totals = page.ask("""[...byId("tree").querySelectorAll("button")].map(
-        b => b.lastChild.textContent.replace("−", "-"))""")
-    tree = page.ask("run.search.tree")
-    sums = [candidate["logProb"] for step in tree for candidate in step]
-    assert list(map(float, totals)) == pytest.approx(sums, abs=0.006)
-    click(page, "#hypotheses button", 1)
-    path = """[...byId("tree").querySelectorAll("button.followed")].map(
-        b => b.firstChild.textContent)"""
-    ids = "run.search.hypotheses[1].ids"
-    assert page.ask(path) == [*page.ask(f"shownTokens({ids})"), "EOS"]
-    pressed = """[...document.querySelectorAll("#tree [aria-pressed=true], "
-        + "#hypotheses [aria-pressed=true]")].map(b => b.dataset.key)"""
-    end = page.ask("(x => `${x.step}:${x.index}`)(run.search.hypotheses[1].end)")
-    assert page.ask(pressed) == [f"node:{end}", f"hypothesis:{end}"]
-    edges = "byId('tree').querySelectorAll('path.followed').length"
-    assert page.ask(edges) == len(page.ask(path))
-    click(page, "#tree button", 1)
-    assert page.ask(pressed) == ["node:0:1"] and page.ask(edges) == 1
-
-
 # --- looks
 
 LOOKS = {
@@ -860,38 +723,6 @@ def test_on_a_screen_and_on_a_phone(page, look):
         .filter(([{width, height}]) => Math.min(width, height) < 20)
         .map(([_, e]) => e.outerHTML)""")
     assert small == []
-
-
-MARKED = {  # what is marked, and another of its kind
-    "#stages input:checked + span": "#stages input:not(:checked) + span",
-    "#heads [aria-pressed=true]": "#heads [aria-pressed=false]",
-    "#translation [aria-pressed=true]": "#translation [aria-pressed=false]",
-    "#head-switches .matters": "#head-switches [aria-pressed=false]:not(.matters)",
-    "#head-switches [aria-pressed=true]": "#head-switches [aria-pressed=false]",
-    "#tree .best": "#tree .kept:not(.best)",
-    "#next .bar": "#next",
-    "#arithmetic .bar": "#arithmetic",
-    "#effect mark": "#effect p",
-}
-
-
-def test_forced_colours(page):
-    "Where the system replaces the colours, what is marked still differs from the rest."
-    forced = {"name": "forced-colors", "value": "active"}
-    page.call("Emulation.setEmulatedMedia", features=[forced])
-    page.ask("change({off: ['residual'], headsOff: ['decoder.1.cross:0'], beam: 2})")
-    page.ask("""trials = {key: trialKey(), left: 0, ids: run.ids, step: run.step,
-        probability: 1, found: [{name: "encoder.0.self:1", isChanged: true, ids: run.ids,
-            probability: 0}]}; drawBreak()""")
-    look = """selector => { const style = getComputedStyle(document.querySelector(selector));
-        return ["backgroundColor", "borderTopColor", "borderTopStyle", "boxShadow",
-            "textDecorationLine"].map(name => style[name]).join(" "); }"""
-    seen = lambda selector: page.ask(f"({look})({selector!r})")
-    assert [one for one, other in MARKED.items() if seen(one) == seen(other)] == []
-    assert page.ask("matchMedia('(forced-colors: active)').matches")
-    plain = "getComputedStyle(document.querySelector('form .primary')).borderTopStyle"
-    assert page.ask(plain) == "solid"
-    page.look(1280, "light")
 
 
 def test_tap_on_a_phone(browser, url):

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import shutil
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -14,10 +13,8 @@ from browser import Browser
 from test_explorer import click, press
 from test_live_page import ES, TIRED, focused, open_page, settle, shown
 
-from annotated_transformer import UserError
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.model.decode import draw
-from annotated_transformer.runs.folder import load_run, pretrained_run
 from annotated_transformer.show import live
 from annotated_transformer.translating.load import load
 
@@ -159,24 +156,6 @@ def test_a_pause_translates_what_was_typed(page):
     assert page.ask("state.text") == TIRED and shown(page, "result") == ES
     press(page, "Enter")
     assert shown(page, "draft") == "" and shown(page, "result") == wanted
-
-
-def test_the_next_key_ends_a_translation(page):
-    "The steps of the old one are not taken any more, and one step is one token."
-    page.ask("byId('sentence').focus(); byId('sentence').select()")
-    page.call("Input.insertText", text="The dog sleeps")
-    page.ask("""(taken = 0, old = [], clearTimeout(pause), draft = null,
-        one = translateDraft("The dog sleeps."), counted = {next: () => {
-            taken++; const found = one.next(); old.push(byId("draft").textContent);
-            return found; }},
-        draft = counted, inSlices(counted, () => draft === counted), 0)""")
-    page.call("Input.insertText", text=".")
-    assert page.ask("draft === counted") is False and shown(page, "draft") == ""
-    taken = page.ask("taken")
-    settle(page)
-    assert page.ask("taken") == taken
-    words = page.ask("old.map(text => text.split(' ').length)")
-    assert all(later - before <= 1 for before, later in zip(words[3:], words[4:]))
 
 
 # --- sampling from fewer tokens
@@ -381,13 +360,3 @@ def test_page_of_everyday_sentences_translates_as_the_package(browser, tatoeba):
     for name in ("scale", "causal", "positions", "residual"):
         browser.ask(f"change({{off: [{name!r}]}})")
         wait_for(browser, f"breaking[{name!r}]")
-
-
-@pytest.mark.parametrize("examples", [5, "one", [1], ["two\nlines"]])
-def test_wrong_examples_of_a_run_are_refused(examples, tmp_path):
-    "They come from a file that may be a stranger's."
-    run = shutil.copytree(pretrained_run(Path("demo")), tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"examples": examples}))
-    with pytest.raises(UserError, match="config.json.*examples"):
-        load_run(run)

@@ -7,7 +7,6 @@ import pytest
 from conftest import ROOT
 from test_explorer import ANIMAL, drawn
 
-from annotated_transformer import UserError
 from annotated_transformer.show import explorer, live
 
 PAGES = ROOT / "annotated_transformer/show/pages"
@@ -71,11 +70,6 @@ def test_tables_have_the_same_entries(lang):
             for part in (NAME, r"\]\((\w+\.html)"):
                 found, wanted = (set(re.findall(part, x)) for x in (others[key], text))
                 assert found == wanted, (key, part)
-
-
-def test_unknown_language_is_refused_in_one_line():
-    with pytest.raises(UserError, match="^lang='xx': pages are in .*en"):
-        explorer.page_strings("live", "xx")
 
 
 # --- what a reader sees, if every letter of the table is another one

@@ -11,7 +11,6 @@ from annotated_transformer.experiments.parsing import (
     _EQUAL,
     _NOT_COUNTED,
     _PUNCTUATION,
-    _UNKNOWN_TAG,
     BracketScore,
     LinearisationErrors,
     Tree,
@@ -22,7 +21,6 @@ from annotated_transformer.experiments.parsing import (
 )
 from annotated_transformer.experiments.parsing_results import (
     _TREEBANK,
-    _plain,
     _tree_tokens,
     load_treebank,
     parse,
@@ -65,15 +63,6 @@ def test_any_tree_comes_back_whole(tree):
     assert read_trees(str(tree)) == [tree]
 
 
-def test_other_tokens_of_words_change_nothing_but_tags():
-    tree = one("(S (NP (DT the) (NN dog)) (VP (VBZ sleeps)))")
-    for leaf, wanted in (("word", "the dog sleeps"), (_UNKNOWN_TAG, "XX XX XX")):
-        other, errors = delinearise(linearise(tree, leaf), tree.words())
-        assert [leaf.label for leaf in other.preterminals()] == wanted.split()
-        assert errors == NONE_AT_ALL
-        assert bracket_score(tree, other) == bracket_score(tree, tree)
-
-
 # Malformed output
 
 token = st.sampled_from(
@@ -94,55 +83,6 @@ def test_whatever_comes_the_tree_is_over_the_words(tokens, words):
     n_more = sum(t[0] not in "()" for t in tokens) - len(words)
     assert errors.surplus_tags == max(0, n_more)
     assert errors.missing_tags == max(0, -n_more)
-
-
-S3 = "(S (NP (DT a) (NN b)) (VP (VB c)))"
-NONE = "(TOP (XX a) (XX b) (XX c))"
-REPAIRS = [  # output, tree over a b c, and the errors
-    ("(S (NP DT NN )NP (VP VB )VP )S", S3, {}),
-    ("(S (NP DT NN )NP (VP VB", S3, {"unclosed": 2}),
-    (
-        "(S (NP DT (PP NN )NP (VP VB )VP )S",
-        "(S (NP (DT a) (PP (NN b))) (VP (VB c)))",
-        {"unclosed": 1},
-    ),
-    ("(S (NP DT NN )NP )NP (VP VB )VP )S )S", S3, {"dropped": 2}),
-    ("(S ( (NP )NP DT NN VB )S )", "(S (DT a) (NN b) (VB c))", {"dropped": 3}),
-    ("(S (NP DT NN )NP )S", "(S (NP (DT a) (NN b)) (XX c))", {"missing_tags": 1}),
-    (
-        "(S DT NN VB (NP NN JJ )NP )S",
-        "(S (DT a) (NN b) (VB c))",
-        {"surplus_tags": 2, "dropped": 1},
-    ),
-    ("(NP DT NN )NP (VP VB )VP", S3.replace("S", "TOP"), {"no_root": 1}),
-    ("", NONE, {"missing_tags": 3, "no_root": 1}),
-    (
-        ")S )S (NP",
-        NONE,
-        {"unclosed": 1, "dropped": 3, "missing_tags": 3, "no_root": 1},
-    ),
-    ("DT", "(TOP (DT a) (XX b) (XX c))", {"missing_tags": 2, "no_root": 1}),
-]
-
-
-@pytest.mark.parametrize("text, tree, errors", REPAIRS)
-def test_repairs_by_hand(text, tree, errors):
-    found = delinearise(text.split(), ["a", "b", "c"])
-    assert found == (one(tree), LinearisationErrors(**errors))
-
-
-def test_brackets_thousands_deep():
-    tree, errors = delinearise(["(NP"] * 2_000 + ["NN"], ["dog"])
-    assert errors == LinearisationErrors(unclosed=2_000)
-    assert bracket_score(one("(S (NP (NN dog)))"), tree) == BracketScore(
-        1, 2, 2_000, 0, 1
-    )
-    assert len(_plain(tree).preterminals()) == 1
-
-
-def test_a_sentence_without_words_is_refused():
-    with pytest.raises(ValueError, match="words is empty"):
-        delinearise(["NN"], [])
 
 
 # Counting
@@ -278,31 +218,6 @@ def test_a_perfect_model_and_a_silent_one():
 # Reading
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("\n(S\n())", "line 3: a bracket inside"),
-        ("a", "'a' has no bracket"),
-        ("(S (NN a b))", "'b' has no bracket"),
-        ("()", ".TOP holds no word"),
-    ],
-)
-def test_what_is_no_tree_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        read_trees(text)
-
-
-def test_functions_indices_and_traces_go():
-    text = """( (S (NP-SBJ-1 (NP (DT the) (NN dog)) (SBAR (WHNP-2 (-NONE- 0)) (S (NP=3 (-NONE- *T*-2)) (VP (VBD slept)))))
-              (VP (VBZ is) (VP (VBN seen) (NP (-NONE- *-1)))) (-LRB- -LRB-) (. .)))"""
-    assert str(_plain(one(text))) == (
-        "(TOP (S (NP (NP (DT the) (NN dog)) (SBAR (S (VP (VBD slept))))) (VP (VBZ is) (VP (VBN seen))) "
-        "(-LRB- -LRB-) (. .)))"
-    )
-    with pytest.raises(ValueError, match="words is empty"):
-        _plain(one("(S (NP (-NONE- *)))"))
-
-
 # The treebank's sample: counts only, none of its text
 
 
@@ -311,26 +226,3 @@ def sample(data_dir):
     if not (data_dir / "treebank" / "treebank.zip").is_file():
         pytest.skip("needs treebank/treebank.zip: nltk.download('treebank')")
     return {split: load_treebank(data_dir, split) for split in _TREEBANK}
-
-
-def test_every_tree_of_the_treebank_comes_back(sample):
-    "And the counts of trees, words, labels and tags."
-    counts = {split: len(trees) for split, trees in sample.items()}
-    assert counts == {"train": 3396, "valid": 273, "test": 245}
-    labels, tags = set(), []
-    for tree in sum(sample.values(), []):
-        [(sentence, text)] = training_pairs([tree])
-        found = delinearise(_tree_tokens(text), sentence.split(" "))
-        same = found == (tree, LinearisationErrors())
-        assert same  # and no tree is shown
-        labels |= {token for token in text.split() if token[0] == "("}
-        tags += [leaf.label for leaf in tree.preterminals()]
-    assert (len(labels), len(set(tags)), len(tags)) == (28, 45, 94_084)
-
-
-def test_a_treebank_that_is_damaged(tmp_path):
-    path = tmp_path / "treebank" / "treebank.zip"
-    path.parent.mkdir()
-    path.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="nltk.download"):
-        load_treebank(tmp_path, "train")

@@ -12,8 +12,6 @@ from annotated_transformer.experiments.recall import (
     recall_models,
 )
 
-NAMES = list(recall_models(10))
-
 
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -40,32 +38,6 @@ def test_value_follows_the_first_key(distance):
 # the models
 
 
-@pytest.mark.parametrize("distance", [10, 100])
-@pytest.mark.parametrize("name", NAMES)
-def test_equal_size_and_deep_enough(name, distance):
-    "The last position depends on the first one, which may hold the key, by gradient."
-    torch.manual_seed(0)
-    model = recall_models(distance)[name]()
-    n_parameters = sum(p.numel() for p in model.parameters())
-    assert n_parameters == pytest.approx(50_000, rel=0.06)
-    tokens, _ = recall_batch(1, distance, rng())
-    x = model.double().embedding(tokens).detach().requires_grad_()
-    out = model.body(x)[0]
-    # a plain sum of normalised numbers would have no gradient
-    (out * torch.randn(out.shape, generator=rng())).sum().backward()
-    assert x.grad[0].any(-1).all()
-
-
-@pytest.mark.parametrize("distance", [10, 100])
-def test_no_layer_too_many(distance):
-    n = distance + distance // 5 + 3
-    for name, k in (("convolution", 9), ("dilated convolution", 3)):
-        body = recall_models(distance)[name]().body
-        dilations = [convolution.dilation[0] for convolution in body.convolutions]
-        assert body.reach == (k - 1) * sum(dilations) >= n - 1
-        assert (k - 1) * sum(dilations[:-1]) < n - 1
-
-
 def test_convolutions_are_causal_ones_with_padding():
     "No padding inside gives the numbers of the usual layers, which pad each input."
     torch.manual_seed(0)
@@ -77,22 +49,6 @@ def test_convolutions_are_causal_ones_with_padding():
         left = (convolution.kernel_size[0] - 1) * convolution.dilation[0]
         y = torch.relu(convolution(torch.nn.functional.pad(y, (left, 0))))
     torch.testing.assert_close(body(x), y[..., -1])
-
-
-def test_long_memory_keeps_its_content():
-    "A cell of the default loses half a step; with memory, content lasts for u steps."
-    torch.manual_seed(0)
-    n = 100
-    for name, low, high in (("LSTM", 0.4, 0.6), ("LSTM, long memory", 0.5, 1 - 1 / n)):
-        lstm = recall_models(n)[name]().body.lstm
-        d = lstm.hidden_size
-        bias = lstm.bias_ih_l0 + lstm.bias_hh_l0
-        entering, forget = bias[:d].sigmoid(), bias[d : 2 * d].sigmoid()
-        assert (low < forget).all() and (forget < high + 1 / n).all()
-        if name != "LSTM":
-            torch.testing.assert_close(entering, 1 - forget)
-            steps = forget / (1 - forget)
-            assert steps.min() >= 1 and steps.max() > n / 2
 
 
 # training

@@ -1,9 +1,6 @@
 """Training end to end, on the built-in corpus, in seconds."""
 
-import json
 import math
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +15,6 @@ from annotated_transformer.engines.choose import FAST, PLAIN
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import load_run, read_metrics
-from annotated_transformer.runs.hooks import Every
 from annotated_transformer.runs.recipe import (
     BatchLoss,
     build_training,
@@ -27,10 +23,8 @@ from annotated_transformer.runs.recipe import (
 )
 from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
-from annotated_transformer.show.visualize import save_learning_curve
 from annotated_transformer.training.r_drop import RDrop
 from annotated_transformer.translating.evaluate import validation_bleu
-from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import Translator
 
 SMALL = [
@@ -62,22 +56,6 @@ def train(corpus, shared):
 
 def trained_steps(run: Path) -> list[int]:
     return [record["step"] for record in read_metrics(run) if "loss" in record]
-
-
-def test_one_training_end_to_end(train, tmp_path):
-    run = train(tmp_path / "run", prepared=None)
-    assert trained_steps(run) == [1, 2, 3, 4, 5, 6]
-    passes = [r["step"] for r in read_metrics(run) if "valid_loss" in r]
-    assert passes == [4, 6], "and one pass at the end"
-    names = {"step-0000003", "step-0000006", "best.safetensors"}
-    assert {p.name for p in (run / "checkpoints").iterdir()} == names
-    # the first loss is that of a uniform distribution
-    translator = load(run)
-    assert abs(read_metrics(run)[0]["loss"] - math.log(len(translator.vocab))) < 1.0
-    assert len(translator.translate(["The dog was tired."])) == 1
-    assert not (run / "curve.svg").exists()
-    save_learning_curve(run)
-    assert (run / "curve.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_validation_is_visible(train, tmp_path, capsys, monkeypatch):
@@ -117,7 +95,7 @@ def test_validation_is_visible(train, tmp_path, capsys, monkeypatch):
 )
 def test_held_out_sentences_beyond_max_len(position, corpus, train, tmp_path, capsys):
     "They are left out of the validation loss and of BLEU, and one line says so; the run is that without them."
-    long = [("the dog was tired. " * 60, "kurz"), ("short", "Hund" * 250_000)]
+    long = [("the dog was tired. " * 60, "kurz"), ("short", "Hund" * 20_000)]
     settings = [*SMALL, "valid_every=2", "max_len=70", *position]
     recipe, losses = override(get_recipe("tiny"), settings), []
     why = "validation leaves out 2 of 42 pairs: they have more than max_len=70 tokens\n"
@@ -133,16 +111,6 @@ def test_held_out_sentences_beyond_max_len(position, corpus, train, tmp_path, ca
     with pytest.raises(UserError, match=why):
         train_run(only, recipe, tmp_path / "run", RunOptions("cpu", quiet=True))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_signal_keeps_the_weights(train, tmp_path):
-    interrupt = Every(3, lambda record: os.kill(os.getpid(), signal.SIGINT))
-    settings = ["save_every=1", "average_last=2"]
-    run = train(tmp_path / "run", *settings, hooks=[interrupt])
-    about = json.loads((run / "config.json").read_text())
-    # an average is made at the end
-    assert (about["stopped"], about["weights"]) == ("SIGINT", "last, step 3")
-    assert load_run(run).about["weights"] == "last, step 3"
 
 
 @pytest.mark.parametrize("at", [1, 5])

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from functools import partial
+import time
 from pathlib import Path
 
 import pytest
@@ -122,7 +122,10 @@ def files(run: Path) -> dict[Path, bytes]:
 
 
 def harm() -> None:
-    "This process does to itself, at one step of its first start, what HARM says."
+    """This process does to itself, at one step of its first start, what HARM says.
+
+    Another thread has then written the last checkpoint that is due, every three steps.
+    """
     if (
         "HARM" not in os.environ
         or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") > "0"
@@ -132,13 +135,16 @@ def harm() -> None:
 
     plain = hooks.metrics_file
 
-    def harmed(*args):
-        observer = plain(*args)
+    def harmed(path, *args):
+        observer = plain(path, *args)
         write = observer.see_step
 
         def see_step(record):
             write(record)
             if record.step == int(os.environ["AT_STEP"]):
+                due = f"step-{record.step // 3 * 3:07}"
+                while not (path.parent / "checkpoints" / due).exists():
+                    time.sleep(0.01)
                 for name in os.environ["HARM"].split():
                     os.kill(os.getpid(), getattr(signal, name))
 
@@ -178,18 +184,6 @@ def resume_by(n: int, run: Path, folder: Path, harm: str = "", at: int = 0, **op
     env = {"HARM": harm, "AT_STEP": str(at)} if harm else {}
     options = RunOptions("cpu", quiet=True, **options)
     return run_ranks(n, resume_here, run, options, folder=folder, env=env)
-
-
-@pytest.mark.posix
-def test_killed_and_resumed(text, straight, tmp_path):
-    "SIGKILL in step 8, after a checkpoint at 6: the same weights and losses as without."
-    run, said = tmp_path / "run", tmp_path / "said"
-    words = [*text, "--out", run, *SETTINGS]
-    status, err = end_of(train_here, *words, said=said, harm="SIGKILL", at=8)
-    assert status == -signal.SIGKILL, err
-    assert max(record["step"] for record in read_metrics(run)) == 8
-    resume_run(run, RunOptions("cpu", quiet=True))
-    assert weights(run) == weights(straight) and losses(run) == losses(straight)
 
 
 @pytest.mark.posix
@@ -248,14 +242,12 @@ def test_torchrun_restarts_a_killed_rank(text, without_dropout, tmp_path):
 
 @pytest.mark.posix
 def test_sharded_and_resumed_by_one_process(train, without_dropout, tmp_path):
-    "Two processes that hold slices are killed in step 8, two resume, then one of its own: with the losses of a run that never was sharded."
+    "Two processes that hold slices are killed in step 8, and one resumes: with the losses of a run that never was sharded."
     run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6, prepared=None)
-    by_two = partial(resume_by, 2, run, tmp_path, sharded=True)
-    status, said = by_two(harm="SIGKILL", at=8)
+    killed = {"harm": "SIGKILL", "at": 8}
+    status, said = resume_by(2, run, tmp_path, sharded=True, **killed)
     found = [path.name for path in checkpoints(run / "checkpoints")]
     assert status and found == ["step-0000003", "step-0000006"], said
-    status, said = by_two(minutes=1e-6)
-    assert status == 0 and chosen(run)["steps"] == 7, said
     resume_run(run, RunOptions("cpu", quiet=True))
     found = [r["loss"] for r in read_metrics(run) if "loss" in r]
     right = [r["loss"] for r in read_metrics(without_dropout) if "loss" in r]
@@ -279,14 +271,6 @@ def test_four_ranks_resume_to_the_same_bits(corpus, tmp_path):
     assert losses(killed) == losses(undisturbed)
 
 
-@pytest.mark.slow
-def test_another_number_of_processes(train, without_dropout, tmp_path):
-    run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6, prepared=None)
-    status, said = resume_by(3, run, tmp_path)
-    assert status == 0, said
-    assert distance(run, without_dropout) < 1e-4
-
-
 # one process, interrupted by a hook
 
 
@@ -299,13 +283,11 @@ def test_what_only_one_process_may_do(straight, resume, tmp_path):
         assert files(run) == before
 
 
-def test_data_that_was_lost_is_made_again(corpus, train, straight, tmp_path):
+def test_data_that_was_lost_is_not_made_of_other_text(corpus, train, tmp_path):
     run = train(tmp_path / "run", minutes=1e-6, prepared=None)
     shutil.rmtree(run / "data")
     with pytest.raises(UserError, match="run was started with other text than builtin"):
         resume_run(run, RunOptions("cpu", quiet=True), turned(corpus, "train"))
-    resume_run(run, RunOptions("cpu", quiet=True))
-    assert weights(run) == weights(straight)
 
 
 def turned(corpus: Corpus, part: str) -> Corpus:
@@ -329,20 +311,6 @@ def test_other_text_of_the_same_vocabulary(part, corpus, train, shared, tmp_path
     with pytest.raises(UserError, match="shared was made from other text"):
         prepare_run(other, recipe, tmp_path / "new", shared, quiet=True)
     assert not (tmp_path / "new").exists() and files(shared) == before
-
-
-def test_what_is_not_of_this_run(train, resume, tmp_path):
-    "Another number of heads, which shapes do not show, and another vocabulary; what was trained stays as it was."
-    run = train(tmp_path / "run", minutes=1e-6)
-    before, config = weights(run), (run / "config.json").read_text()
-    (run / "config.json").write_text(config.replace('"n_heads": 2', '"n_heads": 4'))
-    with pytest.raises(UserError, match="step-0000001/model.safetensors was trained w"):
-        resume(run)
-    (run / "config.json").write_text(config)
-    (run / "vocab.model").write_bytes(b"other")
-    with pytest.raises(UserError, match="has another vocabulary than .*run"):
-        resume(run)
-    assert weights(run) == before and max(r["step"] for r in read_metrics(run)) == 1
 
 
 @pytest.fixture

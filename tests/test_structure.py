@@ -15,16 +15,11 @@ from annotated_transformer.data.grammar import (
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.experiments.structure import (
     dependencies,
-    dependency_attention,
-    prefix_attention,
     prefixes_predicted,
 )
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
-from annotated_transformer.show import heads
 from annotated_transformer.show.heads import WordPair, word_attention
-
-OBJECTS = ("verb → object", "verb → earlier object")
 
 
 @pytest.fixture(scope="module")
@@ -124,120 +119,6 @@ def test_word_attention_by_plain_loops():
         expected = sum(weights[..., i, j] for i in rows for j in columns)
         expected = expected / len(rows) if rows else torch.zeros(2, 3)
         torch.testing.assert_close(found[..., query, key], expected)
-
-
-def test_pairs_name_the_words(vocab, sentences):
-    for s in sentences[:40]:
-        pair = WordPair.encode(vocab, s)
-        for ids, words, text in (
-            (pair.src[:-1], pair.src_words[:-1], s.en),
-            (pair.tgt_in[1:], pair.tgt_words[1:], s.de),
-        ):
-            for i, word in enumerate(text.split()):
-                spelt = vocab.decode(t for t, w in zip(ids, words) if w == i)
-                assert spelt.strip() == "".join(c for c in word if c.isalnum())
-        for word in range(len(s.de.split())):  # the reference up to this word
-            before = vocab.decode(pair.tgt_in[1 : pair.predicts.index(word) + 1])
-            assert before.split() == s.de.split()[:word]
-
-
-def planted(pairs: list[WordPair], tops: list) -> dict:
-    "Maps of one layer: every query of head i attends to the word tops[i](pair number, kind, query word)."
-    n_src, n_tgt = (
-        max(map(len, ids)) for ids in zip(*((p.src, p.tgt_in) for p in pairs))
-    )
-    sizes = {"encoder": (n_src,) * 2, "decoder": (n_tgt,) * 2, "cross": (n_tgt, n_src)}
-    maps = {
-        kind: torch.zeros(1, len(pairs), len(tops), *size)
-        for kind, size in sizes.items()
-    }
-    for b, pair in enumerate(pairs):
-        words = {
-            "encoder": (pair.src_words, pair.src_words),
-            "decoder": (pair.predicts, pair.tgt_words),
-            "cross": (pair.predicts, pair.src_words),
-        }
-        for kind, (head, top) in product(words, enumerate(tops)):
-            queries, keys = words[kind]
-            for i, word in enumerate(queries):
-                key = top(b, kind, word)
-                key = key if key in keys else max(keys)
-                for j in [j for j, w in enumerate(keys) if w == key]:
-                    maps[kind][0, b, head, i, j] = 1 / keys.count(key)
-    return maps
-
-
-def plant(monkeypatch, vocab, sentences, tops) -> None:
-    "Let `attention_maps` return what `tops(batch of sentences, their pairs)` attends to."
-    queue = list(sentences)
-
-    def maps(model, src, tgt_in):
-        batch = [queue.pop(0) for _ in range(len(src))]
-        pairs = [WordPair.encode(vocab, s) for s in batch]
-        return planted(pairs, tops(batch, pairs))
-
-    monkeypatch.setattr(heads, "attention_maps", maps)
-
-
-def test_planted_heads_of_the_encoder(vocab, sentences, monkeypatch):
-    "Head 1 follows every dependency, head 2 attends to the next word, head 3 to EOS."
-
-    def tops(batch, pairs):
-        links = [{d.query: d.key for d in dependencies(s)} for s in batch]
-        last = [max(pair.src_words) for pair in pairs]
-        return [
-            lambda b, kind, word: links[b].get(word, last[b]),
-            lambda b, kind, word: word + 1,
-            lambda b, kind, word: last[b],
-        ]
-
-    some = sentences[:40]
-    plant(monkeypatch, vocab, some, tops)
-    found = dependency_attention(torch.nn.Linear(1, 1), vocab, some)
-    assert set(found) == {d.relation for s in some for d in dependencies(s)}
-    for relation, f in found.items():
-        next_word = (f.distance == 1).float()
-        assert f.largest[:, 0, 0].eq(1).all() and f.largest[:, 0, 2].eq(0).all()
-        assert torch.equal(f.largest[:, 0, 1], next_word)
-        compared = ~f.same_distance[:, 0, 1].isnan()
-        assert torch.equal(f.same_distance[compared, 0, 1], next_word[compared])
-        if relation in OBJECTS:  # no other word has an object, nor EOS as near
-            assert f.same_distance[compared, 0, 0].mean() < 0.2
-
-
-def test_planted_heads_of_the_decoder(vocab, sentences, separated, monkeypatch):
-    "Head 1 attends to the verb from everywhere, head 2 to the fourth word back."
-
-    def tops(batch, pairs):
-        verbs = list(map(separated_verb, batch))
-        own = {"decoder": "finite", "encoder": "english", "cross": "english"}
-        return [
-            lambda b, kind, word: getattr(verbs[b], own[kind]),
-            lambda b, kind, word: word - 4,
-        ]
-
-    some = separated[:20]
-    plant(monkeypatch, vocab, some, tops)
-    others = [s for s in sentences[:9] if not separated_verb(s)]
-    found = prefix_attention(torch.nn.Linear(1, 1), vocab, others + some)
-    for kind, f in found.items():
-        assert f.largest[:, 0, 0].eq(1).all()
-        assert torch.equal(f.largest[:, 0, 1], (f.distance == -4).float())
-        assert kind == "cross" or (f.distance < 0).all()
-        on_key = f.same_key[:, 0, 0]  # from everywhere
-        assert set(on_key[~on_key.isnan()].tolist()) == {1.0}
-    expected = [v.finite - v.prefix for v in map(separated_verb, some)]
-    assert found["decoder"].distance.tolist() == expected
-
-
-def test_batches_change_nothing(vocab, separated):
-    model, some = made(vocab), separated[:5]
-    both = dependency_attention(model, vocab, some)
-    alone = [dependency_attention(model, vocab, [s]) for s in some]
-    for relation, f in both.items():
-        parts = [one[relation] for one in alone if relation in one]
-        for got, wanted in zip(f, map(torch.cat, zip(*parts))):
-            torch.testing.assert_close(got, wanted, equal_nan=True)
 
 
 def test_prefixes_predicted_by_hand(vocab, separated):

@@ -1,15 +1,10 @@
 "The loop: what a step is, what hooks may and may not do, its ends; its twin that reports steps in groups, and prefetching."
 
-import json
 import math
-import re
 import signal
-import sys
 import threading
-import time
 from dataclasses import replace
 from itertools import count, islice
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,10 +18,7 @@ from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.runs.folder import read_config, read_metrics
 from annotated_transformer.runs.hooks import (
     STOP_SIGNALS,
-    metrics_file,
     on_signal,
-    progress_bar,
-    tensorboard,
 )
 from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
@@ -159,22 +151,6 @@ def test_accumulated_steps_are_the_same_steps(sizes):
     assert losses == pytest.approx(losses_2, rel=1e-6)  # added up in float32
 
 
-def test_hooks_see_every_step_and_change_nothing():
-    "Random numbers that a hook draws, and an answer that is no `Stop`."
-    watched, alone = Objective(dropout=0.5), Objective(dropout=0.5)
-    seen, modes = [], []
-    hooks = [
-        seen.append,
-        lambda r: modes.append(watched.training),
-        lambda r: "this is no Stop",
-        lambda r: torch.rand(3),
-    ]
-    assert run(watched.eval(), 5, hooks) == Stop("max_steps=5 reached")
-    run(alone, 5)
-    assert [r.step for r in seen] == [1, 2, 3, 4, 5] and all(modes)
-    assert torch.equal(weights(watched), weights(alone))
-
-
 @pytest.mark.parametrize("report_every, last", [(1, 6), (4, 8)])
 def test_a_stop_ends_the_loop_after_all_hooks(report_every, last):
     "After the step that is reported; the first stop counts."
@@ -189,23 +165,6 @@ def test_a_stop_ends_the_loop_after_all_hooks(report_every, last):
     assert stop == Stop(f"at {last}")
     assert heard == list(range(report_every, last + 1, report_every))
     assert torch.equal(weights(objective), weights(right))
-
-
-def test_ends():
-    "At max_steps, without drawing more than the run needs; at once if it was reached before; when the steps run out."
-    heard, drawn = [], []
-    hooks = [lambda r: heard.append(r.step)]
-    counted = (drawn.append(step.step) or step for step in steps())
-    reached = Stop("max_steps=6 reached")
-    assert run(Objective(), 6, hooks, found=counted) == reached
-    assert heard == drawn == [1, 2, 3, 4, 5, 6]
-    assert run(Objective(), 6, hooks, found=steps(start=7)) == reached
-    assert len(heard) == 6
-    assert run(Objective(), 6, hooks, found=steps(start=6)) == reached
-    assert heard[6:] == [6]
-    ended = run(Objective(), 9, hooks, found=islice(steps(), 6))
-    assert ended == Stop("no more steps") and heard[7:] == [1, 2, 3, 4, 5, 6]
-    assert run(Objective(), 3, [lambda r: Stop("enough")]) == Stop("enough")
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, "gradient norm"])
@@ -311,28 +270,6 @@ def threads():
     return [t for t in threading.enumerate() if t.name.startswith("prefetch")]
 
 
-def wait_until(condition):
-    end = time.monotonic() + 30
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
-
-
-@pytest.mark.parametrize("depth", [None, 1, 3])
-def test_no_more_is_prefetched_than_the_depth(depth):
-    drawn = []
-    found = prefetch((drawn.append(s.step) or s for s in steps()), CPU, depth)
-    depth = depth or 0
-    assert not drawn and not threads()  # it begins with the first step asked for
-    for n in range(1, 5):
-        assert next(found).step == n and wait_until(lambda n=n: len(drawn) >= n + depth)
-        time.sleep(0.01)  # time enough to draw one more
-        assert drawn == list(range(1, n + depth + 1))
-    assert len(threads()) == (depth > 0)
-    del found
-    assert not threads() and len(drawn) == 4 + depth
-
-
 def broken_off(r):
     assert threads()
     if r.step == 3:
@@ -361,78 +298,6 @@ def test_a_prefetched_loop_trains_the_same_and_leaves_no_thread():
 
 def record(step, seconds=1.0):
     return StepRecord(RunPosition(step, 0, step), 2.0, 1e-3, 100, seconds, 0.5)
-
-
-def test_metrics_file_is_appended_to_and_readable_at_any_time(tmp_path):
-    "A resumed run's seconds count on; `i_batch` is the step's own batch."
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 6}\n')
-    hook = metrics_file(path, seconds_before=100.0)
-    for step in (7, 8):
-        hook(StepRecord(RunPosition(step, 2, step - 4), 2.0, 1e-3, 100, 1.5, 0.5))
-        lines = path.read_text().split("\n")[:-1]
-        assert [json.loads(line)["step"] for line in lines] == [*range(6, step + 1)]
-    assert lines[1] == (
-        '{"step": 7, "epoch": 2, "i_batch": 2, "loss": 2.0, "lr": 0.001, '
-        '"n_tokens": 100, "seconds": 101.5, "grad_norm": 0.5}'
-    )
-
-
-@pytest.mark.parametrize(
-    "minutes, loss, shown",
-    [
-        (None, 2.0, "100/100 step 100 loss 2.000 ppl 7.4 lr 1.0e-03 250 tokens/s"),
-        (0.5, 2.0, "30/30 s, step 100 loss 2.000 ppl 7.4 lr 1.0e-03 250 tokens/s"),
-        (None, 1e9, "100/100 step 100 loss 1000000000.000 ppl"),
-    ],
-)
-def test_progress_bar(minutes, loss, shown, capsys, monkeypatch):
-    "In steps or in seconds, never beyond its end; with a huge loss, too."
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = progress_bar(100, minutes)
-    for step in range(1, 101):
-        bar(record(step, step * 0.4)._replace(loss=loss))
-    bar.close()
-    end, text = shown.split(maxsplit=1)
-    last = capsys.readouterr().err.split("\r")[-1]
-    assert end in last and text in last
-
-
-def test_progress_bar_of_a_resumed_run(capsys, monkeypatch):
-    "It begins where the run stood, and knows how much time is left."
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = progress_bar(100, first_step=60)
-    assert "60/100" in capsys.readouterr().err
-    bar(record(61, 0.5))
-    bar.close()
-    shown = capsys.readouterr().err.split("\r")[-1]
-    assert re.search(r"61/100 \[\d\d:\d\d<\d\d:\d\d", shown)
-
-
-def test_tensorboard_gets_four_curves(tmp_path, monkeypatch):
-    "From a module of its name that takes notes; and where it is not installed."
-    notes = []
-    writer = SimpleNamespace(
-        add_scalar=lambda *values: notes.append(values),
-        close=lambda: notes.append("closed"),
-    )
-    make = lambda folder, purge_step: notes.append((folder, purge_step)) or writer
-    fake = SimpleNamespace(SummaryWriter=make)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    hook = tensorboard(tmp_path, last_step=6)
-    hook(record(7))
-    hook.close()
-    assert notes == [
-        (tmp_path, 7),
-        ("loss", 2.0, 7),
-        ("learning rate", 1e-3, 7),
-        ("tokens", 100, 7),
-        ("gradient", 0.5, 7),
-        "closed",
-    ]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match="pip install tensorboard"):
-        tensorboard(tmp_path)
 
 
 SIGNALS = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
@@ -490,21 +355,6 @@ def test_a_hangup_that_is_ignored_stays_ignored(terminal):
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-@needs_sighup
-def test_a_second_hangup_hurries_nothing(terminal):
-    "The system sends one and the shell another; after Ctrl-C, too, the terminal may be closed."
-    for first in (signal.SIGHUP, signal.SIGINT):
-        try:
-            with on_signal() as hook:
-                signal.raise_signal(first)
-                signal.raise_signal(signal.SIGHUP)
-                assert hook(record(1)) == Stop(first.name)
-        except KeyboardInterrupt:
-            pytest.fail("it hurried")
-        signal.raise_signal(signal.SIGHUP)  # while the run is saved
-        signal.signal(signal.SIGHUP, hung_up)
-
-
 def test_a_second_signal_means_it():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), on_signal() as hook:
@@ -522,16 +372,3 @@ def test_under_torchrun_a_second_signal_changes_nothing(monkeypatch):
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)
             assert hook(record(1)) == Stop("SIGTERM")
-
-
-def test_in_another_thread_signals_are_left_alone():
-    before, found = signal.getsignal(signal.SIGTERM), []
-
-    def inside():
-        with on_signal() as hook:
-            found.append((signal.getsignal(signal.SIGTERM) is before, hook(record(1))))
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    assert found == [(True, None)]

@@ -16,14 +16,12 @@ from annotated_transformer.engines.batched_search import (
     batched_greedy_search,
     search_with,
 )
-from annotated_transformer.io.text import MAX_LINE_BYTES
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import Hypothesis, sample
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.runs.weights import save_weights
-from annotated_transformer.translating.evaluate import perplexity
 from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translation,
@@ -120,22 +118,6 @@ def texts_of(found):
     return [[one.text for one in those] for those in found]
 
 
-@pytest.mark.parametrize(
-    "search, batch_tokens",
-    [(batched_greedy_search, 4096), (search_with(6, 1.0, 3), 60)],
-    ids=["greedy", "wide, three best"],
-)
-def test_batched_is_alone(translator, search, batch_tokens):
-    lines, translator = some_lines(10), searching(translator, search, batch_tokens)
-    translator.extra_tokens = 5
-    assert "" in lines and any(len(translator.split(line)) > 1 for line in lines)
-    together = texts_of(translator.n_best(lines))
-    assert together == [texts_of(translator.n_best([line]))[0] for line in lines]
-    assert together[::-1] == texts_of(translator.n_best(lines[::-1]))
-    best = [first for first, *_ in together]
-    assert best == translator.translate(lines) and len(set(best)) > 7
-
-
 def test_a_line_break_said_is_no_line_break_written(vocab):
     class Breaks(Echo):
         def search_ids(self, rows):
@@ -174,25 +156,6 @@ def test_ranks_of_a_long_line(translator):
         expected = _join(expected, part, those, three.vocab)
     assert texts_of([found]) == texts_of([expected])
     assert len({best.text for best in found}) == 3
-
-
-@pytest.mark.parametrize(
-    "before, source, texts",
-    [
-        (["x", "y"], " b", ["x a", "y b"]),
-        (["x", ""], " b", ["x a", "b"]),
-        ([], " b", ["a", "b", "c"]),
-        (["x", "y", "z", "w"], "🐕", ["xa", "yb", "zc"]),
-    ],
-)
-def test_join(vocab, before, source, texts):
-    "A space where the source has one; as many as the part with the fewest."
-    scores = {"a": -1.0, "b": -2.0, "c": -4.0}
-    those = [Hypothesis(vocab.encode(text), s, s) for text, s in scores.items()]
-    ids = vocab.encode("x" + source)[len(vocab.encode("x")) :]
-    found = _join([Translation(text, -0.5) for text in before], ids, those, vocab)
-    right = [s - 0.5 * bool(before) for s in scores.values()]
-    assert found == [Translation(*pair) for pair in zip(texts, right)]
 
 
 def test_any_search(translator):
@@ -256,29 +219,6 @@ def test_stream(vocab, lines, data, bom, n_most, sizes):
     assert found == [line.replace("\r", " ") if line.strip() else "" for line in lines]
 
 
-class Endless(io.RawIOBase):
-    "Some bytes, then the same one without an end; it counts what was read."
-
-    def __init__(self, raw):
-        self.raw, self.n_read = raw, 0
-
-    def read1(self, size=-1):
-        found = self.raw[:1000] or b"a" * size
-        self.raw, self.n_read = self.raw[1000:], self.n_read + len(found)
-        assert self.n_read < 3 * MAX_LINE_BYTES, "nothing stops it"
-        return found
-
-
-@pytest.mark.parametrize("n_most", [1, 256])
-def test_lines_before_an_endless_one_are_translated(vocab, n_most):
-    raw, found = Endless(b"one\n\ntwo\n"), []
-    stream = translate_stream(Echo(vocab), line_groups(raw, n_most), "some.txt, ")
-    message = f"some.txt, line 4 is longer than {MAX_LINE_BYTES} bytes: put each"
-    with pytest.raises(UserError, match=message):
-        found.extend(best.text for (best,) in stream)
-    assert found == ["one", "", "two"] and raw.n_read <= MAX_LINE_BYTES + 2**17
-
-
 # learned positions
 
 
@@ -317,15 +257,6 @@ def test_search_stays_within_learned_positions(vocab, n_positions, more):
     assert max_tokens == 256 or extra == more or max_tokens + extra + 1 == n_positions
     assert max_tokens >= min(256, max(4, (n_positions - 1) // 2)) and extra <= more
     assert len(translator.translate(["the dog " * 20, "x" * 60, "", "Ünï"])) == 4
-
-
-def test_perplexity_within_learned_positions(vocab):
-    # the space before them is a token
-    translator, line = Translator(learned_model(vocab, 20), vocab), "a" * 18
-    assert perplexity(translator, [line], [line]).n_tokens == 20
-    for pair in ((line + "a", "a"), ("a", line + "a")):
-        with pytest.raises(UserError, match="a line of 20 tokens is too long: .*19 "):
-            perplexity(translator, pair[:1], pair[1:])
 
 
 # runs and files

@@ -1,6 +1,5 @@
 "Pictures: sweeps over models, bytes that repeat, colours measured."
 
-import io
 import re
 import subprocess
 import sys
@@ -18,9 +17,6 @@ from annotated_transformer.show.visualize import (
     attention_lines,
     attention_maps,
     attention_modules,
-    heatmap,
-    lines,
-    panels,
 )
 from annotated_transformer.training.attention_dropout import AttentionDropout
 
@@ -105,45 +101,6 @@ def test_maps_explain_every_output(sizes):
 # --- figures ----------------------------------------------------------------------------------------------------------------
 
 
-def png_of(draw) -> bytes:
-    import matplotlib.pyplot as plt
-
-    fig = draw().figure
-    fig.savefig(out := io.BytesIO(), format="png")
-    plt.close(fig)
-    return out.getvalue()
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: heatmap(
-            torch.eye(5), list("abcde"), list("abcde"), x="x", y="y", numbers=True
-        ),
-        lambda: lines(
-            {"a": (range(1, 9), range(8)), "b": (torch.arange(1, 9), torch.ones(8))},
-            x="step",
-            y="loss",
-            log_x=True,
-        ),
-        lambda: attention_lines(
-            ["$a", "b"], ["c", "d_e", "^"], torch.full((2, 3), 1 / 3)
-        ),
-        lambda: attention_lines(
-            ["a", "b"], ["c", "d", "e"], torch.full((3, 2, 3), 1 / 3), query=1
-        ),
-        lambda: panels(2, 3)[1][5],
-    ],
-)
-def test_figures_repeat_and_set_nothing_global(draw):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    before = dict(matplotlib.rcParams)
-    assert png_of(draw) == png_of(draw)
-    assert dict(matplotlib.rcParams) == before
-
-
 def test_lines_are_the_weights():
     "Each line stands at its two words, as opaque as its weight; of one word, only its own."
     from matplotlib.pyplot import close
@@ -161,17 +118,6 @@ def test_lines_are_the_weights():
             for k in range(5)
             if weights[h, q, k] >= 0.01 and query in (None, q)
         ]
-
-
-def test_parts_are_named_in_reading_order():
-    sizes = ModelConfig(n_layers=3, d_model=8, d_ff=8, n_heads=2)
-    model = build_transformer(sizes, n_vocab=9, pad_id=0)
-    names = {module: name for name, module in model.named_modules()}
-    for kind, parts in attention_modules(model).items():
-        path = "decoder.layers.{}.cross_attn"
-        if kind != "cross":
-            path = kind + ".layers.{}.self_attn"
-        assert [names[part] for part in parts] == [path.format(i) for i in range(3)]
 
 
 def test_charts_share_no_ids():

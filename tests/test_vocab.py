@@ -7,7 +7,6 @@ import sentencepiece as spm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer import UserError
 from annotated_transformer.data.vocab import SPACE, Vocab, _sample_lines, learn_bpe
 
 TEXT = [
@@ -89,19 +88,6 @@ def test_many_are_as_one_by_one(texts, n_threads):
     assert [VOCAB.decode(row) for row in ids] == texts
 
 
-@pytest.mark.parametrize(
-    "texts", [["a", "b\ud800"], ["\udfff"], [SPACE, f"{SPACE}\udc80"]]
-)
-def test_many_with_half_a_character(texts):
-    with pytest.raises(ValueError, match="text=.*holds half of a surrogate pair"):
-        VOCAB.encode_many(texts)
-
-
-@given(st.lists(st.integers(0, len(VOCAB) - 1)))
-def test_any_ids_decode(ids):
-    assert isinstance(VOCAB.decode(ids), str)
-
-
 def test_special_symbols_in_the_text_to_learn_from():
     vocab = learn_bpe(["<s> </s> <pad> <unk> <0x41> once more"] * 200, 300)
     ids = vocab.encode("<s> </s> <pad> <unk> <0x41>")
@@ -132,17 +118,6 @@ def test_same_text_same_model():
         learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2)
     )  # the file notes the number of threads; the pieces are the same
     assert one.words(range(len(one))) == two.words(range(len(two)))
-
-
-@given(st.integers(0, 30), st.integers(1, 12), st.integers(0, 5))
-def test_sample(n_lines, n, seed):
-    lines = [str(i) for i in range(n_lines)]
-    sample = _sample_lines(iter(lines), n, seed)
-    assert len(sample) == min(n, n_lines) == len(set(sample)) and set(sample) <= set(
-        lines
-    )
-    assert sample == lines or n_lines > n
-    assert sample == _sample_lines(lines, n, seed)
 
 
 def test_every_line_has_the_same_chance():
@@ -178,27 +153,6 @@ def test_save_and_load(tmp_path):
             == again.encode(sentence)
             == plain.encode(" " + sentence)
         )
-
-
-def test_errors(tmp_path):
-    for n in (0, 10, len(VOCAB.model) // 2, len(VOCAB.model) - 100):
-        with pytest.raises(UserError):
-            Vocab(VOCAB.model[:n])
-    (tmp_path / "junk").write_bytes(b"junk")
-    with pytest.raises(ValueError, match="junk: not a SentencePiece model"):
-        Vocab.load(tmp_path / "junk")
-    with pytest.raises(ValueError, match="is a folder: a regular file is needed"):
-        Vocab.load(tmp_path)
-    with pytest.raises(ValueError, match="n_pieces=299 is too few"):
-        learn_bpe(TEXT, 299)
-    with pytest.raises(ValueError, match="n_sample=0 is too few"):
-        learn_bpe(TEXT, 400, n_sample=0)
-    with pytest.raises(ValueError, match="the text is empty"):
-        learn_bpe([], 300)
-    with pytest.raises(ValueError, match="too many different characters"):
-        learn_bpe(["".join(map(chr, range(0x4E00, 0x5200)))], 300)
-    with pytest.raises(ValueError, match="half of a surrogate pair"):
-        VOCAB.encode("a\udc80")
 
 
 @pytest.mark.parametrize(
