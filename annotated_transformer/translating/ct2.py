@@ -34,7 +34,6 @@ from ..engines.fused_attention import (
 from ..io.files import (
     check_new_folder,
     new_folder,
-    path_type,
     remove_known,
     sha256,
 )
@@ -383,7 +382,7 @@ def _cached_export(run: Path, quantization: str) -> Path:
         raise UserError(f"no folder for the export: {e}") from None
     folders = [own, cache] if path == run else [cache]
     for folder in folders:
-        if path_type(folder / name) == "folder":
+        if (folder / name / "config.json").exists():
             return folder / name
     for folder in folders:
         with suppress(*([] if folder is folders[-1] else [OSError])):
@@ -391,7 +390,7 @@ def _cached_export(run: Path, quantization: str) -> Path:
             break
     if folder == own:
         older = {x.name for x in own.glob(f"{quantization}-*")} - {name}
-        remove_known(own, older, keep_folder=True)
+        remove_known(own, older)
     return folder / name
 
 # %% ../../nbs/92_ct2.ipynb #92000025

@@ -33,7 +33,6 @@ from ..engines.batched_search import (
 from ..io.files import (
     check_entries,
     check_new_folder,
-    check_no_links,
     new_folder,
     read_file,
     read_json,
@@ -136,8 +135,6 @@ def _load_pieces(path: Path) -> spm.SentencePieceProcessor:
     pieces = spm.SentencePieceProcessor()
     try:
         pieces.LoadFromSerializedProto(read_file(path))
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except RuntimeError:
         raise UserError(f"{path} is not a SentencePiece model") from None
     return pieces
@@ -297,7 +294,6 @@ def load_marian(
 
     Its own search if `search` is None. UserError if the folder cannot be used.
     """
-    check_no_links(run, {"model.safetensors", *MARIAN_FILES})
     check_entries(run / "config.json", settings, {"marian": dict})
     config = MarianConfig.from_dict(run / "config.json", settings.get("marian", {}))
     vocab: Any = MarianVocab(run, config)
