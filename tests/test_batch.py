@@ -1,5 +1,6 @@
 "Batches: every pair once, under the budget, with hardly any padding, the same for the same seed and epoch; prepared text on disk (51c)."
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +34,6 @@ from annotated_transformer.data.bpe_dropout import BPEDropout, sample_segmentati
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.prepared import (
-    _ABOUT,
-    _FILES,
     _open_pairs,
     _write_pairs,
     open_prepared,
@@ -337,133 +336,61 @@ def nothing_is_made(monkeypatch):
 
 def test_prepared_is_encoded(folder, capsys, nothing_is_made):
     for found in (open_prepared(folder), made(folder), made(str(folder))):
-        assert same(found.train, encode_pairs(TEXT, found.vocab)) and same(
-            found.valid, encode_pairs(HARD, found.vocab)
-        )
-        assert [
-            (found.vocab.decode(s), found.vocab.decode(t))
-            for s, t in zip(found.valid.src, found.valid.tgt, strict=True)
-        ] == HARD
-        assert (
-            found.train.src.ids.base is not None
-            and found.train.src.ids.dtype == np.uint16
-        )  # mapped, two bytes an id
+        assert same(found.train, encode_pairs(TEXT, found.vocab))
+        assert same(found.valid, encode_pairs(HARD, found.vocab))
+        # mapped, two bytes an id
+        assert found.train.src.ids.base is not None
+        assert found.train.src.ids.dtype == np.uint16
         with pytest.raises(ValueError, match="read-only"):
             found.train.src.ids[0] = 5
-    assert (
-        capsys.readouterr() == ("", "")
-        and sorted(os.listdir(folder.parent)) == ["data"]
-        and sorted(os.listdir(folder)) == sorted([*_FILES, _ABOUT])
-    )
+    assert capsys.readouterr() == ("", "") and os.listdir(folder.parent) == ["data"]
 
 
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"sha": "b2"}, "from other text"),
-        ({"n_pieces": 310}, "with n_pieces=320, not 310"),
-        ({"n_sample": 150}, "with n_sample=1000000, not 150"),
-    ],
-)
-def test_other_text_is_not_overwritten(folder, change, reason, nothing_is_made):
-    "Another run may be using it."
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(
-        ValueError, match=f"data was made {reason}: choose another folder, or remove it"
-    ):
-        made(folder, **change)
-    assert before == {
-        path.name: path.read_bytes() for path in folder.iterdir()
-    } and os.listdir(folder.parent) == ["data"]
+@pytest.mark.parametrize("change", [{"sha": "b2"}, {"n_pieces": 310}, {"n_sample": 9}])
+def test_other_text_is_encoded_again(folder, change):
+    found = made(folder, text=TEXT[:50], **change)
+    assert same(found.train, encode_pairs(TEXT[:50], found.vocab))
+    assert os.listdir(folder.parent) == ["data"]
+
+
+def test_the_format_of_version_1_0_0_is_opened(folder, nothing_is_made):
+    "It had the SHA-256 of each file too."
+    about = json.loads((folder / "about.json").read_text())
+    about["files"] = {"train.src.ids": "0" * 64}
+    (folder / "about.json").write_text(json.dumps(about))
+    assert len(made(folder).train) == len(TEXT)
 
 
 def cut_short(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip_a_bit(path):
-    path.write_bytes(bytes([*(content := path.read_bytes())[:-1], content[-1] ^ 1]))
-
-
-@pytest.mark.parametrize(
-    "damage", [cut_short, flip_a_bit, os.remove], ids=lambda f: f.__name__
-)
-def test_damage_is_noticed_and_not_repaired(folder, damage, nothing_is_made):
-    "It may be the user's own: the message says what to do."
-    for name in _FILES:
-        content = (folder / name).read_bytes()
-        damage(folder / name)
-        says = f"{name} is missing or damaged: remove .*data to have it made again"
+@pytest.mark.parametrize("damage", [cut_short, os.remove], ids=lambda f: f.__name__)
+def test_damage_is_noticed(folder, damage, nothing_is_made):
+    for path in sorted(folder.glob("*.*.*")):
+        content = path.read_bytes()
+        damage(path)
+        says = f"{path.stem} is missing or damaged: remove .*data to have the text"
         for use in (open_prepared, made):
             with pytest.raises(UserError, match=says):
                 use(folder)
-        (folder / name).write_bytes(content)
-    assert len(open_prepared(folder).train) == len(TEXT)
-
-
-@pytest.mark.parametrize(
-    "about",
-    ["", "[]", '{"format": 0}', '{"format": 1}', '{"format": 1, "files": 3}']
-    + ['{"format": 1, "files": {}, "text_sha256": 1}'],
-)
-def test_damaged_about(folder, about, nothing_is_made):
-    "Nothing proves that the other files are ours: they stay."
-    (folder / _ABOUT).write_text(about)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=str(folder)):
+        path.write_bytes(content)
+    (folder / "about.json").write_text('{"format": 2}')
+    with pytest.raises(UserError, match="about.json is not of format 1"):
         open_prepared(folder)
-    with pytest.raises(ValueError, match=str(folder)):
-        made(folder)
-    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", [_FILES[0], _FILES[-1], _ABOUT])
-def test_links_are_refused(folder, tmp_path, name, nothing_is_made):
-    "A folder that comes from elsewhere must hold its files itself."
-    (folder / name).rename(tmp_path / "outside")
-    (folder / name).symlink_to(tmp_path / "outside")
-    for use in (open_prepared, made):
-        with pytest.raises(ValueError, match=f"{name} is a link"):
-            use(folder)
-
-
-def test_only_a_new_or_empty_folder_is_filled(tmp_path, folder):
-    with pytest.raises(UserError, match="nowhere is not a folder of prepared text"):
-        open_prepared(tmp_path / "nowhere")
+def test_only_a_new_or_empty_folder_is_filled(tmp_path):
     (tmp_path / "empty").mkdir()
     assert len(made(tmp_path / "empty", valid=[]).valid) == 0
-    assert len(made(tmp_path / "new" / "and" / "deeper").train) == len(TEXT)
     with pytest.raises(UserError, match="the text is empty"):
         made(tmp_path / "none", text=[])
     assert not (tmp_path / "none").exists()
-    (tmp_path / "file").write_text("text")
-    with pytest.raises(UserError, match="file is a file, and a folder is to be made"):
-        made(tmp_path / "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/vocab.model").write_text("my own")
-    with pytest.raises(UserError, match="mine is not a folder of prepared text"):
+    with pytest.raises(UserError, match="mine is not empty"):
         made(tmp_path / "mine")
     assert (tmp_path / "mine/vocab.model").read_text() == "my own"
-    (folder / "thesis.txt").write_text("the only copy")
-    assert len(made(folder).train) == len(TEXT), "to open it disturbs nobody"
-    assert (folder / "thesis.txt").read_text() == "the only copy"
-
-
-def test_two_at_once(tmp_path, monkeypatch):
-    "The second finds what the first has made, and takes it."
-    write = module._write_prepared
-
-    def slow(*args):
-        write(*args)
-        if not (tmp_path / "data").exists():
-            with monkeypatch.context() as patch:
-                patch.setattr(module, "_write_prepared", write)
-                made(tmp_path / "data")
-
-    monkeypatch.setattr(module, "_write_prepared", slow)
-    assert len(made(tmp_path / "data").train) == len(TEXT) and os.listdir(tmp_path) == [
-        "data"
-    ]
 
 
 class Numbers:

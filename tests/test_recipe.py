@@ -48,12 +48,12 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def train(corpus, shared):
-    "Start a small run of the shared text."
+def train(corpus):
+    "Start a small run."
 
     def start(out: Path, *settings: str, **options) -> Path:
         recipe = override(get_recipe("tiny"), [*SMALL, *settings])
-        options = {"quiet": True, "prepared": shared} | options
+        options = {"quiet": True} | options
         return train_run(corpus, recipe, out, RunOptions("cpu", **options))
 
     return start
@@ -64,7 +64,7 @@ def trained_steps(run: Path) -> list[int]:
 
 
 def test_one_training_end_to_end(train, tmp_path):
-    run = train(tmp_path / "run", prepared=None)
+    run = train(tmp_path / "run")
     assert trained_steps(run) == [1, 2, 3, 4, 5, 6]
     passes = [r["step"] for r in read_metrics(run) if "valid_loss" in r]
     assert passes == [4, 6], "and one pass at the end"
@@ -145,7 +145,7 @@ def test_a_signal_keeps_the_weights(train, tmp_path):
 
 
 @pytest.mark.parametrize("at", [1, 5])
-def test_an_error_after_the_first_step_leaves_the_run(at, train, shared, tmp_path):
+def test_an_error_after_the_first_step_leaves_the_run(at, train, tmp_path):
     "It goes on from its last checkpoint, or from the beginning, and ends as one without the error."
 
     def broken(record):
@@ -156,7 +156,7 @@ def test_an_error_after_the_first_step_leaves_the_run(at, train, shared, tmp_pat
     with pytest.raises(RuntimeError, match="a fault of ours"):
         train(run, hooks=[broken])
     assert trained_steps(run) == list(range(1, at + 1))
-    resume_run(run, RunOptions("cpu", prepared=shared, quiet=True))
+    resume_run(run, RunOptions("cpu", quiet=True))
     whole = train(tmp_path / "whole")
     a, b = ((one / "model.safetensors").read_bytes() for one in (run, whole))
     assert a == b

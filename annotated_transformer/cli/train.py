@@ -308,5 +308,5 @@ def _demo(args: SimpleNamespace) -> None:
         run_demo(args.out, echo=click.echo)
     except Interrupted as e:
         by = f"interrupted by {e.signal_name}"
-        say(f"annotated-transformer: {by}: {args.out} is as it was")
+        say(f"annotated-transformer: {by}: demo begins again")
         raise Exit(e.exit_status) from None

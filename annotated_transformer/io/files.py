@@ -199,7 +199,8 @@ def new_folder(path: Path) -> Iterator[Path]:
             for inner in sorted(new.iterdir(), key=lambda x: x.name == "config.json"):
                 os.rename(inner, path / inner.name)
             _fsync(path)
-            for part in _parts(path):
+            new.rmdir()
+            for part in _parts(path):  # of processes that were killed
                 _discard(part)
     finally:
         _discard(new)

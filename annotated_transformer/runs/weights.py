@@ -144,7 +144,7 @@ def _mismatch(
             return f"lacks the weight {name}, which this model needs"
         if found[name] != shape:
             return f"{name} has shape {found[name]}, this model needs {shape}"
-    for name in found.keys() - wanted.keys():
+    for name in sorted(found.keys() - wanted.keys()):
         return f"unexpected weight {name}"
     return None
 
