@@ -134,17 +134,6 @@ def corpus():
 
 
 @pytest.fixture(scope="session")
-def shared(corpus, tmp_path_factory) -> Path:
-    "That text, encoded once."
-    from annotated_transformer.data.prepared import prepare
-    from annotated_transformer.runs.folder import text_sha256
-
-    folder = tmp_path_factory.mktemp("text") / "shared"
-    prepare(folder, corpus.train, corpus.valid, text_sha256(corpus), 500, quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def pretrained():
     "The run that comes with the package."
     from annotated_transformer.runs.folder import load_run

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 import signal
@@ -34,7 +35,6 @@ from annotated_transformer.runs.checkpoint import (
     save_checkpoint,
 )
 from annotated_transformer.runs.folder import (
-    foreign_entries,
     load_run,
     read_config,
     use_average,
@@ -132,23 +132,14 @@ def removed(name):
     return lambda run: (run / name).unlink()
 
 
-def folder_for(name):
-    def replace(run):
-        (run / name).unlink()
-        (run / name).mkdir()
-
-    return replace
-
-
 WRONG_RUNS = [
-    *((folder_for(name), name) for name in ("config.json", "vocab.model", MODEL)),
+    *((removed(name), name) for name in ("config.json", "vocab.model", MODEL)),
     (written("config.json", b"\xff\xfe{}"), "cannot be read"),
-    (written("config.json", b"[" * 100_000), "cannot be read"),
-    (written("config.json", b"[]"), "holds no JSON object"),
+    (written("config.json", b"[]"), "does not contain a JSON object"),
     (edited(None, model=3), "not the settings of a recipe"),
     (edited(None, steps="many"), "steps='many'"),
-    # refused before a model of that size is built; the others do not show in shapes
-    (edited("model", d_ff=2 * 10**9), "d_ff=2000000000 makes .* so take smaller sizes"),
+    # before a model of that size is built; the others do not show in shapes
+    (edited("model", d_ff=2 * 10**9), "with d_ff=32, but config.json says d_ff=2000"),
     (edited("model", norm="pre"), "with norm='post', but config.json says norm='pre'"),
     (edited("model", n_positions=77), "says n_positions=77"),
     (edited("model", d_k=8), "says d_k=8"),
@@ -161,16 +152,6 @@ WRONG_RUNS = [
 def test_a_run_that_is_refused(run, damage, says):
     damage(run)
     with pytest.raises(UserError, match=says):
-        load_run(run)
-
-
-NONSENSE = ["{", "[1]", '{"model": 3}', "[" * 100_000, '{"weights": 3}']
-
-
-@pytest.mark.parametrize("about", NONSENSE)
-def test_a_header_that_says_nonsense(run, model, about):
-    save_file(model.state_dict(), run / MODEL, {"about": about})
-    with pytest.raises(UserError, match="model.safetensors is not a readable"):
         load_run(run)
 
 
@@ -188,24 +169,6 @@ def test_an_average_says_that_it_is_one(run, model):
     which = use_average(run, 2)
     assert which == "average of 2 checkpoints, step-0000003 to step-0000004"
     assert read_config(run)[1]["weights"] == load_run(run).about["weights"] == which
-
-
-def test_foreign_entries(run, trained):
-    "What a run holds, and what it does not, at any depth."
-    path = save_checkpoint(run / "checkpoints", *trained, Progress(RunPosition(3)))
-    for name in ("checkpoints/best.safetensors", "data/train.src.ids", ".lock"):
-        (run / name).parent.mkdir(exist_ok=True)
-        (run / name).touch()
-    assert foreign_entries(run) == []
-    more = ["checkpoints/notes.txt", f"checkpoints/{path.name}/extra", "diary.txt"]
-    more += ["data/mine", "data/mine/thesis.txt", "data/train.src.ids.bak"]
-    (run / "data/mine").mkdir()
-    for name in set(more) - {"data/mine"}:
-        (run / name).touch()
-    assert foreign_entries(run) == sorted(more)
-
-
-# weights files
 
 
 @pytest.fixture(scope="module")
@@ -237,10 +200,16 @@ def test_weights_cut_short_or_random(data, saved, target, tmp_path_factory):
     "edit, says",
     [
         (lambda t: t.pop(EMBEDDING), "lacks the weight embedding.weight"),
-        (lambda t: t.update(more=torch.ones(1)), "has a weight more, which this model"),
+        (lambda t: t.update(more=torch.ones(1)), "unexpected weight more"),
         (lambda t: t.update({EMBEDDING: torch.ones(16, 2)}), r"has shape \(16, 2\)"),
-        (lambda t: t[EMBEDDING].fill_(math.nan), "numbers that are not finite"),
-        (lambda t: t.update({EMBEDDING: t[EMBEDDING].int()}), "is torch.int32: a wei"),
+        (
+            lambda t: t[EMBEDDING].fill_(math.nan),
+            "embedding.weight is not a tensor of finite",
+        ),
+        (
+            lambda t: t.update({EMBEDDING: t[EMBEDDING].int()}),
+            "embedding.weight is not a tensor of finite",
+        ),
     ],
 )
 def test_wrong_weights_change_nothing(model, target, tmp_path, edit, says):
@@ -412,19 +381,11 @@ def test_any_number_of_processes(folder, third, tmp_path):
 # damaged checkpoints
 
 
-def sign_again(path):
-    "Make the fingerprints fit the files, as somebody would who edits a checkpoint."
-    values = json.loads((path / STATE).read_text())
-    values["sha256"] = {name: sha256(path / name) for name in values["sha256"]}
-    (path / STATE).write_text(json.dumps(values))
-
-
 def tensors_of(name, edit):
     def damage(path):
         tensors = {key: w.clone() for key, w in load_file(path / name).items()}
         edit(tensors)
         save_file(tensors, path / name)
-        sign_again(path)
 
     return damage
 
@@ -459,7 +420,7 @@ DAMAGE = [
     (
         tensors_of(ADAM, lambda t: t.update({"exp_avg.x": torch.ones(2)})),
         ADAM,
-        "has a weight exp_avg.x",
+        "unexpected weight exp_avg.x",
     ),
     (
         tensors_of(ADAM, lambda t: t.update({"exp_avg." + EMBEDDING: torch.ones(2)})),
@@ -471,11 +432,8 @@ DAMAGE = [
     (written(STATE, b'{"format": 1}'), STATE, "step='missing'"),
     (state(format=2), STATE, "not of format 1"),
     (state(step="3"), STATE, "step='3'"),
-    (state(seconds=math.nan), STATE, "NaN is no finite number"),
     (state(seconds=None), STATE, "seconds=None"),
     (state(best_loss="low"), STATE, "best_loss='low'"),
-    (state(sha256=3), STATE, "sha256=3"),
-    (state(sha256={}), MODEL, "SHA-256"),
 ]
 
 
@@ -492,22 +450,6 @@ def test_damaged_checkpoint(third, damage, name, says):
         load_checkpoint(third, *training)
     assert str(third / name) in str(error.value) and "\n" not in str(error.value)
     assert bits(*training) == before
-
-
-def test_a_flipped_bit_is_found(third, trained):
-    before, rng = bits(*trained), random.Random(0)
-    for name in (MODEL, ADAM):
-        good = (third / name).read_bytes()
-        for at in rng.sample(range(len(good)), 10):
-            flipped = bytes([good[at] ^ 1 << rng.randrange(8)])
-            (third / name).write_bytes(good[:at] + flipped + good[at + 1 :])
-            with pytest.raises(UserError, match=name):
-                load_checkpoint(third, *trained)
-        (third / name).write_bytes(good)
-    assert bits(*trained) == before
-
-
-# which there are, which go
 
 
 def test_names_and_their_order(folder, trained):
@@ -585,7 +527,7 @@ def test_numbers_that_are_not_finite(folder, name, value):
     steps(*training, 1, 1)
     with torch.no_grad():
         {**training[0].state_dict(), **_optimizer_state(*training)}[name][3, 3] = value
-    with pytest.raises(UserError, match="embedding.weight holds numbers that are not"):
+    with pytest.raises(UserError, match="embedding.weight is not finite"):
         save_checkpoint(folder, *training, Progress(RunPosition(1)))
     assert list(folder.iterdir()) == []
 
@@ -628,3 +570,27 @@ def test_killed_again_and_again(one_thread, folder, tmp_path):
     whole = new_training(0)
     steps(*whole, 1, newest)
     assert bits(*found) == bits(*whole)
+
+
+def test_what_windows_does_not_remove_goes_at_the_next_save(
+    folder, trained, monkeypatch
+):
+    "Somebody has a checkpoint open; saving and the newest checkpoints do not suffer."
+    rename = os.rename
+
+    def refuses(source, target):
+        if str(source).endswith(("step-0000001", "step-0000002/optimizer.safetensors")):
+            raise PermissionError(13, "Permission denied", str(source))
+        rename(source, target)
+
+    at = lambda step: Progress(RunPosition(step))
+    names = lambda: [path.name for path in checkpoints(folder)]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuses)
+        for step in (1, 2, 3, 4):
+            save_checkpoint(folder, *trained, at(step), keep_last=3)
+    assert names() == [f"step-000000{i}" for i in (1, 2, 3, 4)]
+    assert (folder / "step-0000002/optimizer.safetensors").exists()
+    save_checkpoint(folder, *trained, at(5), keep_last=3)
+    assert names() == [f"step-000000{i}" for i in (3, 4, 5)]
+    assert not (folder / "step-0000003/optimizer.safetensors").exists()

@@ -43,12 +43,12 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def train(corpus, shared):
-    "Start a small run of the shared text."
+def train(corpus):
+    "Start a small run."
 
     def start(out: Path, *settings: str, **options) -> Path:
         recipe = override(get_recipe("tiny"), [*SMALL, *settings])
-        options = {"quiet": True, "prepared": shared} | options
+        options = {"quiet": True} | options
         return train_run(corpus, recipe, out, RunOptions("cpu", **options))
 
     return start
@@ -114,7 +114,7 @@ def test_held_out_sentences_beyond_max_len(position, corpus, train, tmp_path, ca
 
 
 @pytest.mark.parametrize("at", [1, 5])
-def test_an_error_after_the_first_step_leaves_the_run(at, train, shared, tmp_path):
+def test_an_error_after_the_first_step_leaves_the_run(at, train, tmp_path):
     "It goes on from its last checkpoint, or from the beginning, and ends as one without the error."
 
     def broken(record):
@@ -125,7 +125,7 @@ def test_an_error_after_the_first_step_leaves_the_run(at, train, shared, tmp_pat
     with pytest.raises(RuntimeError, match="a fault of ours"):
         train(run, hooks=[broken])
     assert trained_steps(run) == list(range(1, at + 1))
-    resume_run(run, RunOptions("cpu", prepared=shared, quiet=True))
+    resume_run(run, RunOptions("cpu", quiet=True))
     whole = train(tmp_path / "whole")
     a, b = ((one / "model.safetensors").read_bytes() for one in (run, whole))
     assert a == b

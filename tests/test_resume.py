@@ -15,14 +15,12 @@ from safetensors.torch import load_file
 from annotated_transformer import UserError
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpus import Corpus
-from annotated_transformer.data.prepared import prepare
 from annotated_transformer.io.files import lock_folder
 from annotated_transformer.runs.checkpoint import checkpoints
 from annotated_transformer.runs.folder import (
     RunFolder,
     read_config,
     read_metrics,
-    text_sha256,
 )
 from annotated_transformer.runs.settings import fine_tune, get_recipe, override
 from annotated_transformer.runs.train_run import (
@@ -66,23 +64,20 @@ def text(corpus, tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def train(corpus, shared):
-    "Start a run of the shared text."
+def train(corpus):
+    "Start a run of the little text."
 
     def start(out: Path, settings=SETTINGS, **options) -> Path:
         recipe = override(get_recipe("tiny"), settings)
-        options = {"prepared": shared} | options
         return train_run(corpus, recipe, out, RunOptions("cpu", quiet=True, **options))
 
     return start
 
 
 @pytest.fixture(scope="module")
-def resume(shared):
+def resume():
     def go_on(run: Path, **options) -> Path:
-        return resume_run(
-            run, RunOptions("cpu", prepared=shared, quiet=True, **options)
-        )
+        return resume_run(run, RunOptions("cpu", quiet=True, **options))
 
     return go_on
 
@@ -205,7 +200,7 @@ def test_asked_to_stop(text, straight, tmp_path):
 @pytest.mark.posix
 def test_a_signal_that_comes_twice_saves_all_ranks(train, tmp_path):
     "As from SLURM or a terminal, which signal every process, and from torchrun, which repeats it."
-    run = train(tmp_path / "run", minutes=1e-6, prepared=None)
+    run = train(tmp_path / "run", minutes=1e-6)
     status, said = resume_by(2, run, tmp_path, harm="SIGTERM SIGTERM", at=5)
     assert status == 0, said
     assert chosen(run)["steps"] == 5 and chosen(run)["stopped"] == "SIGTERM"
@@ -243,7 +238,7 @@ def test_torchrun_restarts_a_killed_rank(text, without_dropout, tmp_path):
 @pytest.mark.posix
 def test_sharded_and_resumed_by_one_process(train, without_dropout, tmp_path):
     "Two processes that hold slices are killed in step 8, and one resumes: with the losses of a run that never was sharded."
-    run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6, prepared=None)
+    run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6)
     killed = {"harm": "SIGKILL", "at": 8}
     status, said = resume_by(2, run, tmp_path, sharded=True, **killed)
     found = [path.name for path in checkpoints(run / "checkpoints")]
@@ -271,6 +266,14 @@ def test_four_ranks_resume_to_the_same_bits(corpus, tmp_path):
     assert losses(killed) == losses(undisturbed)
 
 
+@pytest.mark.slow
+def test_another_number_of_processes(train, without_dropout, tmp_path):
+    run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6)
+    status, said = resume_by(3, run, tmp_path)
+    assert status == 0, said
+    assert distance(run, without_dropout) < 1e-4
+
+
 # one process, interrupted by a hook
 
 
@@ -284,7 +287,7 @@ def test_what_only_one_process_may_do(straight, resume, tmp_path):
 
 
 def test_data_that_was_lost_is_not_made_of_other_text(corpus, train, tmp_path):
-    run = train(tmp_path / "run", minutes=1e-6, prepared=None)
+    run = train(tmp_path / "run", minutes=1e-6)
     shutil.rmtree(run / "data")
     with pytest.raises(UserError, match="run was started with other text than builtin"):
         resume_run(run, RunOptions("cpu", quiet=True), turned(corpus, "train"))
@@ -296,21 +299,35 @@ def turned(corpus: Corpus, part: str) -> Corpus:
 
 
 @pytest.mark.parametrize("part", ["train", "valid"])
-def test_other_text_of_the_same_vocabulary(part, corpus, train, shared, tmp_path):
-    "Neither a run nor a new one takes it, wherever it is."
+def test_other_text_of_the_same_vocabulary(part, corpus, train, straight, tmp_path):
+    "A run does not go on with it; encoded, in the place of its own, it is not used."
     other, run = turned(corpus, part), train(tmp_path / "run", minutes=1e-6)
-    there = tmp_path / "other text"
-    prepare(there, other.train, other.valid, text_sha256(other), 500, quiet=True)
-    same = [(place / "vocab.model").read_bytes() for place in (there, shared)]
-    assert same[0] == same[1]
-    before = files(shared)
-    for prepared, text in ((shared, other), (there, None), (there, corpus)):
-        with pytest.raises(UserError, match="other text"):
-            resume_run(run, RunOptions("cpu", prepared=prepared, quiet=True), text)
     recipe = override(get_recipe("tiny"), SETTINGS)
-    with pytest.raises(UserError, match="shared was made from other text"):
-        prepare_run(other, recipe, tmp_path / "new", shared, quiet=True)
-    assert not (tmp_path / "new").exists() and files(shared) == before
+    there = prepare_run(other, recipe, tmp_path / "other", quiet=True)
+    same = [(place / "vocab.model").read_bytes() for place in (there, run)]
+    assert same[0] == same[1]
+    before = files(run)
+    with pytest.raises(UserError, match="other text"):
+        resume_run(run, RunOptions("cpu", quiet=True), other)
+    assert files(run) == before
+    shutil.rmtree(run / "data")
+    shutil.copytree(there / "data", run / "data")
+    resume_run(run, RunOptions("cpu", quiet=True))
+    assert weights(run) == weights(straight)
+
+
+def test_what_is_not_of_this_run(train, resume, tmp_path):
+    "Another number of heads, which shapes do not show, and another vocabulary; what was trained stays as it was."
+    run = train(tmp_path / "run", minutes=1e-6)
+    before, config = weights(run), (run / "config.json").read_text()
+    (run / "config.json").write_text(config.replace('"n_heads": 2', '"n_heads": 4'))
+    with pytest.raises(UserError, match="step-0000001/model.safetensors was trained w"):
+        resume(run)
+    (run / "config.json").write_text(config)
+    (run / "vocab.model").write_bytes(b"other")
+    with pytest.raises(UserError, match="vocab.model: not a SentencePiece model"):
+        resume(run)
+    assert weights(run) == before and max(r["step"] for r in read_metrics(run)) == 1
 
 
 @pytest.fixture

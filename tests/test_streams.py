@@ -1,6 +1,5 @@
 """The program as a process: streams that are closed, full, endless or in another encoding, and Ctrl-C."""
 
-import io
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from processes import start
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.io.text import ProgressBar
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="streams of POSIX")
 SIZES = "n_layers=1 d_model=16 d_ff=32 n_heads=2 n_pieces=320 max_steps=2 save_every=2"
@@ -71,10 +69,9 @@ def test_one_line_and_status_2(line, redirected, work):
 
 
 def test_messages_may_be_lost(work):
-    "With a closed or full standard error the status tells; results come as they do."
+    "With a closed standard error, results come as they do."
     status, out, err = shell(work, TRANSLATE, "2>&- <&-")
     assert (status, out.count(b"\n"), err) == (0, 2, "")
-    assert shell(work, "score de --ref no", "2>/dev/full") == (2, b"", "")
 
 
 def train_without_streams(work: Path) -> None:
@@ -100,17 +97,10 @@ def test_training_with_closed_streams(work, tmp_path):
 
 
 def test_readers_that_leave(work):
-    "Of results: the program ends silently. Of progress bars: training goes on."
+    "The program ends silently."
     (work / "many").write_text("the dog was tired.\n" * 3000)
     status, out, err = shell(work, "translate run many --beam-size 1", "| head -1")
     assert (status, out.count(b"\n"), err) == (0, 1, "")
-    command = [sys.executable, "-m", "annotated_transformer", *TRAIN.split()]
-    process = subprocess.Popen(
-        [*command, "--out", "unread"], cwd=work, env=ENVIRONMENT, stderr=subprocess.PIPE
-    )
-    process.stderr.close()
-    assert process.wait(timeout=120) == 0
-    assert (work / "unread/model.safetensors").exists()
 
 
 def test_ctrl_c(work, tmp_path):
@@ -164,51 +154,3 @@ def test_score_reads_pipes(work, tmp_path, capsys, monkeypatch):
         main([str(word) for word in words])
     out = capsys.readouterr().out
     assert left.value.code == 0 and out.count("= 100.00") == 4
-
-
-class Clock:
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_progress_is_a_line_a_minute_in_a_log(terminal, monkeypatch):
-    screen, clock = io.StringIO(), Clock()
-    monkeypatch.setattr(screen, "isatty", lambda: terminal)
-    monkeypatch.setattr(sys, "stderr", screen)
-    often = {"clock": clock, "mininterval": 0, "miniters": 1}
-    with ProgressBar(total=300, desc="lines", **often) as bar:
-        for _ in range(300):
-            clock.now += 1
-            bar.set_postfix_str(f"loss {clock.now}", refresh=False)
-            bar.update()
-    shown = screen.getvalue()
-    if terminal:
-        assert shown.count("\r") > 100
-        return
-    lines = shown.split("\n")[:-1]
-    assert [line.split("[")[0] for line in lines] == [
-        f"lines: {20 * i:3}% {60 * i}/300 " for i in (1, 2, 3, 4, 5)
-    ]
-    assert all(f"loss {60 * i}]" in line for i, line in enumerate(lines, start=1))
-    with ProgressBar(total=3, disable=True, **often) as bar:
-        clock.now += 100
-        bar.update()
-    assert screen.getvalue() == shown
-    form = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
-    with ProgressBar(total=240, bar_format=form, **often) as bar:
-        clock.now += 60
-        bar.set_postfix_str("loss 1", refresh=False)
-        bar.update(60)
-    assert screen.getvalue() == f"{shown} 25% 60/240 s, loss 1\n"
-
-
-def test_a_log_of_training(work, capsys, monkeypatch):
-    "Messages, validation passes and no part of a bar."
-    monkeypatch.chdir(work)
-    with pytest.raises(SystemExit):
-        main(f"{TRAIN} --out logged".split())
-    err = capsys.readouterr().err
-    assert "\r" not in err and "%|" not in err and "step 2: validation loss" in err

@@ -85,14 +85,12 @@ _TEXT = f"""
 --data NAME          A data set: {_DATA_SETS}.
 --data-dir PATH      A folder that holds multi30k/, tatoeba/ or wmt14/; without it they are
                      downloaded. [envvar: ANNOTATED_TRANSFORMER_DATA]
---src PATH           Source text, a sentence a line, plain, .gz or .zst.
+--src PATH           Source text, a sentence a line, plain or .gz.
 --tgt PATH           Target text, line by line the translation of --src.
 --valid-src PATH     Source text to validate on; without it some lines of --src are
                      set aside.
 --valid-tgt PATH     Its translation.
---pairs PATH         Instead of --src and --tgt: source, tab, target on each line. Or a
-                     folder that Hugging Face's datasets saved, with the columns
-                     --src-lang and --tgt-lang, also inside a column translation.
+--pairs PATH         Instead of --src and --tgt: source, tab, target on each line.
 --valid-pairs PATH   Pairs to validate on; without it some of --pairs are set aside.
 --src-lang LANGUAGE  Language code of the source, such as en or pt-BR, for pages and
                      model cards; without it they say source.
@@ -136,10 +134,9 @@ def _report_end(run: Path) -> None:
     about = read_config(run)[1]
     stopped = about["stopped"]
     if stopped in STOP_SIGNALS:
-        more = ["--prepared", about["prepared"]] if "prepared" in about else []
         say(
             f"annotated-transformer: {stopped} at step {about['steps']}, saved; "
-            f"to continue: {shell_line('train', '--resume', run, *more)}"
+            f"to continue: {shell_line('train', '--resume', run)}"
         )
         raise Exit(Interrupted(stopped).exit_status)
     save_learning_curve(run)
@@ -150,8 +147,6 @@ _DEFAULT_RECIPE = "small"
 MODELS = "demo or tatoeba (pretrained models)"
 _RECIPES = ", ".join(RECIPES).replace("small,", "small (the default),", 1)
 _HOW = f"""
---prepared PATH      A folder for the encoded text that several runs can share; without
-                     it, the run folder. To be named again with --resume.
 --from RUN           Start from the weights and the vocabulary of this run, or of
                      {MODELS}, with its sizes and the
                      recipe fine-tune.
@@ -216,7 +211,6 @@ def _train(args: SimpleNamespace) -> None:
     options = runs.RunOptions(
         args.device,
         args.minutes,
-        args.prepared,
         score=validation_bleu if args.bleu else None,
         sharded=args.shard,
         tensorboard=args.tensorboard,
@@ -249,9 +243,8 @@ def _prepare(args: SimpleNamespace) -> None:
     out, recipe = args.out, _recipe(args)
     text = partial(_load_text, args)
     start = vars(args)["from"]
-    prepare_run(text, recipe, out, args.prepared, start=start, quiet=args.quiet)
-    more = ["--prepared", args.prepared] if args.prepared else []
-    say(f"{out} is ready to train: {shell_line('train', '--resume', out, *more)}")
+    prepare_run(text, recipe, out, start=start, quiet=args.quiet)
+    say(f"{out} is ready to train: {shell_line('train', '--resume', out)}")
 
 # %% ../../nbs/94a_cli_train.ipynb #95ab0018
 @command(f"""
@@ -282,7 +275,7 @@ def _variations(args: SimpleNamespace) -> None:
     )
 
     def train(recipe: Recipe, run: Path, minutes: float | None) -> dict:
-        options = RunOptions(args.device, minutes, out / "data", quiet=args.quiet)
+        options = RunOptions(args.device, minutes, quiet=args.quiet)
         return train_or_resume(text, recipe, run, options)
 
     check_minutes(args.minutes)
@@ -315,5 +308,5 @@ def _demo(args: SimpleNamespace) -> None:
         run_demo(args.out, echo=click.echo)
     except Interrupted as e:
         by = f"interrupted by {e.signal_name}"
-        say(f"annotated-transformer: {by}: {args.out} is as it was")
+        say(f"annotated-transformer: {by}: demo begins again")
         raise Exit(e.exit_status) from None

@@ -86,7 +86,7 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012
 @command(f"""
 {_RUN}
-[FILE]                Text, a sentence a line, plain, .gz or .zst; without it standard
+[FILE]                Text, a sentence a line, plain or .gz; without it standard
                       input.
 {_SEARCH}
 --n-best INTEGER      Translations of each line: as many lines out for each line in,
@@ -113,7 +113,9 @@ def _translate(args: SimpleNamespace) -> None:
     file = args.file
     more = {"batch_tokens": args.batch_tokens, "engine": args.engine}
     translator = _load(args.run, args, args.n_best, **more)
-    from ..io.text import ProgressBar, open_text, typed_lines
+    from tqdm import tqdm
+
+    from ..io.text import open_text, typed_lines
     from ..translating import translate
 
     typing = file is None and sys.stdin.isatty()
@@ -122,7 +124,7 @@ def _translate(args: SimpleNamespace) -> None:
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
         found = translate.translate_stream(translator, lines, name)
-        for translations in ProgressBar(found, unit=" lines", disable=silent):
+        for translations in tqdm(found, unit=" lines", disable=silent):
             _write_translations(translations, args.n_best, args.scores)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0013
@@ -144,7 +146,7 @@ def _run_folders(args: SimpleNamespace) -> list[Path]:
 @command(f"""
 RUN...                A run folder, {MODELS}, or a file of
                       translations made already; further ones are compared with the first.
---ref PATH            The reference translation, plain, .gz or .zst. [required]
+--ref PATH            The reference translation, plain or .gz. [required]
 --src PATH            Source text, line by line what --ref translates: what a run
                       translates.
 --chrf                chrF too.

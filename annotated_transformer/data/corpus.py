@@ -23,7 +23,7 @@ import pooch
 
 from .. import UserError
 from .grammar import builtin
-from ..io.files import path_type, replace_file
+from ..io.files import replace_file
 from ..io.text import TextPairs
 
 # %% ../../nbs/51a_corpus.ipynb #38f7eb69
@@ -399,21 +399,17 @@ def known_languages(about: dict) -> tuple[str | None, str | None]:
     return src, tgt
 
 # %% ../../nbs/51a_corpus.ipynb #9161102a
-def _set_aside(
-    files: tuple[Path, ...], columns: tuple[str | None, ...]
-) -> tuple[TextPairs, TextPairs]:
+def _set_aside(files: tuple[Path, ...]) -> tuple[TextPairs, TextPairs]:
     """Split text by the hash of the source, to train and to validate on.
 
     UserError if all sentences are the same.
     """
-    n, (last, _) = deque(
-        enumerate(TextPairs([files], None, columns), 1), maxlen=1
-    ).pop()
+    n, (last, _) = deque(enumerate(TextPairs([files]), 1), maxlen=1).pop()
     limit = min(0.05, 1000 / n) * 2**32
 
     def split(aside):
         keeps = (lambda s: not aside(s)), aside
-        return tuple(TextPairs([files], keep, columns) for keep in keeps)
+        return tuple(TextPairs([files], keep) for keep in keeps)
 
     train, valid = split(lambda s: zlib.crc32(s.encode()) < limit)
     if not (any(train) and any(valid)):
@@ -441,17 +437,17 @@ def _own_corpus(
     }
     paths = [None if path is None else Path(path) for path in source.values()]
     for path in filter(None, paths):
-        if path_type(Path(os.path.realpath(path))) == "special file":
+        if path.exists() and not path.is_file():
             raise UserError(
-                f"{path} is no ordinary file: text to train on is read "
+                f"{path} is not a regular file: text to train on is read "
                 "several times, so save it first"
             )
-    columns, half = (src_lang, tgt_lang), len(paths) // 2
+    half = len(paths) // 2
     train, valid = (tuple(filter(None, part)) for part in (paths[:half], paths[half:]))
     if len(valid) < len(train):
-        splits = _set_aside(train, columns)
+        splits = _set_aside(train)
     else:
-        splits = TextPairs([train], None, columns), TextPairs([valid], None, columns)
+        splits = TextPairs([train]), TextPairs([valid])
         for pairs in splits:
             # find mistakes in the files now, and not during training
             deque(pairs, maxlen=0)
@@ -474,27 +470,18 @@ def corpus_from_files(
 def corpus_from_pairs(
     pairs: str | Path,
     valid_pairs: str | Path | None = None,  # None: some of `pairs` are set aside
-    src_lang: str | None = None,  # as for `corpus_from_files`; of a saved data set they
-    tgt_lang: str | None = None,  # name the columns too
+    src_lang: str | None = None,  # as for `corpus_from_files`
+    tgt_lang: str | None = None,
 ) -> Corpus:  # without a test set
-    "A file of pairs with tabs between, or a folder that `datasets` saved."
+    "A file of pairs with a tab between source and target, read once to check it."
     given = {"pairs": pairs, "valid_pairs": valid_pairs}
     return _own_corpus(given, src_lang, tgt_lang)
 
 # %% ../../nbs/51a_corpus.ipynb #04687200
 def corpus_from_source(source: dict) -> Corpus:
-    """The synthetic corpus that `Corpus.source` describes.
-
-    UserError for any other text, because a source may come from an untrusted file,
-    which must not decide which files are read.
-    """
-    sizes = {name: value for name, value in source.items() if name != "data"}
+    "The synthetic corpus that `Corpus.source` describes; UserError for other text."
     if source.get("data") != "builtin":
         raise UserError(
-            "its text is not at hand: name it, by --data, by --pairs, or by --src and --tgt"
+            "training text unavailable: pass --data, --pairs, or --src and --tgt"
         )
-    if not sizes.keys() <= {"n_train", "n_valid", "n_test", "seed"} or not all(
-        type(value) is int and value >= 0 for value in sizes.values()
-    ):
-        raise UserError(f"source={source} does not describe the synthetic corpus")
-    return load_corpus("builtin", **sizes)
+    return load_corpus(**{"name" if k == "data" else k: v for k, v in source.items()})

@@ -6,36 +6,31 @@
 __all__ = ['Prepared', 'open_prepared', 'prepare']
 
 # %% ../../nbs/97d_prepared.ipynb #51dd0004
-import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from .. import UserError
 from .batch import EncodedPairs, RaggedArray, id_dtype
 from .vocab import Vocab, learn_bpe
 from ..io.files import (
-    check_entries,
-    check_no_links,
-    new_folder,
-    path_type,
+    check_new_folder,
+    read_file,
     read_json,
-    resolve,
-    sha256,
+    replace_folder,
     write_json,
 )
-from ..io.text import ProgressBar
 
 # %% ../../nbs/97d_prepared.ipynb #ffc3e2a2
 _FORMAT = 1  # of the folder; one more whenever what is written changes
 _ABOUT, _VOCAB = "about.json", "vocab.model"
-_SPLITS, _SIDES, _PARTS = ("train", "valid"), ("src", "tgt"), ("ids", "starts")
-_FILES = [_VOCAB, *map(".".join, product(_SPLITS, _SIDES, _PARTS))]
+_SPLITS, _SIDES = ("train", "valid"), ("src", "tgt")
 
 # %% ../../nbs/97d_prepared.ipynb #5207224c
 def _write_pairs(
@@ -44,29 +39,22 @@ def _write_pairs(
     vocab: Vocab,
 ) -> None:
     "Encode sentences to files, in chunks, so that the memory is bounded."
-    pairs, ends = iter(pairs), dict.fromkeys(_SIDES, 0)
+    pairs, ends, dtype = iter(pairs), dict.fromkeys(_SIDES, 0), id_dtype(len(vocab))
     with ExitStack() as stack:
-        files = {
-            side: [
-                stack.enter_context(open(f"{stem}.{side}.{part}", "wb"))
-                for part in _PARTS
-            ]
-            for side in _SIDES
-        }
+        new = lambda name: stack.enter_context(open(f"{stem}.{name}", "wb"))
+        files = {side: (new(f"{side}.ids"), new(f"{side}.starts")) for side in _SIDES}
         for _, starts in files.values():
             starts.write(np.zeros(1, "<i8").tobytes())
         while chunk := list(islice(pairs, 10_000)):
             for side, sentences in zip(_SIDES, zip(*chunk, strict=True), strict=True):
-                rows = RaggedArray.from_lists(
-                    vocab.encode_many(list(sentences)), id_dtype(len(vocab))
-                )
+                rows = RaggedArray.from_lists(vocab.encode_many(list(sentences)), dtype)
                 ids, starts = files[side]
                 ids.write(rows.ids.tobytes())
                 starts.write((rows.starts[1:] + ends[side]).astype("<i8").tobytes())
                 ends[side] += int(rows.starts[-1])
 
 # %% ../../nbs/97d_prepared.ipynb #ec75c14e
-def _open_array(path: Path | str, dtype: str | np.dtype) -> np.ndarray:
+def _open_array(path: str, dtype: str | np.dtype) -> np.ndarray:
     "An array that is read from a file as it is used."
     if not os.path.getsize(path):  # an empty file cannot be mapped
         return np.zeros(0, dtype)
@@ -74,43 +62,42 @@ def _open_array(path: Path | str, dtype: str | np.dtype) -> np.ndarray:
 
 
 def _open_pairs(stem: Path, dtype: np.dtype) -> EncodedPairs:
-    "What `_write_pairs` wrote, with ids of type `dtype`."
-    return EncodedPairs(
-        *(
-            RaggedArray(
-                _open_array(f"{stem}.{side}.ids", dtype),
-                _open_array(f"{stem}.{side}.starts", "<i8"),
+    "What `_write_pairs` wrote, with ids of type `dtype`; UserError if it is damaged."
+    sides = []
+    for side in _SIDES:
+        try:
+            ids = _open_array(f"{stem}.{side}.ids", dtype)
+            starts = _open_array(f"{stem}.{side}.starts", "<i8")
+            is_complete = starts[-1] == len(ids)
+        except (OSError, ValueError, IndexError):
+            is_complete = False
+        if not is_complete:
+            raise UserError(
+                f"{stem}.{side} is missing or damaged: remove {stem.parent} to have "
+                "the text encoded again"
             )
-            for side in _SIDES
-        )
-    )
+        sides.append(RaggedArray(ids, starts))
+    return EncodedPairs(*sides)
 
 # %% ../../nbs/97d_prepared.ipynb #32dfe591
 def _write_prepared(
     folder: Path,  # empty
     train: Iterable[tuple[str, str]],
     valid: Iterable[tuple[str, str]],
-    # noted in about.json; `n_pieces` and `n_sample` are for `learn_bpe`
-    made_from: dict[str, Any],
+    made_from: dict[str, str | int],  # for about.json
     vocab: Vocab | None,  # None: learned from `train`
     quiet: bool,
 ) -> None:
     "Write the vocabulary and the ids of both splits into a folder."
-    n_train = None
     if vocab is None:
-        with ProgressBar(train, desc="vocabulary", unit=" pairs", disable=quiet) as bar:
-            vocab = learn_bpe(
-                chain.from_iterable(bar), made_from["n_pieces"], made_from["n_sample"]
-            )
-        n_train = bar.n
+        bar = tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet)
+        sizes = int(made_from["n_pieces"]), int(made_from["n_sample"])
+        vocab = learn_bpe(chain.from_iterable(bar), *sizes)
     vocab.save(folder / _VOCAB)
-    for split, pairs, total in zip(_SPLITS, (train, valid), (n_train, None)):
-        with ProgressBar(
-            pairs, desc=f"{split} to ids", total=total, unit=" pairs", disable=quiet
-        ) as bar:
-            _write_pairs(folder / split, bar, vocab)
-    files = {name: sha256(folder / name) for name in _FILES}
-    write_json(folder / _ABOUT, made_from | {"files": files})
+    for split, pairs in zip(_SPLITS, (train, valid)):
+        bar = tqdm(pairs, desc=f"{split} to ids", unit=" pairs", disable=quiet)
+        _write_pairs(folder / split, bar, vocab)
+    write_json(folder / _ABOUT, made_from)
 
 # %% ../../nbs/97d_prepared.ipynb #b0b2cff6
 class Prepared(NamedTuple):
@@ -121,53 +108,18 @@ class Prepared(NamedTuple):
     valid: EncodedPairs
     text_sha256: str  # the fingerprint of the text that they were made from
 
-# %% ../../nbs/97d_prepared.ipynb #7e6fc016
-def _read_about(folder: Path, made_from: dict[str, str | int]) -> dict:
-    """The about.json of a folder of prepared text.
-
-    UserError if it is not one, holds links or damaged files, or was made from other text
-    or with other settings.
-    """
-    if path_type(resolve(folder)) != "folder":
-        raise UserError(f"{folder} is not a folder of prepared text")
-    check_no_links(folder, {_ABOUT, *_FILES})
-    try:
-        about = read_json(folder / _ABOUT, _FORMAT)
-    except UserError as e:
-        raise UserError(f"{folder} is not a folder of prepared text: {e}") from None
-    for name, wanted in made_from.items():
-        if about.get(name) != wanted:
-            what = f"with {name}={about.get(name)}, not {wanted}"
-            if name == "text_sha256":
-                what = "from other text"
-            raise UserError(
-                f"{folder} was made {what}: choose another folder, or remove it first"
-            )
-    needed = {name: about.get(name) for name in ("files", "text_sha256")}
-    check_entries(folder / _ABOUT, needed, {"files": dict, "text_sha256": str})
-    for name in _FILES:
-        path = folder / name
-        if path_type(path) != "file" or about["files"].get(name) != sha256(path):
-            raise UserError(
-                f"{path} is missing or damaged: remove {folder} to have it made again"
-            )
-    return about
-
 # %% ../../nbs/97d_prepared.ipynb #51c0ab02
-def open_prepared(
-    folder: Path, made_from: dict[str, str | int] | None = None
-) -> Prepared:
+def open_prepared(folder: Path) -> Prepared:
     """What `prepare` made, its ids mapped into memory.
 
-    UserError if a file is missing or damaged, or if about.json differs from
-    `made_from` (None: any text).
+    UserError if a file is missing or was cut short.
     """
     folder = Path(folder)
-    about = _read_about(folder, made_from or {})
+    about = read_json(folder / _ABOUT, _FORMAT)
     vocab = Vocab.load(folder / _VOCAB)
     dtype = id_dtype(len(vocab))
     train, valid = (_open_pairs(folder / split, dtype) for split in _SPLITS)
-    return Prepared(vocab, train, valid, about["text_sha256"])
+    return Prepared(vocab, train, valid, about.get("text_sha256", ""))
 
 # %% ../../nbs/97d_prepared.ipynb #0edd907a
 def prepare(
@@ -181,25 +133,19 @@ def prepare(
     vocab: Vocab | None = None,  # use this one instead of learning one
     quiet: bool = False,  # without progress bars
 ) -> Prepared:
-    """Vocabulary and ids of a corpus on disk, made once and then only opened (§5.1).
-
-    UserError if the folder has other content, or was made from other text.
-    """
+    "Vocabulary and ids of a corpus on disk, made once and then only opened (§5.1)."
     folder = Path(folder)
-    made_from: dict[str, Any] = {
+    made_from: dict[str, str | int] = {
         "format": _FORMAT,
         "text_sha256": text_sha256,
         "n_pieces": n_pieces,
         "n_sample": n_sample,
     }
-    if vocab is not None:
-        made_from["vocab_sha256"] = hashlib.sha256(vocab.model).hexdigest()
-    if path_type(resolve(folder)) == "folder" and any(folder.iterdir()):
-        return open_prepared(folder, made_from)
-    try:
-        with new_folder(folder) as new:
-            _write_prepared(new, train, valid, made_from, vocab, quiet)
-    except (UserError, OSError):
-        if path_type(folder / _ABOUT) == "nothing":
-            raise  # no other process has made it meanwhile
-    return open_prepared(folder, made_from)
+    if not (folder / _ABOUT).exists():
+        check_new_folder(folder)
+    elif made_from.items() <= read_json(folder / _ABOUT).items():
+        if vocab is None or read_file(folder / _VOCAB) == vocab.model:
+            return open_prepared(folder)
+    with replace_folder(folder) as new:
+        _write_prepared(new, train, valid, made_from, vocab, quiet)
+    return open_prepared(folder)

@@ -15,14 +15,11 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain, zip_longest
 from pathlib import Path
-from time import monotonic
 from typing import Any
-
-from tqdm import tqdm
 
 from .. import UserError
 from .files import sha256
@@ -59,86 +56,49 @@ def decode_lines(
         yield text
 
 # %% ../../nbs/96a_text.ipynb #96a00007
-def optional(what: str, *names: str) -> Any:
-    "The first of these modules that is installed; UserError if none is."
-    for name in names:
-        with suppress(ImportError):
-            return import_module(name)
-    raise UserError(f"{what} needs the package {names[-1]}: pip install {names[-1]}")
-
-
-class _ZstdReader(io.RawIOBase):
-    "A file compressed with Zstandard, as bytes; EOFError if it is cut off."
-
-    def __init__(self, file: Any, zstd: Any):
-        new = zstd.ZstdDecompressor
-        self.file, self.new = file, getattr(new(), "decompressobj", new)
-        self.frame: Any = None
-        self.data = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self.data:
-            # few, since a little of it may become very much
-            chunk = self.file.read(1024)
-            if not chunk and self.frame and not self.frame.eof:
-                raise EOFError("it is cut off")
-            if not chunk:
-                return 0
-            while chunk:
-                if self.frame is None or self.frame.eof:
-                    self.frame = self.new()
-                self.data += self.frame.decompress(chunk)
-                chunk = self.frame.unused_data
-        n = min(len(buffer), len(self.data))
-        buffer[:n], self.data = self.data[:n], self.data[n:]
-        return n
+def optional(what: str, name: str) -> Any:
+    "A module that may not be installed; UserError, which names `what` needs it."
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UserError(
+            f"{what} needs the package {name}: pip install {name}"
+        ) from None
 
 
 @contextmanager
 def open_text(
-    path: str | Path,  # plain, .gz or .zst
+    path: str | Path,  # plain or .gz
 ) -> Iterator[Any]:
-    "A file opened in binary; UserError if what is compressed is damaged."
-    path = Path(path)
-    broken: tuple = (EOFError, zlib.error, gzip.BadGzipFile)
-    if is_zstd := path.suffix == ".zst":
-        zstd = optional(str(path), "compression.zstd", "zstandard")
-        broken += (zstd.ZstdError,)
+    "A file opened in binary; UserError if it cannot be read."
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            yield io.BufferedReader(_ZstdReader(file, zstd)) if is_zstd else file
-    except broken as e:
-        raise UserError(f"{path} cannot be read: {e}") from None
+        with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, EOFError, zlib.error) as e:
+        why = getattr(e, "strerror", None) or e
+        raise UserError(f"{path} cannot be read: {why}") from None
 
 # %% ../../nbs/96a_text.ipynb #62841706
 def _stream_lines(
-    path: str | Path,  # UTF-8, plain, .gz or .zst
+    path: str | Path,  # UTF-8, plain or .gz
 ) -> Iterator[str]:
     """The lines of a file, one at a time, cut at line feeds only.
 
     UserError names what is wrong.
     """
-    path, has_text = Path(path), False
-    try:
-        with open_text(path) as file:
-            # one that is longer is cut, and then refused
-            lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
-            for line in decode_lines(lines, f"{path}, "):
-                has_text = has_text or line != ""
-                yield line
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror or e}") from None
+    has_text = False
+    with open_text(path) as file:
+        for line in decode_lines(file, f"{path}, "):
+            has_text = has_text or line != ""
+            yield line
     if not has_text:
         raise UserError(f"{path} is empty: it needs one sentence per line")
 
 # %% ../../nbs/96a_text.ipynb #d9bad3c9
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a UTF-8 file, plain, .gz or .zst, cut at line feeds only.
+    """All lines of a UTF-8 file, plain or .gz, cut at line feeds only.
 
     UserError names what is wrong with the file.
     """
@@ -178,33 +138,11 @@ def _tab_pairs(path: str | Path) -> Iterator[tuple[str, str]]:
             )
         yield src, rest.partition("\t")[0]
 
-# %% ../../nbs/96a_text.ipynb #96a0000b
-def _saved_pairs(folder: Path, columns: tuple[str | None, ...]) -> Iterator[tuple]:
-    "The pairs of a folder that `save_to_disk` of `datasets` made."
-    datasets = optional(f"the folder {folder}", "datasets")
-    try:
-        rows = datasets.load_from_disk(str(folder))
-    except OSError as e:
-        raise UserError(f"{folder} is no folder of a saved data set: {e}") from None
-    if isinstance(rows, dict):
-        parts = ", ".join(f"{folder / name}" for name in rows)
-        raise UserError(f"{folder} has several splits: name one of {parts}")
-    for row in rows:
-        texts = row.get("translation", row)
-        if not texts.keys() >= {*columns}:
-            raise UserError(
-                f"{folder} has the columns {', '.join(texts)}: name the languages of two "
-                "of them, source and target"
-            )
-        yield tuple(texts[name] or "" for name in columns)
-
 # %% ../../nbs/96a_text.ipynb #96a0000c
-def _pairs_in_one(
-    path: Path, columns: tuple[str | None, ...]
-) -> Iterator[tuple[str, str]]:
-    "The pairs of a file or folder that has both sides, without those of an empty side."
+def _pairs_in_one(path: Path) -> Iterator[tuple[str, str]]:
+    "The pairs of a file that has both sides, without those of an empty side."
     n_pairs = 0
-    for src, tgt in _saved_pairs(path, columns) if path.is_dir() else _tab_pairs(path):
+    for src, tgt in _tab_pairs(path):
         if src.strip() and tgt.strip():
             n_pairs += 1
             yield src, tgt
@@ -213,7 +151,7 @@ def _pairs_in_one(
 
 # %% ../../nbs/96a_text.ipynb #43da96ca
 class TextPairs:
-    """Sentence pairs that are read from their files anew in each pass.
+    """Sentence pairs that are read from their files again in each pass.
 
     The memory does not grow with the text.
     """
@@ -225,18 +163,15 @@ class TextPairs:
         parts: Iterable[tuple[str | Path, ...]],
         # True for source sentences whose pairs are kept; None keeps all
         keep: Callable[[str], bool] | None = None,
-        columns: tuple[str | None, ...] = (None, None),  # of a saved data set
     ):
         self.parts = [tuple(map(Path, files)) for files in parts]
-        self.keep, self.columns = keep, columns
-
-    def _part(self, files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-        if len(files) == 1:
-            return _pairs_in_one(*files, self.columns)
-        return _stream_pairs(*files)
+        self.keep = keep
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        pairs = chain.from_iterable(map(self._part, self.parts))
+        pairs = chain.from_iterable(
+            _pairs_in_one(*files) if len(files) == 1 else _stream_pairs(*files)
+            for files in self.parts
+        )
         if self.keep is None:
             return pairs
         return (pair for pair in pairs if self.keep(pair[0]))
@@ -245,36 +180,17 @@ class TextPairs:
 def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:
     """The SHA-256 of a text, as 64 hexadecimal digits.
 
-    Of the bytes of the files for `TextPairs` without `keep`, otherwise of the pairs.
+    For `TextPairs` without `keep` it is that of the bytes of the files, otherwise that
+    of the pairs.
     """
-    total, paths = hashlib.sha256(), []
+    total = hashlib.sha256()
     if isinstance(pairs, TextPairs) and pairs.keep is None:
-        paths = list(chain.from_iterable(pairs.parts))
-    if paths and not any(path.is_dir() for path in paths):
-        for path in paths:
+        for path in chain.from_iterable(pairs.parts):
             total.update(bytes.fromhex(sha256(path)))
     else:
         for pair in pairs:
             total.update(json.dumps(pair).encode())
     return total.hexdigest()
-
-# %% ../../nbs/96a_text.ipynb #96a00002
-class _Messages:
-    "Standard error, where writing after its reader has closed it is no error."
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def write(self, text: str) -> None:
-        with suppress(OSError):
-            self.stream.write(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self.stream.flush()
-
-    def __getattr__(self, name: str):
-        return getattr(self.stream, name)
 
 # %% ../../nbs/96a_text.ipynb #96a00003
 def ready_streams() -> None:
@@ -288,8 +204,6 @@ def ready_streams() -> None:
     for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
         if isinstance(getattr(sys, name), io.TextIOWrapper):
             getattr(sys, name).reconfigure(encoding="utf-8", errors=errors)
-    if sys.stderr is sys.__stderr__:
-        sys.stderr = _Messages(sys.stderr)
 
 # %% ../../nbs/96a_text.ipynb #96a00006
 def typed_lines() -> Iterator[list[bytes]]:
@@ -301,31 +215,3 @@ def typed_lines() -> Iterator[list[bytes]]:
         if not line:
             return print(file=sys.stderr)
         yield [line]
-
-# %% ../../nbs/96a_text.ipynb #96a00011
-_NO_DRAWING = "{desc}{percentage:3.0f}%"
-
-
-class ProgressBar(tqdm):
-    "A `tqdm` at a terminal; elsewhere a line a minute on standard error."
-
-    def __init__(
-        self, *args: Any, clock: Callable[[], float] = monotonic, **options: Any
-    ):
-        self.clock, self.last = clock, clock()
-        self.is_log = not sys.stderr.isatty()
-        if self.is_log:  # what tqdm draws besides lines is dropped
-            options |= {"file": io.StringIO(), "ncols": 0, "dynamic_ncols": False}
-            if "bar_format" in options:  # as tqdm leaves the drawing out of its own
-                shown = options["bar_format"].replace("{l_bar}{bar}|", _NO_DRAWING)
-                options |= {"bar_format": shown, "ncols": None}  # 0 would ignore it
-        super().__init__(*args, **options)
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
-        "Draw the bar; in a log, print it if a minute has passed since the last line."
-        if not self.is_log:
-            return super().display(msg, pos)
-        if msg is None and self.clock() >= self.last + 60:
-            self.last = self.clock()
-            print(self, file=sys.stderr, flush=True)
-        return False

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from .. import UserError
 from ..data.batch import (
     EncodedPairs,
@@ -27,7 +29,6 @@ from ..data.batch import (
 )
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
-from ..io.text import ProgressBar
 from ..model.transformer import Transformer
 from .folder import RunFolder
 from .recipe import BatchLoss, validation_loss
@@ -139,7 +140,7 @@ def progress_bar(
     else:
         shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
         options = {"total": round(60 * minutes), "bar_format": shown}
-    bar = ProgressBar(**options, dynamic_ncols=True)
+    bar = tqdm(**options, dynamic_ncols=True)
     n_tokens = 0
 
     def show(record: StepRecord) -> None:

@@ -81,7 +81,6 @@ class RunOptions:
 
     device: str | None = None  # as for `pick_device`
     minutes: float | None = None  # stop the loop after this time; None = at max_steps
-    prepared: Path | None = None  # encoded text that runs share; None = in the run
     hooks: Sequence[Hook] = ()  # more hooks, called by the main process
     # more to measure at each validation pass, from model, vocabulary and held-out text
     score: Callable[[Transformer, Vocab, EncodedPairs], dict[str, float]] | None = None
@@ -263,7 +262,7 @@ def train_run(
         # before the text is read, without the rows of its vocabulary
         check_memory(recipe.model, 0, device, world_size() if options.sharded else 1)
         with (
-            RunFolder.create(out, recipe, text, options.prepared, start) as run,
+            RunFolder.create(out, recipe, text, start) as run,
             _memory_errors(run, device),
         ):
             _train(run, device, options)
@@ -283,7 +282,7 @@ def resume_run(
     path, device = Path(path), pick_device(options.device)
     with process_group(device):
         with (
-            RunFolder.open(path, text, options.prepared) as run,
+            RunFolder.open(path, text) as run,
             _memory_errors(run, device),
         ):
             run.change(changes)
@@ -295,14 +294,13 @@ def prepare_run(
     text: Text,
     recipe: Recipe,
     out: Path,  # the run folder to make
-    prepared: Path | None = None,  # encoded text that runs share; None = in the run
     *,
     start: Path | None = None,  # as for `train_run`
     quiet: bool = False,  # without progress bars
 ) -> Path:  # the run folder, for `resume_run` to start
     "A run folder with vocabulary and encoded text, and no training yet."
     out = Path(out)
-    with RunFolder.create(out, recipe, text, prepared, start) as run:
+    with RunFolder.create(out, recipe, text, start) as run:
         run.encoded(quiet)
     return out
 

@@ -19,15 +19,18 @@ from ..data.grammar import (
     builtin,
 )
 from ..io.files import (
-    LOCK,
     lock_folder,
-    new_folder,
-    path_type,
     read_json,
+    remove_known,
     sha256,
     write_json,
 )
-from ..runs.folder import FORMAT, foreign_entries, read_config
+from ..runs.folder import (
+    FORMAT,
+    RUN_FILES,
+    foreign_entries,
+    read_config,
+)
 from ..runs.hooks import STOP_SIGNALS, Interrupted
 from ..runs.settings import Recipe, get_recipe
 from ..runs.train_run import train_run
@@ -62,26 +65,30 @@ def _measure_demo(
     return numbers, [(s.en, h) for s, h in zip(plain, hypotheses)]
 
 # %% ../../nbs/94_demo.ipynb #94de0009
-# besides a run's
-_DEMO_FILES = {"report.json", "attention.html", "live.html", LOCK}
-
-
 def _check_demo(path: Path) -> None:
-    "UserError unless a folder is an unchanged demo, which a new one may replace."
+    "UserError unless a folder is an unchanged demo, or one that was interrupted."
     report, weights = path / "report.json", path / "model.safetensors"
-    values = read_json(report) if path_type(report) == "file" else {}
-    if (
-        (values.get("format"), values.get("kind")) != (FORMAT, "demo")
-        or {*foreign_entries(path)} - _DEMO_FILES
-        or path_type(weights) != "file"
-        or values.get("weights_sha256") != sha256(weights)
-    ):
+    values = read_json(report) if report.exists() else {}
+    is_demo = (values.get("format"), values.get("kind")) == (FORMAT, "demo")
+    if is_demo and not values.get("unfinished"):
+        is_demo = weights.exists() and values.get("weights_sha256") == sha256(weights)
+    if not is_demo or foreign_entries(path):
         raise UserError(
             f"{path} is not a demo, or was changed since: choose another --out, "
             "or remove it first"
         )
+
+
+def _make_room(path: Path) -> None:
+    "Remove an earlier demo, and begin the report of a new one."
+    if path.is_dir() and any(path.iterdir()):
+        _check_demo(path)
+    (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     with lock_folder(path):  # a UserError if it is being trained further
-        pass
+        started = {"format": FORMAT, "kind": "demo", "unfinished": True}
+        write_json(path / "report.json", started)
+        remove_known(path, [name for name in RUN_FILES if name != "report.json"])
+        (path / "checkpoints").mkdir()
 
 # %% ../../nbs/94_demo.ipynb #94de0012
 def run_demo(
@@ -92,29 +99,29 @@ def run_demo(
     echo: Callable[[str], None] = print,
 ) -> dict:  # what report.json says
     "Train on the synthetic corpus, measure, write report.json and the two pages."
-    with new_folder(out, _check_demo) as new:
-        started = time.perf_counter()
-        train_run(load_corpus("builtin"), recipe or get_recipe("tiny"), new)
-        seconds = time.perf_counter() - started
-        stopped = read_config(new)[1]["stopped"]
-        if stopped in STOP_SIGNALS:
-            raise Interrupted(stopped)
-        save_learning_curve(new)
-        translator = load(new)
-        numbers, examples = _measure_demo(translator, n_sentences, n_drawn)
-        animals = [s.en for s in (ANIMAL_TIRED, ANIMAL_WIDE)]
-        report = {
-            "format": FORMAT,
-            "kind": "demo",
-            "weights_sha256": sha256(new / "model.safetensors"),
-            **numbers,
-            "train_seconds": seconds,
-            "animal": dict(zip(animals, translator.translate(animals))),
-        }
-        write_json(new / "report.json", report)
-        opening = opening_head(translator.model, translator.vocab, animals[0])
-        write_attention_page(translator, animals, new / "attention.html", opening)
-        write_live_page(new, new / "live.html")
+    out, started = Path(out), time.perf_counter()
+    _make_room(out)
+    train_run(load_corpus("builtin"), recipe or get_recipe("tiny"), out)
+    seconds = time.perf_counter() - started
+    stopped = read_config(out)[1]["stopped"]
+    if stopped in STOP_SIGNALS:
+        raise Interrupted(stopped)
+    save_learning_curve(out)
+    translator = load(out)
+    numbers, examples = _measure_demo(translator, n_sentences, n_drawn)
+    animals = [s.en for s in (ANIMAL_TIRED, ANIMAL_WIDE)]
+    report = {
+        "format": FORMAT,
+        "kind": "demo",
+        "weights_sha256": sha256(out / "model.safetensors"),
+        **numbers,
+        "train_seconds": seconds,
+        "animal": dict(zip(animals, translator.translate(animals))),
+    }
+    opening = opening_head(translator.model, translator.vocab, animals[0])
+    write_attention_page(translator, animals, out / "attention.html", opening)
+    write_live_page(out, out / "live.html")
+    write_json(out / "report.json", report)
     for source, translation in [*examples[:5], *report["animal"].items()]:
         echo(f"{source}\n    {translation}")
     echo(
