@@ -91,7 +91,6 @@ class Runs:
         if self.device != "cpu":
             program = [__file__, COMMAND]
         order = [*program, "train", "--device", self.device, "--quiet", *args]
-        order += ["--prepared", self.folder / "data"]
         more = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         process = subprocess.Popen(
             [*self.launcher, *map(str, order)],
@@ -266,7 +265,7 @@ def gradient(
     objective = BatchLoss(model.to(device, dtype), settings.label_smoothing)
     parallel = data_parallel(objective, device)
     steps = training_steps(
-        open_prepared(run.parent / "data").train,
+        open_prepared(run / "data").train,
         vocab,
         settings.batch_tokens,
         settings.seed,

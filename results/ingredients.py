@@ -133,9 +133,8 @@ def measured(
     "Train a row to its end, or continue it, and score it."
     recipe = recipe_of(row, seed, args.set)
     run = args.runs / f"{row.replace(', ', '_').replace(' ', '-')}_{seed}"
-    text = args.runs / f"text_{recipe.train.n_pieces}"
-    about = train_or_resume(corpus, recipe, run, RunOptions(args.device, prepared=text))
-    _, tgt_lengths = open_prepared(text).valid.lengths().T
+    about = train_or_resume(corpus, recipe, run, RunOptions(args.device))
+    _, tgt_lengths = open_prepared(run / "data").valid.lengths().T
     records = read_metrics(run)
     passes = [record for record in records if "valid_loss" in record]
     steps = [record for record in records if "loss" in record]

@@ -188,7 +188,7 @@ REFUSED = {
     "train": "name either --out, a new run folder, or --resume, one to continue",
     f"train --out run {TEXT}": "already holds a run",
     "train --resume nowhere": "is not a run folder",
-    "train --resume run dropout=0.3": "leave --config, KEY=VALUE and --from out",
+    "train --resume run dropout=0.3": "dropout of a run cannot be changed",
     "train --resume run --tgt x": "name either --data, or --src with --tgt",
     # the text
     "train --out new": "name either --data, or --src with --tgt",
@@ -217,7 +217,7 @@ REFUSED = {
     "train --resume demo": "demo is not a run folder",
     "translate 'a\nb'": "a b is not a run folder",
     # translate
-    "translate run nowhere": "No such file or directory: 'nowhere'",
+    "translate run nowhere": "nowhere: no such file",
     "translate run bad.gz": "bad.gz cannot be read: Not a gzipped file",
     "translate run asked more": "unexpected extra argument (more)",
     "translate run asked --beam-size 0": "beam_size=0: take 1 to 256",
@@ -245,7 +245,7 @@ REFUSED = {
     "live run --out x.html --lang xx": "lang='xx': pages are in en",
     "live run --out x": "--out x does not end in .html",
     "live run --out folder.html": "folder.html is not a regular file",
-    "live run --out mine.html": "is there already, and this program did not make it",
+    "live run --out mine.html": "already exists, and this program did not make it",
     "attention run A --out new/x.html": "cannot be written: No such file or directory",
     # other programs
     "export-ct2 run new --quantization int7": "quantization='int7'",
@@ -286,16 +286,6 @@ def test_a_model_too_large_for_the_machine(run):
     config["model"]["d_ff"] = 2**31 - 1
     Path("run/config.json").write_text(json.dumps(config), encoding="utf-8")
     assert "d_ff=2147483647 makes" in refused(run, "train --resume run")
-
-
-def test_names_that_are_not_utf8(run):
-    "A run cannot have one, since safetensors reads none; a text can."
-    bad = os.fsdecode(b"\xff")
-    assert "is not a name in UTF-8" in refused(run, f"{PREPARE} --out {bad}")
-    shutil.copyfile("en", bad)
-    done(run, f"{PREPARE} --src {bad} --out new")
-    config = json.loads(Path("new/config.json").read_text(encoding="utf-8"))
-    assert config["source"]["src"].endswith(bad)
 
 
 # train, prepare, average
@@ -351,7 +341,7 @@ def test_pairs_in_one_file(run):
     found = [Path(at, "model.safetensors").read_bytes() for at in ("new", "run")]
     assert found[0] == found[1]
     shutil.rmtree("new/data")
-    assert "by --pairs, or by" in refused(run, f"train --resume new {QUIET}")
+    assert "pass --data, --pairs, or" in refused(run, f"train --resume new {QUIET}")
     done(run, f"train --resume new --pairs pairs.tsv {QUIET}")
 
 

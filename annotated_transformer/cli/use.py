@@ -124,7 +124,7 @@ def _translate(args: SimpleNamespace) -> None:
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
         found = translate.translate_stream(translator, lines, name)
-        for translations in tqdm(found, unit=" lines", disable=silent):
+        for translations in tqdm(found, unit=" lines", disable=silent or None):
             _write_translations(translations, args.n_best, args.scores)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0013

@@ -90,12 +90,12 @@ def _write_prepared(
 ) -> None:
     "Write the vocabulary and the ids of both splits into a folder."
     if vocab is None:
-        bar = tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet)
+        bar = tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet or None)
         sizes = int(made_from["n_pieces"]), int(made_from["n_sample"])
         vocab = learn_bpe(chain.from_iterable(bar), *sizes)
     vocab.save(folder / _VOCAB)
     for split, pairs in zip(_SPLITS, (train, valid)):
-        bar = tqdm(pairs, desc=f"{split} to ids", unit=" pairs", disable=quiet)
+        bar = tqdm(pairs, desc=f"{split} to ids", unit=" pairs", disable=quiet or None)
         _write_pairs(folder / split, bar, vocab)
     write_json(folder / _ABOUT, made_from)
 

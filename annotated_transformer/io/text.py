@@ -72,13 +72,16 @@ def open_text(
 ) -> Iterator[Any]:
     "A file opened in binary; UserError if it cannot be read."
     try:
-        with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rb") as file:
-            yield file
+        file = (gzip.open if Path(path).suffix == ".gz" else open)(path, "rb")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as e:
-        why = getattr(e, "strerror", None) or e
-        raise UserError(f"{path} cannot be read: {why}") from None
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    try:
+        with file:
+            yield file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:  # others may be of the output
+        raise UserError(f"{path} cannot be read: {e}") from None
 
 # %% ../../nbs/96a_text.ipynb #62841706
 def _stream_lines(

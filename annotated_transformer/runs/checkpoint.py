@@ -93,7 +93,7 @@ def _step_of(path: Path) -> int:
 # %% ../../nbs/97a_checkpoint.ipynb #89caf3bd
 def checkpoints(folder: Path) -> list[Path]:
     "The checkpoints in a run's checkpoints/, oldest first, without incomplete ones."
-    found = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{7,}", p.name))
+    found = (p for p in folder.glob("step-*/") if re.fullmatch(r"step-\d{7,}", p.name))
     return sorted(found, key=_step_of)
 
 # %% ../../nbs/97a_checkpoint.ipynb #512bcf31

@@ -140,7 +140,7 @@ def progress_bar(
     else:
         shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
         options = {"total": round(60 * minutes), "bar_format": shown}
-    bar = tqdm(**options, dynamic_ncols=True)
+    bar = tqdm(**options, dynamic_ncols=True, disable=None)
     n_tokens = 0
 
     def show(record: StepRecord) -> None:

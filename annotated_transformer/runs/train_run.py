@@ -286,6 +286,8 @@ def resume_run(
             _memory_errors(run, device),
         ):
             run.change(changes)
+            shards = world_size() if options.sharded else 1
+            check_memory(run.recipe.model, 0, device, shards)
             _train(run, device, options)
     return path
 

@@ -19,6 +19,7 @@ from ..data.grammar import (
     builtin,
 )
 from ..io.files import (
+    check_new_folder,
     lock_folder,
     read_json,
     remove_known,
@@ -83,6 +84,8 @@ def _make_room(path: Path) -> None:
     "Remove an earlier demo, and begin the report of a new one."
     if path.is_dir() and any(path.iterdir()):
         _check_demo(path)
+    else:
+        check_new_folder(path)
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     with lock_folder(path):  # a UserError if it is being trained further
         started = {"format": FORMAT, "kind": "demo", "unfinished": True}
