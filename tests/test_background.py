@@ -23,6 +23,10 @@ from annotated_transformer.experiments.convolutions import (
     ByteNetEncoder,
     ConvS2SDecoder,
     ConvS2SEncoder,
+    MemoryNetwork,
+    NeuralGPU,
+    _convolve_same,
+    _GatedConvolution,
 )
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.embedding import Embedding
@@ -165,3 +169,60 @@ def test_two_ways_are_torchs_bidirectional_lstm():
     torch.testing.assert_close(
         encoder(x, real)[2] * real[..., None], theirs[..., :8] + theirs[..., 8:]
     )
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_gated_convolution_is_its_formula(width):
+    torch.manual_seed(0)
+    layer, x = _GatedConvolution(4, width).double(), torch.randn(2, 7, 4).double()
+    out, real = (
+        _convolve_same(layer, x, torch.ones(2, 7, dtype=torch.bool)),
+        F.pad(x, (0, 0, width // 2, width // 2)),
+    )
+    for i in range(7):
+        both = (
+            torch.einsum("bkd,odk->bo", real[:, i : i + width], layer.conv.weight)
+            + layer.conv.bias
+        )
+        torch.testing.assert_close(out[:, i], both[:, :4] * both[:, 4:].sigmoid())
+
+
+def test_neural_gpu_is_its_formula():
+    torch.manual_seed(0)
+    gpu, s = NeuralGPU(3, n_columns=2).double(), torch.randn(1, 3, 5, 2).double()
+    kernel, bias = gpu.gates.weight, gpu.gates.bias
+
+    def convolve(s, kernel, bias):
+        return F.conv2d(F.pad(s, (1, 1, 1, 1)), kernel, bias)
+
+    u, r = (
+        convolve(s, kernel[:3], bias[:3]).sigmoid(),
+        convolve(s, kernel[3:], bias[3:]).sigmoid(),
+    )
+    torch.testing.assert_close(
+        gpu.step(s),
+        u * s
+        + (1 - u)
+        * torch.tanh(convolve(r * s, gpu.candidate.weight, gpu.candidate.bias)),
+    )
+    with torch.no_grad():
+        gpu.gates.bias[:3] = 100.0  # every cell keeps what it has
+    x = torch.randn(2, 4, 3).double()
+    torch.testing.assert_close(gpu(x), x)
+
+
+def test_memory_hops_are_their_formula():
+    torch.manual_seed(0)
+    hops, q, memory = (
+        MemoryNetwork(4, 3).double(),
+        torch.randn(2, 4).double(),
+        torch.randn(2, 5, 4).double(),
+    )
+    real = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    out = hops(q, memory, real)
+    for i, n in enumerate((5, 2)):
+        u = q[i]
+        for _ in range(3):
+            p = (hops.w_k(memory[i, :n]) @ u).softmax(0)
+            u = hops.w_h(u) + p @ hops.w_v(memory[i, :n])
+        torch.testing.assert_close(out[i], u)

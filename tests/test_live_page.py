@@ -408,7 +408,7 @@ def test_address_restores_the_state(page):
     page.ask("chooseBox('encoder.self')")
     page.ask("""change({stage: "scaled", layer: 0, head: 3, row: 2, column: 5, step: 4,
         drawing: "matrix", off: ["causal", "scale"], headsOff: ["decoder.1.cross:2"],
-        temperature: 1.5, beam: 3})""")
+        temperature: 1.5, beam: 2})""")
     settle(page)
     address = page.ask("location.href")
     assert page.ask("byId('link').href") == address
@@ -417,9 +417,9 @@ def test_address_restores_the_state(page):
     open_page(page, address)
     assert page.ask(state) == before
     assert page.ask("byId('sentence').value") == page.ask("state.text")
-    page.ask("location.hash = 'beam=2'")  # as by the browser's history
+    page.ask("location.hash = 'beam=3'")  # as by the browser's history
     settle(page)
-    assert page.ask("[state.beam, state.text]") == [2, TIRED]
+    assert page.ask("[state.beam, state.text]") == [3, TIRED]
 
 
 # --- odd input

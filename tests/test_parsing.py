@@ -85,6 +85,41 @@ def test_whatever_comes_the_tree_is_over_the_words(tokens, words):
     assert errors.missing_tags == max(0, -n_more)
 
 
+S3 = "(S (NP (DT a) (NN b)) (VP (VB c)))"
+NONE = "(TOP (XX a) (XX b) (XX c))"
+REPAIRS = [  # output, tree over a b c, and the errors
+    ("(S (NP DT NN )NP (VP VB )VP )S", S3, {}),
+    ("(S (NP DT NN )NP (VP VB", S3, {"unclosed": 2}),
+    (
+        "(S (NP DT (PP NN )NP (VP VB )VP )S",
+        "(S (NP (DT a) (PP (NN b))) (VP (VB c)))",
+        {"unclosed": 1},
+    ),
+    ("(S (NP DT NN )NP )NP (VP VB )VP )S )S", S3, {"dropped": 2}),
+    ("(S ( (NP )NP DT NN VB )S )", "(S (DT a) (NN b) (VB c))", {"dropped": 3}),
+    ("(S (NP DT NN )NP )S", "(S (NP (DT a) (NN b)) (XX c))", {"missing_tags": 1}),
+    (
+        "(S DT NN VB (NP NN JJ )NP )S",
+        "(S (DT a) (NN b) (VB c))",
+        {"surplus_tags": 2, "dropped": 1},
+    ),
+    ("(NP DT NN )NP (VP VB )VP", S3.replace("S", "TOP"), {"no_root": 1}),
+    ("", NONE, {"missing_tags": 3, "no_root": 1}),
+    (
+        ")S )S (NP",
+        NONE,
+        {"unclosed": 1, "dropped": 3, "missing_tags": 3, "no_root": 1},
+    ),
+    ("DT", "(TOP (DT a) (XX b) (XX c))", {"missing_tags": 2, "no_root": 1}),
+]
+
+
+@pytest.mark.parametrize("text, tree, errors", REPAIRS)
+def test_repairs_by_hand(text, tree, errors):
+    found = delinearise(text.split(), ["a", "b", "c"])
+    assert found == (one(tree), LinearisationErrors(**errors))
+
+
 # Counting
 
 

@@ -17,6 +17,8 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+NAMES = list(recall_models(10))
+
 # the task
 
 
@@ -36,6 +38,22 @@ def test_value_follows_the_first_key(distance):
 
 
 # the models
+
+
+@pytest.mark.parametrize("distance", [10, 100])
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_size_and_deep_enough(name, distance):
+    "The last position depends on the first one, which may hold the key, by gradient."
+    torch.manual_seed(0)
+    model = recall_models(distance)[name]()
+    n_parameters = sum(p.numel() for p in model.parameters())
+    assert n_parameters == pytest.approx(50_000, rel=0.06)
+    tokens, _ = recall_batch(1, distance, rng())
+    x = model.double().embedding(tokens).detach().requires_grad_()
+    out = model.body(x)[0]
+    # a plain sum of normalised numbers would have no gradient
+    (out * torch.randn(out.shape, generator=rng())).sum().backward()
+    assert x.grad[0].any(-1).all()
 
 
 def test_convolutions_are_causal_ones_with_padding():

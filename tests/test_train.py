@@ -103,22 +103,26 @@ def weights(objective):
     return torch.cat([p.detach().flatten() for p in objective.parameters()])
 
 
-def test_equals_the_plain_loop():
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_equals_the_plain_loop(clip_norm):
     objective, plain, records = Objective(), Objective(), []
-    run(objective, 7, [records.append], schedule=lambda step: 0.02 / step)
+    rate = lambda step: 0.02 / step
+    run(objective, 7, [records.append], schedule=rate, clip_norm=clip_norm)
     losses, norms = [], []
     for step in islice(steps(), 7):
         loss = plain(step.micro[0]) / step.n_tokens
         grads = torch.autograd.grad(loss, list(plain.parameters()))
         norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
+        share = min(1.0, clip_norm / norms[-1]) if clip_norm else 1.0
         with torch.no_grad():
             for p, g in zip(plain.parameters(), grads):
-                p -= 0.02 / step.step * g
+                p -= 0.02 / step.step * share * g
         losses.append(loss.item())
     # the optimiser may fuse multiply and add
     torch.testing.assert_close(weights(objective), weights(plain), rtol=1e-6, atol=1e-7)
     assert [r.loss for r in records] == pytest.approx(losses, rel=1e-5)
     assert [r.grad_norm for r in records] == pytest.approx(norms, rel=1e-5)
+    assert min(norms) > 0.5
     assert [(*r.position, r.step, r.lr, r.n_tokens) for r in records] == [
         (i, i // 4, i % 4, i, 0.02 / i, step.n_tokens)
         for i, step in enumerate(islice(steps(), 7), start=1)
