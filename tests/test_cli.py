@@ -178,7 +178,7 @@ REFUSED = {
     # settings and options of train
     f"{NEW} d_modl=64": "did you mean d_model?",
     f"{NEW} d_model=30 n_heads=4": "d_model=30 does not split into n_heads=4 equal",
-    f"{NEW} dropout=much": "dropout=much",
+    f"{NEW} dropout=much": "dropout='much' must be a finite number",
     f"{NEW} --config huge": "huge",
     f"{NEW} --device ''": "device '' cannot be used here",
     f"{NEW} --minutes 0": "minutes=0.0 must be positive and below 10,000,000",
@@ -281,11 +281,11 @@ def test_a_model_too_large_for_the_machine(run):
     "Said before any text is read, also when a run is continued."
     missing = "--src no --tgt no n_layers=1000 d_ff=100000000"
     said = refused(run, f"train --out new {missing}")
-    assert "n_layers=1000 d_model=256 d_ff=100000000 makes 102,600," in said
+    assert "n_layers=1000 d_model=256 d_ff=100000000 needs 1,6" in said
     config = json.loads(Path("run/config.json").read_text(encoding="utf-8"))
     config["model"]["d_ff"] = 2**31 - 1
     Path("run/config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert "d_ff=2147483647 makes" in refused(run, "train --resume run")
+    assert "d_ff=2147483647 needs" in refused(run, "train --resume run")
 
 
 # train, prepare, average
