@@ -128,7 +128,7 @@ _VERB = {verb.base: verb for verb in map(_read_verb, _LEXICON["verbs"])}
 
 @cache
 def _verbs(complement: str) -> list[_Verb]:
-    "All verbs with this complement: acc, dat, dat+acc, where, whither, alone, that, zu."
+    "Verbs with this complement: acc, dat, dat+acc, where, whither, alone, that or zu."
     return [verb for verb in _VERB.values() if complement in verb.complements]
 
 # %% ../../nbs/51_grammar.ipynb #a18d52c7
@@ -872,7 +872,7 @@ _TOO = {name: adjectives.split() for name, adjectives in _LEXICON["too"]}
 
 
 def _too(word: str) -> list[str]:
-    "The adjectives of this noun, or of its kind, that say why something did not happen."
+    "The adjectives, of this noun or its kind, that say why something did not happen."
     return _TOO.get(word) or _TOO[_NOUN[word].kind]
 
 
