@@ -456,7 +456,7 @@ REFUSED = [
     (CONFIG, put(d_model=33), "d_model=33 must be even and a multiple of 4 heads"),
     (CONFIG, put(d_model=36), "has shape"),
     (CONFIG, put(encoder_layers=3), "lacks the weight model.encoder.layers.2.self_at"),
-    (CONFIG, put(decoder_layers=1), "has a weight model.decoder.layers.1"),
+    (CONFIG, put(decoder_layers=1), "unexpected weight model.decoder.layers.1"),
     (CONFIG, put(encoder_layers=None), "config.json lacks encoder_layers$"),
     (CONFIG, put(format=1), "is a run of annotated_transformer already"),
     (GENERATION, put(no_repeat_ngram_size=3), "no_repeat_ngram_size=3 is not supp"),
@@ -474,8 +474,12 @@ REFUSED = [
     ),
     ("target.spm", lambda b: b[: len(b) // 2], "target.spm is not a SentencePiece"),
     (WEIGHTS, lambda w: w.pop("final_logits_bias"), "lacks the weight final_logits_b"),
-    (WEIGHTS, put(more=torch.zeros(1)), "has a weight more, "),
-    (WEIGHTS, lambda w: w["final_logits_bias"].fill_(torch.nan), "that are not finite"),
+    (WEIGHTS, put(more=torch.zeros(1)), "unexpected weight more$"),
+    (
+        WEIGHTS,
+        lambda w: w["final_logits_bias"].fill_(torch.nan),
+        "logits_bias is not a tensor of finite",
+    ),
     (WEIGHTS, lambda w: w.pop("model.shared.weight"), "lacks the weight model.shared"),
 ]
 

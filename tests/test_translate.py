@@ -274,7 +274,7 @@ def test_load(tmp_path, vocab, position, longest):
     save_weights(model, run / "model.safetensors")
     found = load(run)
     assert found.max_tokens == longest and not found.model.training
-    assert found.search is batched_beam_search
+    assert found.search.func is batched_beam_search
     other = load(run, search=batched_greedy_search, batch_tokens=7)
     assert (other.search, other.batch_tokens) == (batched_greedy_search, 7)
     assert len(other.translate(["the dog " * 30, "x" * 90])) == 2

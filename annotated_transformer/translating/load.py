@@ -37,7 +37,7 @@ class MarianTranslator(Translator):
 
 # %% ../../nbs/97f_load.ipynb #97f00007
 def load(
-    run: Path,
+    run: str | Path,
     device: str | None = None,  # "cpu", "cuda", "cuda:1", "mps"; None = cpu
     search: Callable | None = None,  # as in `Translator`; None = the run's own
     batch_tokens: int = 4096,  # source tokens translated at once
