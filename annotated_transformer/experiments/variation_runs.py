@@ -18,7 +18,12 @@ from typing import NamedTuple
 from .. import UserError
 from ..data.corpus import Corpus
 from ..engines.batched_search import search_with
-from ..io.files import read_json, remove, write_json
+from ..io.files import (
+    check_new_folder,
+    read_json,
+    remove,
+    write_json,
+)
 from ..io.text import fingerprint
 from ..model.config import ModelConfig
 from ..runs.folder import FORMAT, read_metrics
@@ -145,6 +150,7 @@ def _open_table(folder: Path, plan: _Plan) -> dict:
     "The table of a folder, new if there is none; UserError for other settings."
     shared = {"format": FORMAT, **plan.about, **asdict(plan.base)}
     if not (folder / "table.json").exists():
+        check_new_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "table.json", shared | {"rows": []})
     table = read_table(folder)
