@@ -73,11 +73,9 @@ def describe_device(device: torch.device) -> str:
     "A device and what it is, such as `cuda:0 (NVIDIA A100)` or `cpu (2 threads)`."
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return (
-        f"cpu ({torch.get_num_threads()} threads)"
-        if device.type == "cpu"
-        else str(device)
-    )
+    if device.type == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads)"
+    return str(device)
 
 
 def unused_gpu() -> str | None:
