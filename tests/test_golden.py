@@ -197,7 +197,11 @@ def test_loss_curve(text, dropout, tmp_path):
     settings = "max_steps=30 warmup_steps=10 batch_tokens=400 valid_every=10 seed=1"
     settings = [*settings.split(), f"dropout={dropout}", "--out", tmp_path / "run"]
     finish("train", *text, *CPU, *settings, folder=tmp_path)
-    hold(f"curve-dropout-{dropout}", losses(tmp_path / "run", every=10), rel=1e-3)
+    records = losses(tmp_path / "run", every=10)
+    norms = [record.pop("grad_norm") for record in records if "grad_norm" in record]
+    hold(f"curve-dropout-{dropout}", records, rel=1e-3)
+    # other kernels change the norm of step 20 by 3e-3 and the losses by less than 1e-3
+    hold(f"norms-dropout-{dropout}", norms, rel=1e-2)
 
 
 OFTEN = [(50, 1, []), (10, 2, []), (10, 2, ["--shard"])]
