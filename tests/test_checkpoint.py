@@ -26,14 +26,15 @@ from annotated_transformer.runs.checkpoint import (
     _optimizer_state,
     average_weights,
     checkpoints,
+    copy_tensors,
     gather_tensors,
     latest,
     load_checkpoint,
     load_weights,
     prune,
-    save_checkpoint,
     save_weights,
     weights_metadata,
+    write_checkpoint,
 )
 from annotated_transformer.runs.folder import (
     RunFolder,
@@ -196,6 +197,11 @@ def test_loading_draws_no_random_numbers(run):
 
 
 # checkpoints: a small training whose steps depend on their numbers alone
+
+
+def save_checkpoint(folder, model, optimizer, progress):
+    tensors = copy_tensors(model, optimizer)
+    return write_checkpoint(folder, tensors, progress) if is_main() else None
 
 
 def new_training(seed):
@@ -376,16 +382,19 @@ def test_damaged_checkpoint(third, damage, name, says):
 
 
 def test_names_and_their_order(folder, trained):
+    "Of complete checkpoints; one that was not finished is written again."
     names = ("step-10000000", "step-0000020", "step-9999999", "step-0000003")
-    others = ("step-5", "step-0000006.x", ".step-0000004.7.part", "old-step-0000007")
+    others = ("step-5", "step-0000006.x", "old-step-0000007")
     for name in (*names, *others):
         (folder / name).mkdir()
-    (folder / "step-0000008").touch()
+        (folder / name / STATE).touch()
+    (folder / "step-0000008").mkdir()
+    (folder / "step-0000008" / MODEL).touch()
     found = [p.name for p in checkpoints(folder)]
     assert found == [names[3], names[1], names[2], names[0]]
     assert latest(folder) is None and checkpoints(folder / "none") == []
-    path = save_checkpoint(folder, *trained, Progress(3, n_worse=1))
-    assert path.name == "step-0000003" and latest(folder) == path
+    path = save_checkpoint(folder, *trained, Progress(8))
+    assert path.name == "step-0000008" and latest(folder) == path
 
 
 @pytest.mark.parametrize("keep_last", [1, 2, 3, 5])

@@ -21,10 +21,10 @@ from .batch import EncodedPairs, RaggedArray, id_dtype
 from .vocab import Vocab, learn_bpe
 from ..io.files import (
     FORMAT,
-    check_new_folder,
+    new_folder,
     read_file,
     read_json,
-    replace_folder,
+    remove,
     write_json,
 )
 
@@ -114,13 +114,13 @@ def prepare(
     "Vocabulary and ids of a corpus on disk, made once and then only opened (§5.1)."
     folder, sizes = Path(folder), {"n_pieces": n_pieces, "n_sample": n_sample}
     about = {"format": FORMAT, "text_sha256": text_sha256, **sizes}
-    if not (folder / _ABOUT).exists():
-        check_new_folder(folder)
-    elif about.items() <= read_json(folder / _ABOUT).items():
-        if vocab is None or read_file(folder / _VOCAB) == vocab.model:
+    if (folder / _ABOUT).exists():
+        is_same = about.items() <= read_json(folder / _ABOUT).items()
+        if is_same and (not vocab or read_file(folder / _VOCAB) == vocab.model):
             return open_prepared(folder)
+        remove(folder)
     bar = lambda pairs, what: tqdm(pairs, what, unit=" pairs", disable=quiet or None)
-    with replace_folder(folder) as new:
+    with new_folder(folder, _ABOUT) as new:
         if vocab is None:
             sentences = chain.from_iterable(bar(train, "vocabulary"))
             vocab = learn_bpe(sentences, n_pieces, n_sample)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'read_file', 'read_json', 'sha256', 'record_folder', 'read_record', 'replace_file', 'write_json',
-           'new_folder', 'replace_folder']
+           'new_folder']
 
 # %% ../../nbs/96_files.ipynb #4c420859
 import hashlib
@@ -178,11 +178,12 @@ def check_new_folder(path: Path) -> None:
 
 # %% ../../nbs/96_files.ipynb #50aa0009
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, last: str = "config.json") -> Iterator[Path]:
     """A path for the files of a new folder, which get there when the block ends.
 
-    After an error they do not. UserError as in `check_new_folder`, before anything is
-    written. An OSError names the folder.
+    The file `last` gets there last: a folder that has it is complete. After an error
+    none does. UserError as in `check_new_folder`, before anything is written. An
+    OSError names the folder.
     """
     check_new_folder(path)
     path = Path(path).absolute()
@@ -194,38 +195,14 @@ def new_folder(path: Path) -> Iterator[Path]:
             for inner in new.rglob("*"):
                 _fsync(inner)
             check_new_folder(path)  # the block may have taken minutes
-            for inner in sorted(new.iterdir(), key=lambda x: x.name == "config.json"):
+            for inner in sorted(new.iterdir(), key=lambda x: x.name == last):
                 os.rename(inner, path / inner.name)
-            _fsync(path)
+                _fsync(path)
             for part in _parts(path):  # and those of processes that were killed
                 _discard(part)
     finally:
         _discard(new)
         remove_if_empty(path)
-
-# %% ../../nbs/96_files.ipynb #0e7a45bb
-@contextmanager
-def replace_folder(path: Path) -> Iterator[Path]:
-    """A path for the new version of a folder of ours, which replaces it at the end.
-
-    After an error the old one is still there. An OSError names the folder.
-    """
-    new, old = _new_part(path.parent), _new_part(path.parent)
-    try:
-        with _naming(path):
-            new.mkdir(parents=True)
-            yield new
-            for inner in [*new.rglob("*"), new]:
-                _fsync(inner)
-            if path.exists():
-                os.rename(path, old)
-            os.rename(new, path)
-            _fsync(path.parent)
-    finally:
-        if old.exists() and not path.exists():
-            os.rename(old, path)
-        _discard(old)
-        _discard(new)
 
 # %% ../../nbs/96_files.ipynb #dbb42d02
 def remove(path: Path) -> None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['save_weights', 'pack_weights', 'unpack_weights', 'read_metadata', 'load_weights', 'Progress', 'checkpoints',
-           'save_checkpoint', 'load_checkpoint', 'latest', 'average_weights']
+           'load_checkpoint', 'latest', 'average_weights']
 
 # %% ../../nbs/97a_checkpoint.ipynb #1305a9e4
 import json
@@ -26,10 +26,10 @@ from .. import UserError
 from ..data.batch import RunPosition
 from ..io.files import (
     FORMAT,
+    new_folder,
     read_json,
     remove,
     replace_file,
-    replace_folder,
     write_json,
 )
 from ..model.config import ModelConfig
@@ -268,11 +268,16 @@ def _step_of(path: Path) -> int:
     "The step after which a checkpoint was saved."
     return int(path.name.removeprefix("step-"))
 
+
+def _step_folders(folder: Path) -> list[Path]:
+    "The folders of checkpoints, oldest first, also of incomplete ones."
+    found = (p for p in folder.glob("step-*/") if re.fullmatch(r"step-\d{7,}", p.name))
+    return sorted(found, key=_step_of)
+
 # %% ../../nbs/97a_checkpoint.ipynb #89caf3bd
 def checkpoints(folder: Path) -> list[Path]:
     "The checkpoints in a run's checkpoints/, oldest first, without incomplete ones."
-    found = (p for p in folder.glob("step-*/") if re.fullmatch(r"step-\d{7,}", p.name))
-    return sorted(found, key=_step_of)
+    return [p for p in _step_folders(folder) if (p / "state.json").exists()]
 
 # %% ../../nbs/97a_checkpoint.ipynb #512bcf31
 def write_checkpoint(
@@ -284,22 +289,12 @@ def write_checkpoint(
     "Write what training needs to continue, in a thread if need be."
     weights, state = tensors
     path = folder / f"step-{progress.step:07d}"
-    with replace_folder(path) as part:
+    remove(path)  # an incomplete one, or of a run that went on from an older one
+    with new_folder(path, last="state.json") as part:
         save_tensors(weights, part / "model.safetensors", about)
         save_tensors(state, part / "optimizer.safetensors")
         write_json(part / "state.json", {"format": FORMAT, **progress._asdict()})
     return path
-
-# %% ../../nbs/97a_checkpoint.ipynb #9c55dcdd
-def save_checkpoint(
-    folder: Path,  # a run's checkpoints/
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,  # of this model's weights
-    progress: Progress,
-) -> Path | None:  # the checkpoint; None in other processes than the main one
-    "Save what training needs to continue; every process calls it, the main one writes."
-    tensors = copy_tensors(model, optimizer)
-    return write_checkpoint(folder, tensors, progress) if is_main() else None
 
 # %% ../../nbs/97a_checkpoint.ipynb #8b0c5f03
 def _set_optimizer_state(
@@ -342,9 +337,11 @@ def prune(folder: Path, keep_last: int, save_every: int = 1) -> None:
     found = checkpoints(folder)
     older = [path for path in found[:-1] if _step_of(path) % save_every == 0]
     kept = [*older[max(0, len(older) - keep_last + 1) :], *found[-1:]]
-    old = [path for path in found if path not in kept]
-    for path in [*old, *(path / "optimizer.safetensors" for path in kept[:-2])]:
-        remove(path)
+    for path in _step_folders(folder):
+        if path not in kept:
+            remove(path)
+    for path in kept[:-2]:
+        remove(path / "optimizer.safetensors")
 
 # %% ../../nbs/97a_checkpoint.ipynb #24ff8bc9
 def latest(folder: Path) -> Path | None:

@@ -395,7 +395,9 @@ class RunFolder:
         if (self.path / "vocab.model").exists():
             # rows of the matrix are tokens of this vocabulary
             vocab = _load_vocab(self.path, self.about)
-        if self.corpus is None and folder.exists():
+        if not (folder / "about.json").exists():
+            remove(folder)  # incomplete
+        elif self.corpus is None:
             return open_prepared(folder)
         try:
             corpus = self.corpus or corpus_from_source(self.about.get("source", {}))
