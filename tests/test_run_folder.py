@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from annotated_transformer import UserError
-from annotated_transformer.data.batch import RunPosition
+from annotated_transformer.data.batch import Cursor
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.data.vocab import learn_bpe
@@ -191,7 +191,7 @@ def test_seconds_are_those_of_all_parts(run):
         folder.progress = Progress(seconds=5.0)
         count = count_steps(folder)
         for seconds in (1.0, 2.0):
-            count(StepRecord(RunPosition(3), 3.0, 1e-3, 10, seconds, 1.0))
+            count(StepRecord(Cursor(3), 3.0, 1e-3, 10, seconds, 1.0))
         assert folder.progress == Progress(3, seconds=7.0)
 
 

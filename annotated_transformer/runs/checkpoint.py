@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .. import UserError
-from ..data.batch import RunPosition
+from ..data.batch import Cursor
 from ..io.files import (
     FORMAT,
     new_folder,
@@ -223,9 +223,9 @@ class Progress(NamedTuple):
     n_worse: int = 0  # validation passes since then
 
     @property
-    def position(self) -> RunPosition:
+    def cursor(self) -> Cursor:
         "Where the text continues."
-        return RunPosition(*self[:3])
+        return Cursor(*self[:3])
 
     @property
     def best_weights(self) -> str:

@@ -60,7 +60,7 @@ def count_steps(run: RunFolder) -> Hook:
 
     def count(record: StepRecord) -> None:
         run.progress = run.progress._replace(
-            **record.position._asdict(), seconds=before + record.seconds
+            **record.cursor._asdict(), seconds=before + record.seconds
         )
 
     return count

@@ -122,7 +122,7 @@ def _steps(run: RunFolder, data: Prepared) -> Iterator[Step]:
         max_len=settings.max_len,
         segment=segment,
         accumulate=settings.accumulate,
-        start=run.progress.position,
+        start=run.progress.cursor,
         rank=rank(),
         world_size=world_size(),
     )
