@@ -1,18 +1,15 @@
-"Run folders and checkpoints: what a crash leaves behind, every kind of damage, and going on to the bit."
+"Weights and checkpoints: what is read back, every kind of damage, and going on to the bit."
 
 import json
 import math
 import os
-import random
 import shutil
-import signal
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
-from processes import run_ranks, start
+from processes import run_ranks
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -456,46 +453,6 @@ def test_numbers_that_are_not_finite(folder, name, value):
     with pytest.raises(UserError, match="embedding.weight is not finite"):
         save_checkpoint(folder, *training, Progress(1))
     assert list(folder.iterdir()) == []
-
-
-def train_forever(folder):
-    "Training, saving and pruning without a pause, from the newest checkpoint."
-    training = new_training(0)
-    done = load_checkpoint(latest(folder), *training).step
-    while True:
-        done += 1
-        steps(*training, done, done)
-        print(done, flush=True)
-        save_checkpoint(folder, *training, Progress(done))
-        prune(folder, keep_last=3)
-
-
-def test_killed_again_and_again(one_thread, folder, tmp_path):
-    "Six times; after each, every checkpoint that is listed loads. The last one equals, to the bit, a training that was never killed."
-    rng, newest, found, said = random.Random(0), 0, new_training(0), tmp_path / "said"
-    began = time.perf_counter()
-    save_checkpoint(folder, *found, Progress(0))
-    pause = 2 * (time.perf_counter() - began)
-    for i in range(6):
-        said.write_text("")
-        process = start(train_forever, folder, said=said)
-        # every other time one save is whole, while the next one is written
-        while said.read_text().count("\n") < 1 + i % 2:
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0.0, pause))
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        *older, last = checkpoints(folder)
-        for path in older:
-            load_weights(found[0], path / MODEL)
-        step = load_checkpoint(last, *found).step
-        assert step >= newest, (step, newest)
-        newest = step
-    assert newest >= 3
-    whole = new_training(0)
-    steps(*whole, 1, newest)
-    assert bits(*found) == bits(*whole)
 
 
 def test_what_windows_does_not_remove_goes_at_the_next_save(

@@ -221,18 +221,15 @@ def text_sha256(corpus: Corpus) -> str:
 # %% ../../nbs/97_run_folder.ipynb #97f00009
 def _load_start(start: Path, recipe: Recipe) -> Run:
     "The run to start from; UserError if its sizes are not those of the recipe."
-    given = load_run(start)
-    wanted, found = (
-        asdict(run.model) | {"n_pieces": run.train.n_pieces}
-        for run in (recipe, given.recipe)
-    )
-    for name, value in found.items():
-        if wanted[name] != value:
+    sizes = lambda recipe: asdict(recipe.model) | {"n_pieces": recipe.train.n_pieces}
+    run = load_run(start)
+    for name, value in sizes(run.recipe).items():
+        if sizes(recipe)[name] != value:
             raise UserError(
-                f"{name}={wanted[name]} cannot start from {start}, which has "
+                f"{name}={sizes(recipe)[name]} cannot start from {start}, which has "
                 f"{name}={value}: leave it out, or choose another run"
             )
-    return given
+    return run
 
 # %% ../../nbs/97_run_folder.ipynb #97f00008
 # settings that may change when a run is resumed: its batches stay the same
@@ -273,19 +270,19 @@ class RunFolder:
             yield cls(path, recipe, {})
             return
         check_new_run(path)  # before a long text is read
-        given = None if start is None else _load_start(start, recipe)
+        start_run = None if start is None else _load_start(start, recipe)
         run = cls(path, recipe, {}, text() if callable(text) else text)
         run.path.mkdir(parents=True, exist_ok=True)
         try:
             with lock_folder(path):
                 check_new_run(path)  # another process may have been faster
-                with run._removed_if_in_vain(), run._written():
-                    run._begin(start, given)
+                with run._removed_if_useless(), run._written():
+                    run._begin(start, start_run)
                     yield run
         finally:
             remove_if_empty(run.path)
 
-    def _begin(self, start: Path | None, given: Run | None) -> None:
+    def _begin(self, start: Path | None, start_run: Run | None) -> None:
         "Write what a new run begins with, in place of what a killed process left."
         remove_run(self.path)
         self.checkpoint_folder.mkdir()
@@ -293,24 +290,24 @@ class RunFolder:
             self.about["data"] = self.corpus.name
             for name in ("src_lang", "tgt_lang", "source"):
                 self.about[name] = getattr(self.corpus, name)
-        if given is not None:
-            given.vocab.save(self.path / "vocab.model")
+        if start_run is not None:
+            start_run.vocab.save(self.path / "vocab.model")
             header = weights_metadata(self.recipe.model, "start")
-            save_tensors(given.model.state_dict(), self.start, header)
+            save_tensors(start_run.model.state_dict(), self.start, header)
             names = ("data", "weights", "vocab_sha256", "from")
-            noted = {name: given.about[name] for name in names if name in given.about}
-            self.about["from"] = {"run": str(start), **noted}
+            about = {name: x for name, x in start_run.about.items() if name in names}
+            self.about["from"] = {"run": str(start), **about}
 
     @contextmanager
-    def _removed_if_in_vain(self) -> Iterator[None]:
+    def _removed_if_useless(self) -> Iterator[None]:
         "Remove a new run after an error from which it cannot go on."
         try:
             yield
         except BaseException as e:
             # a run whose steps need too much memory can go on with smaller batches
-            in_vain = isinstance(e, UserError) and not isinstance(e, OutOfMemory)
-            in_vain = in_vain and not read_metrics(self.path)
-            if in_vain or not (self.path / "config.json").exists():
+            is_mistake = isinstance(e, UserError) and not isinstance(e, OutOfMemory)
+            nothing_to_keep = is_mistake and not read_metrics(self.path)
+            if nothing_to_keep or not (self.path / "config.json").exists():
                 remove_run(self.path)
             raise
 

@@ -76,7 +76,7 @@ def early_stop(run: RunFolder) -> Stop | None:
 # %% ../../nbs/97b_hooks.ipynb #52c00009
 @dataclass
 class Observer:
-    "A hook that is also told of validation passes, and is closed after the loop."
+    "A hook that also receives validation results, and is closed after the loop."
 
     see_step: Callable[[StepRecord], None]
     see_validation: Callable[[dict[str, int | float]], None]
@@ -90,12 +90,9 @@ def append_json(
     path: Path,  # is added to if it exists
     values: dict,  # plain values
 ) -> None:
-    "Append a line to a file of JSON objects, one per line; an OSError names the file."
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-    except OSError as e:
-        raise OSError(f"{path} cannot be written: {e}") from None
+    "Append a line to a file of JSON objects, one per line."
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
 
 # %% ../../nbs/97b_hooks.ipynb #9f632276
 def metrics_file(
