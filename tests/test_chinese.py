@@ -165,12 +165,6 @@ def test_mistakes(old, new, says):
     assert any(m.startswith(says) for m in found) if says else not found, found
 
 
-def test_rows_and_columns_are_asked_for_where_the_english_has_them():
-    other = "进行、运行、并行，序列，列出一系列、排列，列表，每一列（column）"
-    assert not [*mistakes(Unit("a", "A row, a column.", other), ZH, words=False)]
-    assert not [*mistakes(Unit("a", "Every line.", "每一行。"), ZH)]
-
-
 def test_terms_are_those_of_the_words_page():
     found = translate.terms(ZH)
     assert found["query"] == ["查询"] and found["Adam"] == ["Adam", "Adam"]
@@ -239,13 +233,6 @@ def test_stale_text_is_shown_in_english(toy):
     assert 'fig-cap: "A blot"' in figure and 'fig-alt: "一个<dark>点"' in figure
 
 
-def test_other_code_is_refused(toy, monkeypatch):
-    spoilt = lambda text, **_: text + "\n#| eval: false"
-    monkeypatch.setattr(translate.json, "dumps", spoilt)
-    with pytest.raises(AssertionError, match="11_toy: its code or outputs changed"):
-        translate.translated(toy)
-
-
 PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook"><a href="x">Open in Colab</a></nav>
 <summary>Imports</summary> <summary>Code of f, g</summary> <summary>Code of the figure</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
 <svg><a href="stack.html#x">a</a></svg> <a href="31_stack.ipynb">b</a> <a href="./feed_forward.html#y">c</a> <a href="{}/feed_forward.html">d</a>"""
@@ -277,10 +264,3 @@ def test_page_and_its_english_one(tmp_path):
     for text in (made, before):
         found = re.findall(f'hreflang="(.+)" href="{publish.HOME}/(.+)">\n', text)
         assert found == [("en", "feed_forward.html"), ("zh", "zh/feed_forward.html"), ("x-default", "feed_forward.html")]  # fmt: skip
-
-
-def test_sidebar_has_the_pages_that_are_translated():
-    made = publish.quarto_of(ZH, {"33_feed_forward.ipynb", "index.ipynb"})
-    home, part = made["website"]["sidebar"]["contents"]
-    assert home == {"text": "首页", "href": "index.ipynb"} and made["lang"] == "zh"
-    assert part == {"section": "模型", "contents": ["33_feed_forward.ipynb"]}

@@ -1,12 +1,10 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
 
 import json
-import re
 
 import nbformat
 import pytest
 from cells import FOLDED, readme
-from conftest import ROOT
 from notebooks import is_run, run, unix_lines
 from test_gate import cell, notebook
 
@@ -28,18 +26,6 @@ FLAGS = {"slow", "gpu", "network"}
 )
 def test_is_run(source, runs):
     assert is_run(source, FLAGS) == runs
-
-
-def test_markdown_has_code_between_backticks():
-    "In an element <code>, the site's Markdown can take * and _ for emphasis."
-    lost = r"<code>(?:[^<]*?\W)?(?:[*$]|_|\w+_\W)[^<]*</code>"
-    found = {
-        path.stem: re.findall(lost, c.source)
-        for path in sorted((ROOT / "nbs").glob("*.ipynb"))
-        for c in nbformat.read(path, 4).cells
-        if c.cell_type == "markdown" and re.search(lost, c.source)
-    }
-    assert found == {}
 
 
 def test_run_twice(tmp_path):

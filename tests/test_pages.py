@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pages
 import pytest
-from cells import FOLDED, joined, page_name, slug
+from cells import FOLDED, page_name, slug
 from conftest import ROOT
 from execnb.nbio import dict2nb, read_nb
 from links import of_markdown, of_notebook
@@ -38,14 +38,6 @@ def test_links_to_the_repository(cfg):
         "```\n[a](../b)": None,
     }.items():
         assert leave_site(text, cfg) == (becomes or text)
-
-
-def test_anchors_of_a_notebook_are_those_of_its_page():
-    "GitHub leaves dots out of anchors and the site does not; GitHub has anchors for Markdown, and none for notebooks."
-    heading = cell("## torch.nn.Linear", "markdown")
-    assert of_notebook(json.dumps({"cells": [heading]})).anchors == {"torch.nn.linear"}
-    both = {"torch.nn.linear", "torchnnlinear"}
-    assert of_markdown(heading["source"]).anchors == both
 
 
 NAMES = Names(
@@ -83,24 +75,6 @@ NAMES = Names(
 )
 def test_names_link_to_their_definition(text, becomes):
     assert link_names(text, "batch.html", NAMES) == (becomes or text)
-
-
-def test_ambiguous_names_link_within_their_notebook():
-    assert link_names("`put`", "ct2.html", NAMES) == "[`put`](#put)"
-    assert link_names("`train`", "train.html", NAMES) == "[`train`](#train)"
-
-
-def test_names_of_the_notebook_itself_lead_nowhere_else(tmp_path):
-    "A notebook that defines a name of the package anew, without exporting it, means its own."
-    notebook(
-        tmp_path / "t.ipynb",
-        cell("`beam_search`, `greedy_search`", "markdown"),
-        cell("def beam_search():\n    pass"),
-    )
-    nb = read_nb(tmp_path / "t.ipynb")
-    NBProcessor(nb=nb, procs=[pages.NameLinks]).process()
-    ours, theirs = nb.cells[0].source.split(", ")
-    assert ours == "`beam_search`" and theirs.startswith("[`greedy_search`](decode")
 
 
 def test_names_of_the_package():
@@ -212,15 +186,6 @@ def test_links_of_each_page(toy, cfg):
     }
 
 
-def test_home_page_has_no_second_button_for_colab(cfg):
-    "It leads elsewhere, and a picture in the text would be the page's card."
-    nb = read_nb(ROOT / "nbs/index.ipynb")
-    NBProcessor(nb=nb, procs=[pages.PageLinks]).process()
-    text = "".join(joined(c.source) for c in nb.cells if c.cell_type == "markdown")
-    assert text.count("Open in Colab") == 1 and "<img" not in text
-    assert "A series of Jupyter notebooks" in text
-
-
 @pytest.mark.parametrize("title", ["# Toy", "---\ntitle: Toy\n---", "title: 'Toy: it'"])
 def test_title_has_the_number(toy, title):
     nb = dict2nb(
@@ -237,27 +202,6 @@ def test_title_has_the_number(toy, title):
     nb.path_ = ROOT / "nbs/index.ipynb"
     pages.Numbers(nb).end()
     assert nb.cells[0].source == title.replace("Toy", "11 Toy", 1)
-
-
-def test_imports_share_a_fold():
-    cells = [
-        cell("#| export\nimport a"),
-        cell("from b import c"),
-        cell("#| echo: false\nimport d"),
-        cell("import e"),
-        cell("x = 1"),
-        cell("import f"),
-    ]
-    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
-    pages.Folds(nb).begin()
-    assert [c.source.split("\n")[-1] for c in nb.cells] == [
-        "from b import c",
-        "import d",
-        "import e",
-        "x = 1",
-        "import f",
-    ]
-    assert nb.cells[0].source == "#| export\nimport a\nfrom b import c"
 
 
 def test_figures_are_as_quarto_reads_them(toy):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.data.grammar import builtin
 from annotated_transformer.experiments.parsing import (
     _EQUAL,
     _NOT_COUNTED,
@@ -20,14 +19,9 @@ from annotated_transformer.experiments.parsing import (
     read_trees,
 )
 from annotated_transformer.experiments.parsing_results import (
-    _TREEBANK,
     _tree_tokens,
-    load_treebank,
-    parse,
     training_pairs,
 )
-
-BUILTIN = [read_trees(s.tree)[0] for s in builtin(1000, seed=3)]
 
 NONE_AT_ALL = LinearisationErrors()
 
@@ -234,30 +228,7 @@ def test_left_out(said, score):
 # A translator as a parser
 
 
-def test_a_perfect_model_and_a_silent_one():
-    trees = BUILTIN[25:60]
-    known = dict(training_pairs(trees))
-    sentences = [tree.words() for tree in trees]
-    found = parse(sentences, lambda lines: [known[line] for line in lines])
-    assert found == [(tree, NONE_AT_ALL) for tree in trees]
-    silent = parse(sentences, lambda lines: [""] * len(lines))
-    assert all(any(errors) for _, errors in silent)
-    scores = [bracket_score(gold, tree) for gold, (tree, _) in zip(trees, silent)]
-    score = BracketScore.total(scores)
-    assert score.n_compared == len(trees)
-    assert score.n_predicted == score.f1 == 0 < score.n_gold
-    with pytest.raises(ValueError, match="argument 2 is longer"):
-        parse([["a"], ["b"]], lambda sentences: ["NN"])  # it loses a line
-
-
 # Reading
 
 
 # The treebank's sample: counts only, none of its text
-
-
-@pytest.fixture(scope="module")
-def sample(data_dir):
-    if not (data_dir / "treebank" / "treebank.zip").is_file():
-        pytest.skip("needs treebank/treebank.zip: nltk.download('treebank')")
-    return {split: load_treebank(data_dir, split) for split in _TREEBANK}
