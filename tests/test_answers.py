@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from cells import joined
@@ -94,6 +95,7 @@ def test_two_vocabularies(tmp_path, monkeypatch):
 
 SCRIPT = """
 import os, sys
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn

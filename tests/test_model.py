@@ -171,9 +171,6 @@ def test_the_model_is_torchs(sizes):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-# Variants are parts
-
-
 def test_dropouts_stand_where_the_paper_has_them():
     "§5.4: on every sub-layer's output, and on the sum of embedding and position in both stacks; nowhere else."
     found = {
@@ -188,9 +185,6 @@ def test_dropouts_stand_where_the_paper_has_them():
         for j in range(n)
     }
     assert found.keys() == expected | {"dropout"} and set(found.values()) == {0.3}
-
-
-# Causality
 
 
 # Padding
@@ -243,9 +237,6 @@ def test_a_source_of_padding_alone_is_harmless(changes):
     assert found[..., PAD + 1 :].isfinite().all()
 
 
-# Word by word
-
-
 def test_a_step_leaves_the_state_alone():
     cache, last = KVCache(make()), words(3, 1)
     with torch.no_grad():
@@ -254,12 +245,6 @@ def test_a_step_leaves_the_state_alone():
     # padding is excluded, and the others are not normalised again
     assert first[..., PAD].eq(-torch.inf).all()
     assert first.exp().sum(-1).lt(1).all() and first.exp().sum(-1).gt(0.5).all()
-
-
-# Start
-
-
-# What others hold on to
 
 
 # Precision
@@ -293,6 +278,3 @@ def test_a_table_that_grew_while_translating_can_be_trained_with():
     assert x.grad.norm() > 0
     # nor does it change what is saved
     SinusoidalPosition(16).load_state_dict(position.state_dict(), strict=True)
-
-
-# Errors

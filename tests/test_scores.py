@@ -115,25 +115,11 @@ def worse(n):
     return [line.split()[0] + " nein" for line in GOLD[:n]] + GOLD[n:]
 
 
-def swaps(a, b, n):
-    "The difference of BLEU after each of the 2^n swaps of the first n sentences."
-    gold = GOLD[: len(a)]
-    for picks in range(2**n):  # the first is the real one
-        x, y = list(a), list(b)
-        for i in range(n):
-            if picks >> i & 1:
-                x[i], y[i] = y[i], x[i]
-        yield abs(bleu(x, gold).value - bleu(y, gold).value)
-
-
 @pytest.mark.parametrize("n_differ", [1, 4])
 def test_p_is_exact_where_all_differences_point_one_way(n_differ):
     "Of all 2^k swaps only two, none and all, reach the real difference."
-    gold, spoiled = GOLD[:20], worse(n_differ)[:20]
-    real, *others = swaps(gold, spoiled, n_differ)
-    exact = sum(d >= real - 1e-9 for d in (real, *others)) / 2**n_differ
-    found = compare({"gold": gold, "worse": spoiled}, gold)[1].p_value
-    assert found == exact == 2 ** (1 - n_differ)
+    systems = {"gold": GOLD[:20], "worse": worse(n_differ)[:20]}
+    assert compare(systems, GOLD[:20])[1].p_value == 2 ** (1 - n_differ)
 
 
 # flavours
@@ -161,12 +147,6 @@ def test_multi30k_tokens_are_the_published(data_dir):
     for lines, language, n in zip(sides, ("en", "de"), (12_968, 12_103)):
         tokenized = moses_tokenize(moses_lowercase(lines, language), language)
         assert sum(len(line.split()) for line in tokenized) == n
-
-
-# perplexity
-
-
-# costs, files, words
 
 
 def test_any_metric_of_sacrebleu_is_scored_and_compared():
