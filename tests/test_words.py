@@ -18,6 +18,7 @@ from links import check
 
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.runs.settings import TrainConfig, get_recipe
+from annotated_transformer.show.heads import following_head
 
 NBS, BUTTON = ROOT / "nbs", "colab.svg"
 DRAWINGS = sorted(p for p in (NBS / "images").glob("*.svg") if p.name != BUTTON)
@@ -130,3 +131,20 @@ def test_drawing_tells_what_it_shows_and_leads_on(path):
     assert not re.search(
         r"https?://(?!www\.w3\.org/2000/svg)", path.read_text(encoding="utf-8")
     ), "it loads something from elsewhere"
+
+
+def test_the_picture_of_it_has_the_weights_of_the_record():
+    "Of the head that follows a pronoun: a line for each, a text from 10 % on."
+    heads = json.loads((ROOT / "results/heads.json").read_text("utf-8"))["heads"]
+    _, layer, head = following_head({"cross": heads["follow"]["cross"].values()})
+    rows = [
+        [int(n) / 1000 for n in a["maps"]["cross"][layer][head][a["writes"]].split()]
+        for a in heads["animals"]
+    ]
+    weights = [weight for row in rows for weight in row]
+    drawn = (ROOT / "nbs/images/it.svg").read_text(encoding="utf-8")
+    widths = re.findall(r'stroke-width="([\d.]+)"/>', drawn)
+    assert widths == [f"{14 * weight:.1f}" for weight in weights]
+    texts = re.findall(r'class="small"[^>]*>(\d+)%<', drawn)
+    assert texts == [f"{100 * weight:.0f}" for weight in weights if weight >= 0.1]
+    assert f"layer {layer + 1},\nhead {head + 1}:" in drawn
