@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cells import CAPTION, code_of, directives, joined, options
 from conftest import ROOT
-from publish import sidebar
+from publish import every_page
 
 LIB, NBS = ROOT / "annotated_transformer", ROOT / "nbs"
 # The rooms, from the ground up: a room may import those before it. Parts import little; only the assemblies (model.transformer,
@@ -137,7 +137,7 @@ def test_text_cells(path):
 
 def test_sidebar_lists_every_notebook_in_order():
     "All that a new notebook needs besides its file; the map and llms.txt are made from it."
-    listed = [entry.path.name for entry in sidebar() if entry.path]
+    listed = [path.name for path in every_page()]
     names = [path.name for path in notebooks()]
     assert listed[0] == "index.ipynb" and sorted(listed) == sorted(names)
     # those to start with come first, as a reader needs them; then the paper's order

@@ -19,8 +19,8 @@ from browser import Browser
 from cells import page_name
 from conftest import ROOT
 from links import check
-from pages import names_of_package
-from publish import reading_path, sidebar
+from pages import places_of_package
+from publish import every_page, reading_path, sidebar
 from translate import begun, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ PHONE_CHECKS = (
     "[page.wide(), page.split(), page.tiny(), page.covered(), page.squeezed()].flat()"
 )
 LITERAL_LINK = re.compile(r"\[(`|<code>)[^`\]<\n]+(`|</code>)\]\(")
-NAMES = [page_name(e.path) for e in sidebar() if e.path]
+NAMES = [page_name(path) for path in every_page()]
 TRANSLATED = [
     f"{path.parent.name}/{page_name(path)}"
     for folder in languages()
@@ -153,7 +153,7 @@ def test_search_of_docs(published, browser):
         .then(hits => hits[0]?.section)"""
     names = [
         name
-        for name in names_of_package().places
+        for name in places_of_package()
         if re.fullmatch(r"[A-Za-z]+(_[a-z0-9]+|[A-Z][a-z]+)\w*", name)
     ]  # others may be a word of the text
     assert len(names) > 100
@@ -318,20 +318,12 @@ def shown(browser: Browser, menu: str) -> list[str]:
     return browser.ask(f"{links}.filter(a => {seen}).map(a => {name})")
 
 
-def of_part(part: str) -> list[str]:
-    "The pages of the sidebar that a page of this part shows: those outside of parts, and its own."
-    inside, names = "", []
-    for entry in sidebar():
-        inside = inside if entry.path else entry.text
-        if entry.path and inside in ("", part):
-            names.append(page_name(entry.path))
-    return names
-
-
 def test_menu_of_docs_opens_the_current_part(published, browser):
-    "The other parts open by the keyboard too."
+    "It shows the home page and its own part; the others open by the keyboard too."
+    menu = sidebar()
+    own = [page_name(path) for path in menu[""] + menu["The model"]]
     browser.open(published + "stack.html")
-    assert shown(browser, "#quarto-sidebar") == of_part("The model")
+    assert shown(browser, "#quarto-sidebar") == own
     browser.ask("""new Promise(done => {
         addEventListener("shown.bs.collapse", () => done());
         [...document.querySelectorAll("#quarto-sidebar a[href]")].find(a => a.textContent.trim() === "Results").focus();
