@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import time
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from urllib.parse import quote
 
@@ -231,15 +230,6 @@ def test_stepping(page):
     click(page, "#back")
     assert page.ask("[run.step, +byId('step').value]") == [n - 1, n - 1]
     assert page.ask("sum(nextProbabilities())") == pytest.approx(1, abs=1e-5)
-
-
-def test_playing(page):
-    page.ask("later = setTimeout; setTimeout = (f, ms) => later(f, ms / 100)")
-    page.ask("change({step: 3})")
-    click(page, "#play")
-    assert shown(page, "play") == "Pause"
-    wait_for(page, "byId('play').textContent === 'Play'")
-    assert page.ask("run.step") == page.ask("run.ids.length")
 
 
 def test_by_keyboard_alone(page):
@@ -553,25 +543,6 @@ def test_each_step_shows_what_it_is_about(browser, live_page, width):
     assert focused(browser) == "tour-start"
 
 
-def test_steps_of_the_tour(page):
-    "Each is the state that its text speaks of."
-    found = {}
-    for step in range(1, N_STEPS + 1):
-        page.ask(f"goTo({step})")
-        keys = "[state.box, state.stage, state.drawing, state.step, state.off.join()]"
-        found[page.ask(f"TOUR[{step} - 1][0]")] = page.ask(keys)
-    assert found["tokens"][:2] == ["encoder.tokens", ""]
-    assert found["embedding"][:2] == ["encoder.embedding", "embedding"]
-    assert found["position"][:2] == ["encoder.position", "position"]
-    assert found["query"] == ["encoder.self", "weights", "matrix", 0, ""]
-    assert found["heads"] == found["query"]
-    assert found["mask"][:2] == ["decoder.self", "masked"]
-    assert found["cross"][:3] == ["decoder.cross", "weights", "lines"]
-    assert found["softmax"][1:4] == ["logProbs", "matrix", 1]
-    assert found["break"][4] == "positions"
-    assert page.ask("String(run.ids) !== String(run.intactIds)")
-
-
 def test_a_pause_translates_what_was_typed(page):
     "Greedily, as the package does; the state stays until Enter."
     wanted = load("demo", search=search_with(1)).translate(["The dog sleeps."])[0]
@@ -584,75 +555,7 @@ def test_a_pause_translates_what_was_typed(page):
     assert shown(page, "draft") == "" and shown(page, "result") == wanted
 
 
-# ---- drawings as files
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def saved(browser: Browser, folder: Path, name: str) -> tuple[str, ET.Element]:
-    "The file that the button of this drawing gives."
-    behaviour = {"behavior": "allow", "downloadPath": str(folder)}
-    browser.call("Page.setDownloadBehavior", **behaviour)
-    before = set(folder.iterdir())
-    click(browser, f"[data-save={name}]")
-    until = time.monotonic() + 30
-    while not (new := {x for x in folder.iterdir() if x.suffix == ".svg"} - before):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    path = new.pop()
-    return path.name, ET.fromstring(path.read_text("utf-8"))
-
-
-def test_drawings_are_saved_as_they_are_shown(page, tmp_path):
-    "Also of the dark page, on white, with nothing from elsewhere."
-    page.look(1280, "dark")
-    page.ask("goTo(6)")
-    name, matrix = saved(page, tmp_path, "matrix")
-    assert name == "decoder.self-masked-1-1.svg"
-    numbers = (
-        "view.rows.flatMap(row => [...row].map(x => x === -Infinity ? null : x + 0))"
-    )
-    largest = page.ask("view.max")
-    cells = [x for x in matrix.iter(f"{SVG}rect") if x.get("fill-opacity")]
-    wanted = [
-        0.35 if value is None else min(1, abs(value) / largest)
-        for value in page.ask(numbers)
-    ]
-    opacities = [float(cell.get("fill-opacity")) for cell in cells]
-    assert opacities == pytest.approx([x for x in wanted if x >= 0.005], abs=6e-4)
-    texts = [x.text for x in matrix.iter(f"{SVG}text")]
-    page.ask("goTo(7)")
-    name, tree = saved(page, tmp_path, "tree")
-    n = page.ask("run.search.tree.flat().length")
-    assert name == "beam-4.svg" and len(list(tree.iter(f"{SVG}path"))) == n
-    texts += [x.text for x in tree.iter(f"{SVG}text")]
-    for tokens in ("run.tgtIds", "run.ids"):
-        assert set(page.ask(f"shownTokens({tokens})")) <= set(texts)
-    for root in (matrix, tree):
-        assert root.find(f"{SVG}rect").get("fill") == "#ffffff"
-        source = ET.tostring(root, "unicode")
-        assert not re.search(r"var\(|url\(|href|class=|style=", source)
-
-
-# ---- models of real text
-
-
-def test_page_of_real_text(browser, pretrained, tmp_path):
-    "Its own examples, its source named, no list of words and no remark that needs one."
-    about = {"data": "tatoeba", "src_lang": "en", "tgt_lang": "de", "source": {}}
-    about |= {"examples": ["Where is the hat?", TIRED]}
-    text = live.live_page(pretrained._replace(about=about), file="live_real.html")
-    (tmp_path / "live.html").write_text(text, "utf-8")
-    open_page(browser, (tmp_path / "live.html").as_uri())
-    presets = "[...byId('presets').children].map(x => x.textContent)"
-    assert browser.ask(presets) == ["Where is the hat?", TIRED]
-    assert browser.ask("state.text") == "Where is the hat?"
-    assert shown(browser, "attribution").endswith("Licence: CC BY 2.0 FR.")
-    assert browser.ask("byId('known').hidden")
-    for line in ("Nice hat! I was in the war.", "THE ZEBRA DIED.", "So what"):
-        remark = browser.ask(f"remarkOn({json.dumps(line)})")
-        assert not remark or "did not occur" in remark, line
-    assert "looks like German" in browser.ask("remarkOn('Das ist nicht gut.')")
+# ---- a model of real text
 
 
 EVERYDAY = [

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pages
 import pytest
-from cells import FOLDED, page_name
+from cells import FOLDED
 from conftest import ROOT
 from execnb.nbio import dict2nb, read_nb
-from links import of_markdown, of_notebook
+from links import of_notebook
 from nbdev.process import NBProcessor
 from pages import leave_site, link_names, places_of_package
-from publish import every_page, for_colab, llms_txt, plain, sections, write_search
+from publish import every_page, for_colab, plain, sections, write_search
 from test_gate import cell, notebook
 
 PAGES = every_page()
@@ -151,20 +151,6 @@ def cells_of(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-def test_links_of_each_page(toy, cfg):
-    "Below the title, which nbdev turns into front matter."
-    repo = f"{cfg['user']}/{cfg['repo']}"
-    text = "".join(cells_of(toy[1])[at]["source"] for at in (1, -1))
-    links = re.findall(r'<a href="([^"]+)"(?: download)?>([^<]+)</a>', text)
-    assert {name: to for to, name in links} == {
-        "Open in Colab": f"https://colab.research.google.com/github/{repo}/blob/gh-pages/notebooks/11_toy.ipynb",
-        "View source": f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/11_toy.ipynb",
-        "Download notebook": "notebooks/11_toy.ipynb",
-        "Markdown": "toy.html.md",
-        "Report a problem with this page": f"{cfg['git_url']}/issues/new?title=11_toy.ipynb%3A+",
-    }
-
-
 @pytest.mark.parametrize("title", ["# Toy", "---\ntitle: Toy\n---", "title: 'Toy: it'"])
 def test_title_has_the_number(toy, title):
     nb = of_cells(cell(title, "markdown"))
@@ -250,14 +236,6 @@ def test_notebooks_for_colab(toy, cfg):
     for path in PAGES:
         targets = of_notebook(json.dumps(for_colab(path))).targets
         assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], path.name
-
-
-def test_llms_txt_lists_every_page(cfg):
-    text = llms_txt()
-    assert text.startswith(f"# {cfg['title']}\n\n> {cfg['description']}\n")
-    home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
-    names = [t.removeprefix(home) for t in of_markdown(text).targets]
-    assert names == [f"{page_name(path)}.md" for path in PAGES]
 
 
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.
