@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,9 +16,18 @@ import pytest
 import yaml
 from cells import code_of, joined
 from conftest import ROOT
-from gate import copy, files_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[str]:
+    "The files that git tracks or would track."
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+    found = subprocess.run(command, cwd=ROOT, stdout=-1, check=True, text=True)
+    return [n for n in found.stdout.split("\0") if (ROOT / n).is_file()]
 
 
 def python(*args: str | Path, cwd: Path, **env: str) -> str:
@@ -41,10 +51,12 @@ def build(project: Path, kind: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
+def wheel(tracked, tmp_path_factory) -> zipfile.ZipFile:
     "The wheel, built from the source distribution as a release is."
     folder = tmp_path_factory.mktemp("wheel")
-    copy(ROOT, folder / "checkout", files_of(ROOT))
+    for name in tracked:
+        (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / "checkout" / name)
     build(folder / "checkout", "sdist")
     (sdist,) = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -53,14 +65,14 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
-def test_wheel_holds_the_package(wheel):
+def test_wheel_holds_the_package(wheel, tracked):
     "Every module, and the files that the modules read: what git tracks of the package."
     shipped = {n for n in wheel.namelist() if ".dist-info/" not in n}
     folder = "annotated_transformer/"
     records = r"(results|reference)/\w+\.json"
     assert shipped == {
         folder + name if re.fullmatch(records, name) else name
-        for name in files_of(ROOT)
+        for name in tracked
         if name.startswith(folder) or re.fullmatch(records, name)
     }
 
@@ -103,7 +115,7 @@ def test_version_has_one_source(cfg):
     assert f"\n## {cfg['version']}" in changes
 
 
-def test_address_has_one_source(cfg):
+def test_address_has_one_source(cfg, tracked):
     "Every link to the repository or its pages begins with the address that settings.ini gives."
     right = (
         cfg["git_url"],
@@ -113,7 +125,7 @@ def test_address_has_one_source(cfg):
         "https://nlp.seas.harvard.edu/",
     )
     wrong = []
-    for name in files_of(ROOT):
+    for name in tracked:
         if name.endswith((".ipynb", ".md", ".cff", ".yml", ".toml", ".py")):
             text = (ROOT / name).read_text(encoding="utf-8")
             urls = re.findall(r"https?://[^\s\"'<>)\\]+", text)
