@@ -34,8 +34,8 @@ def fill(monkeypatch, tmp_path):
     return call
 
 
-def test_interrupted_and_continued(fill):
-    "The table is that of a program which nobody interrupted, and no run is trained twice."
+def test_interrupted_and_continued(fill, capsys):
+    "The table of a program that nobody interrupted; nothing is trained or measured twice."
     rows, steps = ["base", "D dropout=0.2", "E"], []
 
     def count(*_):
@@ -50,7 +50,7 @@ def test_interrupted_and_continued(fill):
     fill("out", "E")
     table = fill("out", *rows)
     handle.remove()
-    assert len(steps) == 60
+    assert len(steps) == 60 and capsys.readouterr().out.count("valid_loss") == 6
     for row in [*straight["rows"], *table["rows"]]:
         assert row["found"][0].pop("seconds") > 0
     assert table == straight
