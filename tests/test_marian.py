@@ -32,7 +32,7 @@ from annotated_transformer.export.marian import (
     read_marian_weights,
 )
 from annotated_transformer.model.position import positional_encoding
-from annotated_transformer.runs.folder import load_run, read_config, run_kind
+from annotated_transformer.runs.folder import load_run, read_config, read_settings
 from annotated_transformer.translating.load import MarianTranslator, load
 
 transformers = pytest.importorskip(
@@ -369,7 +369,7 @@ def test_an_imported_run(folder, run, tmp_path):
     values["marian"]["ban_pad"] = True
     (old / "config.json").write_text(json.dumps(values))
     assert load(old).translate(LINES[:5]) == load(run).translate(LINES[:5])
-    assert (run_kind(run), run_kind("demo")) == ("marian", None)
+    assert read_settings(run)["kind"] == "marian"
     for read in (read_config, load_run, partial(load, engine="ctranslate2")):
         with pytest.raises(UserError, match="was imported from Marian: it translates"):
             read(run)
