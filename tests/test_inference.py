@@ -1,8 +1,6 @@
 "Packed and 8-bit weights in a whole model, against the plain one. (`test_twins.py` compares the layers.)"
 
-import copy
 import os
-import pickle
 
 import pytest
 import torch
@@ -10,13 +8,10 @@ from torch import nn
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
-from annotated_transformer.data.grammar import builtin
 from annotated_transformer.engines import packed
 from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.engines.packed import (
-    PRECISIONS,
-    Int8Linear,
     PreparedLinear,
     _can_pack,
     can_int8,
@@ -54,35 +49,6 @@ def test_a_processor_without_bf16_takes_plain_products(monkeypatch):
     assert hidden.dtype == torch.bfloat16 and hidden.isfinite().all()
     prepared = [m for m in ready.modules() if isinstance(m, PreparedLinear)]
     assert prepared and all(m._packed is None for m in prepared)
-
-
-def pickled(translator):
-    return pickle.loads(pickle.dumps(translator))
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("copy_of", [copy.deepcopy, pickled])
-def test_a_translator_can_be_copied(copy_of, precision):
-    "By `copy`, and by `pickle`, as other processes receive it; the copy is as fast."
-    if precision == "int8" and not can_int8():
-        pytest.skip("this PyTorch has no 8-bit products")
-    lines = [s.en for s in builtin(5, seed=1, split="test")]
-    translator = load("demo", precision=precision)
-    other = copy_of(translator)
-    assert other.translate(lines) == translator.translate(lines)
-    layer, original = (t.model.decoder.layers[0] for t in (other, translator))
-    assert layer.self_attn.w_o.weight is not original.self_attn.w_o.weight
-    packed = [getattr(x.self_attn.w_o, "_packed", None) for x in (layer, original)]
-    assert (packed[0] is None) == (packed[1] is None)
-
-
-def test_each_row_has_a_scale_of_its_own():
-    torch.manual_seed(0)
-    weight = torch.randn(4, 64) * 10.0 ** torch.arange(-2, 2)[:, None]
-    x = torch.randn(200, 64)
-    exact = x @ weight.T
-    off = (Int8Linear(weight, None)(x) - exact).norm(dim=0) / exact.norm(dim=0)
-    assert off.max() < 0.05
 
 
 def words_of(model, src, tgt_in):

@@ -19,9 +19,9 @@ from annotated_transformer.engines.batched_search import (
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import Hypothesis, sample
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.checkpoint import save_weights
 from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.settings import Recipe, TrainConfig
-from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translation,

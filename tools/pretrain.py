@@ -23,14 +23,14 @@ import torch
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
-from annotated_transformer.runs.folder import load_run, write_config
-from annotated_transformer.runs.settings import Recipe, get_recipe, override
-from annotated_transformer.runs.train_run import train_or_resume
-from annotated_transformer.runs.weights import (
+from annotated_transformer.runs.checkpoint import (
     pack_weights,
     save_tensors,
     weights_metadata,
 )
+from annotated_transformer.runs.folder import load_run, write_config
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
+from annotated_transformer.runs.train_run import train_or_resume
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.translating.evaluate import bleu, chrf, pronoun_accuracy
 from annotated_transformer.translating.load import load

@@ -45,8 +45,7 @@ from ..model.stack import (
     PostNorm,
 )
 from ..model.transformer import Transformer
-from ..runs.folder import FORMAT
-from ..runs.weights import (
+from ..runs.checkpoint import (
     build_with_weights,
     check_finite,
     check_shapes,
@@ -54,6 +53,7 @@ from ..runs.weights import (
     save_tensors,
     tensor_shapes,
 )
+from ..runs.folder import FORMAT
 
 # %% ../../nbs/91_marian.ipynb #4ffb7dac
 def in_halves(

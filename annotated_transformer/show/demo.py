@@ -19,19 +19,14 @@ from ..data.grammar import (
     builtin,
 )
 from ..io.files import (
-    check_new_folder,
+    FORMAT,
+    LOCK,
     lock_folder,
     read_json,
-    remove_known,
     sha256,
     write_json,
 )
-from ..runs.folder import (
-    FORMAT,
-    RUN_FILES,
-    foreign_entries,
-    read_config,
-)
+from ..runs.folder import RUN_FILES, read_config, remove_run
 from ..runs.hooks import STOP_SIGNALS, Interrupted
 from ..runs.settings import Recipe, get_recipe
 from ..runs.train_run import train_run
@@ -66,32 +61,22 @@ def _measure_demo(
     return numbers, [(s.en, h) for s, h in zip(plain, hypotheses)]
 
 # %% ../../nbs/94_demo.ipynb #94de0009
-def _check_demo(path: Path) -> None:
-    "UserError unless a folder is an unchanged demo, or one that was interrupted."
-    report, weights = path / "report.json", path / "model.safetensors"
-    values = read_json(report) if report.exists() else {}
-    is_demo = (values.get("format"), values.get("kind")) == (FORMAT, "demo")
-    if is_demo and not values.get("unfinished"):
-        is_demo = weights.exists() and values.get("weights_sha256") == sha256(weights)
-    if not is_demo or foreign_entries(path):
-        raise UserError(
-            f"{path} is not a demo, or was changed since: choose another --out, "
-            "or remove it first"
-        )
-
-
-def _make_room(path: Path) -> None:
-    "Remove an earlier demo, and begin the report of a new one."
-    if path.is_dir() and any(path.iterdir()):
-        _check_demo(path)
-    else:
-        check_new_folder(path)
-    (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+def _remove_demo(path: Path, recipe: Recipe) -> None:
+    "Remove an earlier demo; UserError for a run that is none, or was changed since."
+    if not (path / "config.json").exists():
+        return  # `train_run` makes its run in a new or empty folder only
     with lock_folder(path):  # a UserError if it is being trained further
-        started = {"format": FORMAT, "kind": "demo", "unfinished": True}
-        write_json(path / "report.json", started)
-        remove_known(path, [name for name in RUN_FILES if name != "report.json"])
-        (path / "checkpoints").mkdir()
+        report, weights = path / "report.json", path / "model.safetensors"
+        if report.exists():
+            is_demo = read_json(report).get("weights_sha256") == sha256(weights)
+        else:
+            is_demo = read_config(path)[0] == recipe
+        if not is_demo or {x.name for x in path.iterdir()} - {LOCK, *RUN_FILES}:
+            raise UserError(
+                f"{path} is not a demo, or was changed since: choose another --out, "
+                "or remove it first"
+            )
+        remove_run(path)
 
 # %% ../../nbs/94_demo.ipynb #94de0012
 def run_demo(
@@ -103,8 +88,9 @@ def run_demo(
 ) -> dict:  # what report.json says
     "Train on the synthetic corpus, measure, write report.json and the two pages."
     out, started = Path(out), time.perf_counter()
-    _make_room(out)
-    train_run(load_corpus("builtin"), recipe or get_recipe("tiny"), out)
+    recipe = recipe or get_recipe("tiny")
+    _remove_demo(out, recipe)
+    train_run(load_corpus("builtin"), recipe, out)
     seconds = time.perf_counter() - started
     stopped = read_config(out)[1]["stopped"]
     if stopped in STOP_SIGNALS:
