@@ -399,3 +399,11 @@ def test_interrupted_demo(run, monkeypatch):
     demo._check_demo(Path("run"))
     files = {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()}
     assert files.items() <= before.items() and len(files) > 3
+
+
+def test_a_demo_is_made_where_a_process_was_killed(tmp_path):
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".annotated_transformer-12345678.part").mkdir()
+    with demo._replacing(tmp_path) as new:
+        (new / "report.json").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
