@@ -57,17 +57,3 @@ def test_every_mention_is_in_the_bibliography():
     assert len({mention for _, mention in named}) > 40
     missing = {pair for pair in named if pair[1] not in ANCHORS}
     assert not missing, "add them to reference/bibliography.json"
-
-
-def test_page_has_an_anchor_for_every_entry():
-    path = ROOT / "nbs/reading.ipynb"
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    stored = "".join(
-        joined(out["data"]["text/markdown"])
-        for cell in cells
-        for out in cell.get("outputs", [])
-    )
-    ids = re.findall(r'<a id="([a-z0-9-]+)"></a>', stored)
-    assert ids == [anchor(entry["cites"][0]) for entry in ENTRIES]
-    for entry in ENTRIES:
-        assert f"</a>{entry['cites'][0]} |" in stored, "run the notebook reading"
