@@ -131,7 +131,7 @@ SAY = "translate run asked"
 PAGE = "attention run A --out"
 REFUSED = f"""
 {NEW} d_modl=64 | did you mean d_model?
-{NEW} n_layers=1000 d_ff=100000000 --src no | d_ff=100000000 needs 819,203 GB
+{NEW} n_layers=1000 d_ff=100000000 | d_ff=100000000 needs 819,203 GB
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
 {NEW} --shard --bleu | --bleu
 {NEW} --device '' | device '' cannot be used here
