@@ -37,7 +37,7 @@ from annotated_transformer.engines.batched_search import (
     batched_greedy_search,
     eos_among_best,
 )
-from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.engines.packed import prepare_for_inference
 from annotated_transformer.export.ct2 import export_ct2, position_table
 from annotated_transformer.export.marian import marian_names
 from annotated_transformer.runs.folder import Run, load_run
@@ -62,7 +62,7 @@ class Ours:
 
     def __init__(self, run: Run, args: argparse.Namespace):
         model = run.model.to(args.device)  # changed in place
-        self.model = ready_to_translate(model, self.precision)
+        self.model = prepare_for_inference(model, self.precision)
         beam = partial(
             batched_beam_search,
             beam_size=4,

@@ -30,7 +30,7 @@ from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines import batched_search
 from annotated_transformer.engines.choose import FAST, PLAIN, Engines
 from annotated_transformer.engines.kv_cache import KVCache
-from annotated_transformer.engines.packed import can_int8, ready_to_translate
+from annotated_transformer.engines.packed import can_int8, prepare_for_inference
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.folder import load_run
@@ -119,7 +119,7 @@ def ready(size: Size, precision: str = "fp32", packed: bool = True) -> Transform
     model = build_transformer(m, n_vocab, Ids.pad_id, attention=FAST.attention)
     with torch.no_grad():
         model.embedding.weight[[Ids.pad_id, Ids.eos_id]] = 0  # half of others are more
-    ready_to_translate(model, precision)
+    prepare_for_inference(model, precision)
     for module in model.modules() if not packed else ():
         if hasattr(module, "_packed"):
             module._packed = None

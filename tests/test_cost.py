@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.engines.choose import FAST
-from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.engines.packed import prepare_for_inference
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import PrefixDecoder
 from annotated_transformer.model.transformer import Transformer, build_transformer
@@ -91,9 +91,7 @@ def search(model: Transformer, what: str) -> None:
     "Translate lines whose translations end at their limit."
     with torch.no_grad():
         model.embedding.weight[EOS] = 0  # half of the other logits are greater
-    for module in ready_to_translate(model).modules():
-        if hasattr(module, "_packed"):  # packed products are not counted
-            module._packed = None
+    prepare_for_inference(model)
     decoder = (PrefixDecoder if what == "no cache" else FAST.decoder)(model)
     src = torch.randint(3, POINT["n_vocab"], (POINT["lines"], POINT["length"]))
     limits = torch.full((len(src),), POINT["length"])

@@ -96,25 +96,6 @@ def batched_greedy_search(
         done = done | (last == eos_id) | (limits <= n)
     return found
 
-# %% ../../nbs/90f_batched_search.ipynb #90e00012
-def _best_tokens(
-    log_probs: Float[Tensor, "b beam n_vocab"], scores: Float[Tensor, "b beam"], n: int
-) -> tuple[Float[Tensor, "b m"], Int[Tensor, "b m"], Int[Tensor, "b m"]]:
-    "The `n` best continuations: log-probabilities, hypotheses continued, new tokens."
-    n_vocab = log_probs.size(-1)
-    sizes = (size for size in range(256, 15, -1) if n_vocab % size == 0)
-    size = next(sizes, n_vocab)  # of a block
-    blocks = log_probs.unflatten(-1, (-1, size))  # (b, beam, n_blocks, size)
-    maxima = (blocks.amax(dim=-1) + scores[..., None]).flatten(1)  # (b, beam·n_blocks)
-    chosen = maxima.topk(min(n, maxima.size(1)), dim=1).indices
-    inside = blocks.flatten(1, 2).gather(1, chosen[..., None].expand(-1, -1, size))
-    block_scores = scores.gather(1, chosen // (n_vocab // size))
-    inside = (inside + block_scores[..., None]).flatten(1)
-    scores, place = inside.topk(min(n, inside.size(1)), dim=1)
-    # among the beam · n_vocab continuations
-    place = chosen.gather(1, place // size) * size + place % size
-    return scores, place // n_vocab, place % n_vocab
-
 # %% ../../nbs/90f_batched_search.ipynb #90e00015
 class _Beam(NamedTuple):
     "The hypotheses of the sentences in the batch."
@@ -202,7 +183,9 @@ def _advance(
     log_probs[..., eos_id] = -torch.inf
     n_others = log_probs.size(1) * (log_probs.size(2) - 1)
     n_kept = min(beam_size, n_others)
-    scores, parents, last = _best_tokens(log_probs, beam.scores, n_kept)
+    continued = (log_probs + beam.scores[..., None]).flatten(1)  # (b, beam·n_vocab)
+    scores, place = continued.topk(n_kept, dim=1)
+    parents, last = place // log_probs.size(2), place % log_probs.size(2)
     if n_others > beam_size:  # where nothing is dropped, every EOS counts
         ends = ends.masked_fill(~may_end(ends, scores), -torch.inf)
     ends = ends.masked_fill(beam.done[:, None], -torch.inf)
@@ -224,7 +207,7 @@ def _check_n_best(n_best: int, beam_size: int) -> None:
     "UserError unless the beam can hold the hypotheses that are asked for."
     if not 1 <= n_best <= beam_size:
         raise UserError(
-            f"n_best={n_best} with beam_size={beam_size}: take 1 ≤ n_best ≤ beam_size"
+            f"n_best={n_best} with beam_size={beam_size}: n_best must be from 1 to beam_size"
         )
 
 # %% ../../nbs/90f_batched_search.ipynb #90e0001e
@@ -271,10 +254,10 @@ def search_with(beam_size: int = 4, alpha: float = 0.6, n_best: int = 1) -> Call
     A `beam_size` of 1 is greedy search; `alpha` is that of the length penalty.
     """
     if not 1 <= beam_size <= 256:
-        raise UserError(f"beam_size={beam_size}: take 1 to 256 hypotheses")
+        raise UserError(f"beam_size={beam_size} must be from 1 to 256")
     _check_n_best(n_best, beam_size)
     if not 0 <= alpha <= 10:
-        raise UserError(f"alpha={alpha}: take 0 to 10, the paper has 0.6")
+        raise UserError(f"alpha={alpha} must be from 0 to 10; the paper has 0.6")
     if beam_size == 1:
         return batched_greedy_search
     penalty = partial(length_penalty, alpha=alpha)
@@ -292,7 +275,7 @@ def sample_with(
     """
     check_sampling(temperature, top_p)
     if not 1 <= n_best <= 256:
-        raise UserError(f"n_best={n_best}: take 1 to 256 samples")
+        raise UserError(f"n_best={n_best} must be from 1 to 256")
     generators: dict[torch.device, torch.Generator] = {}
 
     def search(step, state, bos_id: int, eos_id: int, max_lens: Int[Tensor, " b"]):

@@ -25,7 +25,7 @@ from ..engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
 )
-from ..engines.fused_attention import FusedMultiHeadAttention
+from ..engines.fused_attention import fused_attention
 from ..io.files import (
     check_new_folder,
     new_folder,
@@ -36,6 +36,7 @@ from ..io.files import (
 from ..model.embedding import Embedding
 from ..model.feed_forward import FeedForward
 from ..model.masking import causal_mask
+from ..model.multi_head import MultiHeadAttention
 from ..model.position import SinusoidalPosition
 from ..model.stack import (
     Decoder,
@@ -69,11 +70,11 @@ class _SinusoidalHalves(SinusoidalPosition):
         return x + in_halves(super().forward(x.new_zeros(1, *x.shape[1:]), start))
 
 # %% ../../nbs/91_marian.ipynb #6eede217
-class _MarianAttention(FusedMultiHeadAttention):
+class _MarianAttention(MultiHeadAttention):
     "§3.2.2 with a bias in each of the four projections."
 
     def __init__(self, d_model: int, n_heads: int):
-        super().__init__(d_model, n_heads)
+        super().__init__(d_model, n_heads, attend=fused_attention)
         for name in ("w_q", "w_k", "w_v", "w_o"):
             setattr(self, name, nn.Linear(d_model, d_model))
 
