@@ -137,7 +137,7 @@ def antecedent_attention(
     for s, pair, maps in map_pairs(model, vocab, sentences, batch_size):
         if s.pronoun is None:
             raise ValueError(
-                f"there is no it in {s.en!r}: take sentences from pronoun_sentences"
+                f"{s.en!r} does not contain it: use sentences of pronoun_sentences"
             )
         antecedent, other = s.pronoun.antecedent, s.pronoun.other
         for kind, queries, query in (
