@@ -134,3 +134,50 @@ class Browser:
                 .get("description", "the script failed")
             )
         return got["result"].get("value")
+
+
+# ---- by pointer, finger and keys
+
+
+def middle(browser: Browser, selector: str, i: int = 0) -> dict[str, float]:
+    "Where on the screen the i-th such element is, once it was scrolled into sight."
+    return browser.ask(f"""(e => {{
+        e.scrollIntoView({{block: "center"}});
+        const box = e.getBoundingClientRect();
+        return {{x: box.x + box.width / 2, y: box.y + box.height / 2}};
+        }})(document.querySelectorAll({json.dumps(selector)})[{i}])""")
+
+
+def hover(browser: Browser, selector: str, i: int = 0) -> None:
+    at = middle(browser, selector, i)
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+
+
+def leave(browser: Browser) -> None:
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+
+
+def click(browser: Browser, selector: str, i: int = 0) -> None:
+    at = middle(browser, selector, i)
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+    at |= {"button": "left", "clickCount": 1}
+    for what in ("mousePressed", "mouseReleased"):
+        browser.call("Input.dispatchMouseEvent", type=what, **at)
+
+
+def tap(browser: Browser, selector: str, i: int = 0) -> None:
+    at = [middle(browser, selector, i)]
+    browser.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=at)
+    browser.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
+
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36}
+KEYS |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
+
+def press(browser: Browser, *names: str) -> None:
+    for name in names:
+        key = {"key": name, "code": name, "windowsVirtualKeyCode": KEYS[name]}
+        text = {"text": "\r"} if name == "Enter" else {}
+        browser.call("Input.dispatchKeyEvent", type="keyDown", **key, **text)
+        browser.call("Input.dispatchKeyEvent", type="keyUp", **key)

@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("steady")
 
 # With pytest-xdist a file's tests stay together, and so do those of the live page, which
 # takes long to write; what takes longest begins first.
-LIVE = ("test_live", "test_live_tour", "test_page_strings")
+LIVE = ("test_live",)
 SLOW = ("test_live_page", "test_resume", "test_cli", "test_hugging_face")
 
 

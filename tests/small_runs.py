@@ -9,6 +9,7 @@ from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.checkpoint import save_weights
 from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.settings import (
     Recipe,
@@ -17,7 +18,6 @@ from annotated_transformer.runs.settings import (
     override,
 )
 from annotated_transformer.runs.train_run import RunOptions, train_run
-from annotated_transformer.runs.weights import save_weights
 
 _CPU = Path("/proc/cpuinfo")
 # without 8-bit dot products, the sums of CTranslate2's int8 saturate

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +13,6 @@ import torch.nn.functional as F
 from cells import joined
 from conftest import ROOT
 from torch import nn
-
-from annotated_transformer.engines.batched_search import search_with
-from annotated_transformer.runs.folder import load_run
-from annotated_transformer.translating.load import load
 
 
 def code_with(words: str) -> str:
@@ -98,109 +93,9 @@ def test_two_vocabularies(tmp_path, monkeypatch):
     assert source.decode(source.encode("龘")) == "龘"
 
 
-def test_greedy_search_with_two_sessions(monkeypatch):
-    """With sessions that compute as the model does: the sentences of greedy search.
-
-    The model's own favourite is padding here, which the search must not take.
-    """
-    run = load_run(Path("demo"))
-    model, vocab = run.model, run.vocab
-
-    class Session:
-        def __init__(self, path):
-            self.compute = {"encoder.onnx": model.encode, "decoder.onnx": decode}[path]
-
-        def run(self, _, feeds):
-            with torch.no_grad():
-                found = self.compute(**{k: torch.tensor(v) for k, v in feeds.items()})
-            return [t.numpy() for t in found]
-
-    def decode(tgt_in, memory, src_mask):
-        hidden = model.decode(tgt_in, memory, src_mask)[:, -1]
-        log_probs = model.embedding.logits(hidden).log_softmax(dim=-1)
-        return [log_probs.index_fill(1, torch.tensor(vocab.pad_id), 1)]
-
-    stand_in = SimpleNamespace(InferenceSession=Session)
-    monkeypatch.setitem(sys.modules, "onnxruntime", stand_in)
-    lines = ["The dog is tired.", "The animal didn't cross the street."]
-    found = []
-    for line in lines:
-        space = {"line": line, "vocab": vocab}
-        exec(code_with("encoder.run"), space)
-        found.append(vocab.decode(space["ids"][1:]))
-    assert found == load("demo", search=search_with(1)).translate(lines)
-
-
-def tiny(name: str):
-    "A tokeniser of letters, a tiny random model, a language and one that is new."
-    transformers = pytest.importorskip("transformers")
-    letters = ["<s>", "<pad>", "</s>", "<unk>", *"▁abcdefghijklmnopqrstuvwxyz"]
-    sizes = {
-        f"{side}_{what}": n
-        for side in ("encoder", "decoder")
-        for what, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))
-    } | {"d_model": 16, "decoder_start_token_id": 2}
-    if name == "NLLB":
-        tokenizer = transformers.NllbTokenizer(
-            vocab={token: i for i, token in enumerate(letters)}, merges=[]
-        )
-        config = transformers.M2M100Config(vocab_size=len(tokenizer), **sizes)
-        model = transformers.M2M100ForConditionalGeneration(config)
-        return tokenizer, model, "fra_Latn", "xyz_Latn"
-    tokenizer = transformers.MBart50Tokenizer(
-        vocab=[(token, -1.0) for token in letters[1:]]  # it replaces three
-    )
-    config = transformers.MBartConfig(vocab_size=len(tokenizer), **sizes)
-    model = transformers.MBartForConditionalGeneration(config)
-    return tokenizer, model, "fr_XX", "xy_XX"
-
-
-@pytest.mark.parametrize("name", ["NLLB", "mBART-50"])
-@pytest.mark.parametrize("into_new", [True, False])
-def test_new_language(name, into_new, tmp_path):
-    "The new code begins as its relative; source, labels and output have their codes."
-    torch.manual_seed(0)
-    tokenizer, model, related, new = tiny(name)
-    other, before = tokenizer.src_lang, len(tokenizer)
-    space = {
-        "torch": torch,
-        "tokenizer": tokenizer,
-        "model": model.eval(),
-        "related": related,
-        "other": other,
-        "new": new,
-        "text": "abⴰ ⴱa",
-        "sources": ["abc de", "fgh"],
-        "targets": ["xyz", "uv wxy"],
-    }
-    code, both = code_with("add_tokens"), "tokenizer.src_lang, tokenizer.tgt_lang = "
-    if not into_new:
-        changed = code.replace(f"{both}other, new", f"{both}new, other")
-        assert changed != code
-        code = changed
-    exec(code, space)
-    new_id, rows = space["new_id"], model.get_input_embeddings().weight
-    assert new_id == before and len(rows) == len(tokenizer) == before + 3
-    assert torch.equal(rows[new_id], rows[space["related_id"]])
-    assert torch.equal(model.get_output_embeddings().weight, rows)
-    assert tokenizer.unk_token_id not in tokenizer(space["text"]).input_ids
-    assert tokenizer.decode(tokenizer("ⴰⴱ").input_ids, skip_special_tokens=True) == "ⴰⴱ"
-    other_id = tokenizer.convert_tokens_to_ids(other)
-    of_source, of_target = (other_id, new_id) if into_new else (new_id, other_id)
-    labels = space["batch"]["labels"]
-    assert (space["inputs"]["input_ids"][:, 0] == of_source).all()
-    assert (labels[:, 0] == of_target).all() and (labels == -100).any()
-    assert space["loss"].isfinite()
-    assert (space["ids"][:, 1] == of_target).all()
-    assert [type(line) for line in space["translations"]] == [str, str]
-    tokenizer.src_lang = tokenizer.tgt_lang = other
-    tokenizer.save_pretrained(tmp_path)
-    again = type(tokenizer).from_pretrained(tmp_path)
-    assert again.convert_tokens_to_ids(new) == new_id
-
-
 SCRIPT = """
 import os, sys
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -225,6 +120,7 @@ torch.save(found, f"{sys.argv[1]}/{os.environ['RANK']}.pt")
 """
 
 
+@pytest.mark.slow
 def test_data_parallel(tmp_path):
     "Two processes: the same weights, each sentence of an epoch on one of them, 64 each."
     script = tmp_path / "train.py"

@@ -19,7 +19,7 @@ from annotated_transformer.experiments.background import AdditiveAttention
 from annotated_transformer.model.attention import (
     attention,
 )
-from annotated_transformer.model.masking import causal_mask, padding_mask, target_mask
+from annotated_transformer.model.masking import padding_mask, target_mask
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.training.attention_dropout import AttentionDropout
 
@@ -190,14 +190,3 @@ def test_what_is_changed_is_used_in_self_attention(change):
     found = module(x, x, x, None)
     close(found, module(x, x.clone(), x.clone(), None))
     assert (found - plain(x, x, x, None)).abs().max() > 1e-2
-
-
-# Errors
-
-
-def test_masks_are_made_where_they_are_used():
-    assert (
-        target_mask(torch.ones(1, 3, dtype=torch.long, device="meta"), 0).device.type
-        == "meta"
-    )
-    assert causal_mask(3, torch.device("meta")).device.type == "meta"

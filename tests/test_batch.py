@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as st_np
 from annotated_transformer.data import prepared as module
 from annotated_transformer.data.batch import (
     Batch,
+    Cursor,
     EncodedPairs,
     RaggedArray,
-    RunPosition,
     _cut_points,
     bucket_by_length,
     drop_long_pairs,
@@ -139,7 +139,7 @@ def test_shares_are_the_whole_step(world_size, accumulate):
         batches = [batch for share in shares for batch in share.micro]
         n_micro = min(accumulate, -(-len(whole.micro[0].src) // world_size))
         for share in shares:
-            assert share.position == whole.position and len(share.micro) == n_micro
+            assert share.cursor == whole.cursor and len(share.micro) == n_micro
             assert share.n_tokens == whole.n_tokens
         assert sentences(batches) == sentences(whole.micro)
         assert sum(batch.n_tokens for batch in batches) == whole.n_tokens
@@ -158,7 +158,7 @@ def test_resumed_equals_uninterrupted(how):
     "From every position of more than two epochs, an epoch's end included."
     whole = list(map(plain, steps(2 * N_EPOCH + 3, **how)))
     for done in range(len(whole) - 1):
-        start = whole[done - 1][0] if done else RunPosition()
+        start = whole[done - 1][0] if done else Cursor()
         assert plain(steps(1, start=start, **how)[0]) == whole[done]
     assert whole[0][3] != whole[N_EPOCH][3], "each epoch has its own order"
     rest = steps(len(whole) - 3, start=whole[2][0], **how)
@@ -173,7 +173,7 @@ def test_long_pairs_are_left_out(max_len, capsys):
     found = [
         pair
         for step in steps(2 * N_EPOCH, max_len=max_len)
-        if step.position.epoch == 0
+        if step.cursor.epoch == 0
         for pair in sentences(step.micro)
     ]
     assert sorted(found) == wanted

@@ -22,23 +22,7 @@ FIELDS = [
 ]
 NAMES = [field.name for _, field in FIELDS]
 each_field = pytest.mark.parametrize("part, field", FIELDS, ids=NAMES)
-SHARES = {
-    "bpe_dropout",
-    "dropout",
-    "attention_dropout",
-    "label_smoothing",
-    "adam_beta1",
-    "adam_beta2",
-}
-
-
-@each_field
-def test_wrong_text_is_refused_with_the_name(part, field):
-    for wrong in ("", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5"):
-        with pytest.raises(ValueError, match=field.name):
-            override(get_recipe("base"), [f"{field.name}={wrong}"])
-
-
+WRONG_TEXT = ("", "nan", "inf", "-inf", "-1", "1e400", "maybe", "0x10", "1,5")
 WRONG = {
     int: [[], "6", 6.5, True, math.nan],
     float: [[], "6", True, math.nan, math.inf, 10**400, -(10**400)],
@@ -48,42 +32,39 @@ WRONG = {
 
 
 @each_field
-def test_wrong_types_are_refused_with_the_name(part, field):
+def test_wrong_values_are_refused_with_the_name(part, field):
+    for wrong in WRONG_TEXT:
+        with pytest.raises(UserError, match=field.name):
+            override(get_recipe("base"), [f"{field.name}={wrong}"])
     rule = Rule.of(field.type)
     assert rule.optional == (field.default is None)
     for wrong in WRONG[rule.kind] + ([] if rule.optional else [None]):
-        with pytest.raises(ValueError, match=field.name):
+        with pytest.raises(UserError, match=field.name):
             part(**{field.name: wrong})
 
 
-COUNTS = [f.name for _, f in FIELDS if Rule.of(f.type).kind is int]
+COUNTS = {field.name for _, field in FIELDS if Rule.of(field.type).kind is int}
+SHARES = """bpe_dropout dropout attention_dropout label_smoothing adam_beta1
+            adam_beta2""".split()
+RANGES = {  # values that are just inside, and just outside
+    **{name: ([], [0]) for name in sorted(COUNTS - {"seed", "average_last"})},
+    **{name: ([0, 0.999], [1, -0.1]) for name in SHARES},
+    "seed": ([0, 2**63 - 1], [2**63]),
+    "average_last": ([0, 5], [6]),  # no more than `keep_last`
+    "n_pieces": ([300], [299]),
+    "peak_lr": ([1e-9], [0]),
+}
 
 
-@pytest.mark.parametrize("name", sorted({*COUNTS} - {"seed", "average_last"}))
-def test_counts_start_at_one(name):
-    with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
-        override(get_recipe("base"), [f"{name}=0"])
-
-
-@pytest.mark.parametrize("name", sorted(SHARES))
-def test_shares_lie_from_zero_to_below_one(name):
-    assert getattr(override(get_recipe("base"), [f"{name}=0"]).train, name) == 0
-    for wrong in ("1", "1.5", "-0.1"):
-        with pytest.raises(ValueError, match=name):
-            override(get_recipe("base"), [f"{name}={wrong}"])
-
-
-def test_no_more_is_averaged_than_kept():
-    TrainConfig(keep_last=5, average_last=5)
-    with pytest.raises(UserError, match="average_last=6 must be at most keep_last=5"):
-        TrainConfig(keep_last=5, average_last=6)
-
-
-def test_seed():
-    for seed in (0, 2**63 - 1):
-        assert override(get_recipe("base"), [f"seed={seed}"]).train.seed == seed
-    with pytest.raises(ValueError, match="seed"):
-        TrainConfig(seed=2**63)
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges(name):
+    inside, outside = RANGES[name]
+    for value in inside:
+        recipe = override(get_recipe("base"), [f"{name}={value}"])
+        assert getattr(recipe.train, name) == value
+    for value in outside:
+        with pytest.raises(UserError, match=f"{name}={value}"):
+            override(get_recipe("base"), [f"{name}={value}"])
 
 
 def test_too_few_pieces_are_refused_before_any_text_is_read(tmp_path, capsys):

@@ -30,7 +30,6 @@ from annotated_transformer.data.corpus import (
 )
 from annotated_transformer.io.text import (
     TextPairs,
-    _stream_pairs,
     fingerprint,
     read_lines,
 )
@@ -74,13 +73,13 @@ def test_pairs(tmp_path):
     (tmp_path / "c").write_bytes(b"eins\n")
     (tmp_path / "d").write_bytes(b"\nx\n\n\n\n")
     pairs = [("1", "eins"), (" 4 ", "vier"), ("5", "5")]
-    assert list(_stream_pairs(tmp_path / "a", tmp_path / "b")) == pairs
+    assert list(TextPairs([(tmp_path / "a", tmp_path / "b")])) == pairs
     with pytest.raises(UserError, match="a has 5 lines but .*c has 1"):
-        list(_stream_pairs(tmp_path / "a", tmp_path / "c"))
+        list(TextPairs([(tmp_path / "a", tmp_path / "c")]))
     with pytest.raises(UserError, match="c has 1 lines but .*a has 5"):
-        list(_stream_pairs(tmp_path / "c", tmp_path / "a"))
-    with pytest.raises(UserError, match="no line with text in both"):
-        list(_stream_pairs(tmp_path / "a", tmp_path / "d"))
+        list(TextPairs([(tmp_path / "c", tmp_path / "a")]))
+    with pytest.raises(UserError, match="no pair with text on both"):
+        list(TextPairs([(tmp_path / "a", tmp_path / "d")]))
 
 
 # ---- pairs that stay on disk
@@ -108,7 +107,7 @@ def two_parts(tmp_path) -> list[tuple[Path, Path]]:
 def test_text_pairs(two_parts):
     pairs, whole = TextPairs(two_parts), []
     for files in two_parts:
-        whole += _stream_pairs(*files)
+        whole += TextPairs([files])
     assert list(pairs) == list(pairs) == whole
     assert whole[0] == ("one", "eins") and len(whole) == 4
     some = TextPairs(two_parts, keep=lambda s: "o" in s)

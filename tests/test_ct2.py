@@ -14,8 +14,8 @@ from annotated_transformer.engines.batched_search import (
     search_with,
 )
 from annotated_transformer.export.ct2 import N_POSITIONS, export_ct2
+from annotated_transformer.runs.checkpoint import save_weights
 from annotated_transformer.runs.folder import load_run
-from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.load import load
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -33,8 +33,8 @@ from annotated_transformer.export.hugging_face import (
 from annotated_transformer.export.marian import (
     import_marian,
 )
+from annotated_transformer.runs.checkpoint import read_tensors
 from annotated_transformer.runs.folder import load_run
-from annotated_transformer.runs.weights import read_tensors
 from annotated_transformer.translating.load import load
 
 transformers = pytest.importorskip("transformers")

@@ -1,8 +1,6 @@
 "A model for inference against the plain one. (`test_twins.py` compares the layers.)"
 
-import copy
 import os
-import pickle
 
 import pytest
 import torch
@@ -10,13 +8,10 @@ from torch import nn
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
-from annotated_transformer.data.grammar import builtin
 from annotated_transformer.engines import packed
 from annotated_transformer.engines.choose import FAST
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.engines.packed import (
-    PRECISIONS,
-    Int8Linear,
     can_int8,
     fast_decoder,
     prepare_for_inference,
@@ -26,33 +21,6 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, precision_context
 from annotated_transformer.training.attention_dropout import AttentionDropout
 from annotated_transformer.translating.load import load
-
-
-def pickled(translator):
-    return pickle.loads(pickle.dumps(translator))
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("copy_of", [copy.deepcopy, pickled])
-def test_a_translator_can_be_copied(copy_of, precision):
-    "By `copy`, and by `pickle`, as other processes receive it."
-    if precision == "int8" and not can_int8():
-        pytest.skip("this PyTorch has no 8-bit products")
-    lines = [s.en for s in builtin(5, seed=1, split="test")]
-    translator = load("demo", precision=precision)
-    other = copy_of(translator)
-    assert other.translate(lines) == translator.translate(lines)
-    layer, original = (t.model.decoder.layers[0] for t in (other, translator))
-    assert layer.self_attn.w_o.weight is not original.self_attn.w_o.weight
-
-
-def test_each_row_has_a_scale_of_its_own():
-    torch.manual_seed(0)
-    weight = torch.randn(4, 64) * 10.0 ** torch.arange(-2, 2)[:, None]
-    x = torch.randn(200, 64)
-    exact = x @ weight.T
-    off = (Int8Linear(weight, None)(x) - exact).norm(dim=0) / exact.norm(dim=0)
-    assert off.max() < 0.05
 
 
 def words_of(model, src, tgt_in):
@@ -171,7 +139,7 @@ def test_layer_with_parts_of_its_own_keeps_the_general_step(change):
 
 
 def test_nothing_changes_for_the_rest_of_the_process(monkeypatch):
-    "Neither a translator nor training in bf16."
+    "Neither a model that is ready to translate nor training in bf16."
 
     def settings():
         cuda = torch.backends.cuda

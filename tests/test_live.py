@@ -23,12 +23,12 @@ from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.stack import PostNorm
 from annotated_transformer.model.transformer import Transformer, build_transformer
-from annotated_transformer.runs.folder import Run
-from annotated_transformer.runs.settings import Recipe, TrainConfig
-from annotated_transformer.runs.weights import (
+from annotated_transformer.runs.checkpoint import (
     pack_weights,
     unpack_weights,
 )
+from annotated_transformer.runs.folder import Run
+from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.show import live
 from annotated_transformer.show.heads import ablate_head
 from annotated_transformer.show.live import pack_model

@@ -79,43 +79,6 @@ def test_padding_never_counts(loss_of):
         assert (gradient == 0).all()
 
 
-def made_up(seed: int, certainty: float, n_vocab: int):
-    "Positions of a model, from untrained (0) to certain of the target token (20)."
-    rng = torch.Generator().manual_seed(seed)
-    weight = torch.randn(n_vocab, 64, generator=rng)
-    tokens = torch.randint(n_vocab, (1, 200), generator=rng)
-    noise = torch.randn(1, 200, 64, generator=rng) / 8
-    hidden = noise + certainty / 64 * weight[tokens]
-    return hidden.requires_grad_(), weight.requires_grad_(), tokens
-
-
-def value_and_gradients(loss, *leaves) -> list[torch.Tensor]:
-    "In float64, of a loss and its leaves."
-    return [x.detach().double() for x in (loss, *torch.autograd.grad(loss, leaves))]
-
-
-def off(found, right) -> list[float]:
-    "Relative errors of the value and of both gradients, in norm."
-    pairs = zip(found, right, strict=True)
-    return [((a - c).norm() / c.norm()).item() for a, c in pairs]
-
-
-def in_float64(hidden, weight, words) -> list[torch.Tensor]:
-    "PyTorch's loss in double precision: the oracle of shorter types."
-    h, w = (x.detach().double().requires_grad_() for x in (hidden, weight))
-    return value_and_gradients(theirs(h, w, words, -1, 0.1), h, w)
-
-
-@pytest.mark.parametrize("certainty, limit", [(0, 1e-6), (8, 1e-6), (12, 1e-5)])
-def test_float32_is_exact(certainty, limit):
-    hidden, weight, words = made_up(1, certainty, 7919)
-    loss = chunked_loss(hidden, weight, words, -1, 0.1)
-    found = value_and_gradients(loss, hidden, weight)
-    value, *gradients = off(found, in_float64(hidden, weight, words))
-    assert value < 1e-6
-    assert max(gradients) < limit  # p − q loses digits when p is near q
-
-
 @pytest.mark.parametrize("gap", [20.0, 2000.0])
 @pytest.mark.parametrize("autocast", [False, True])
 @both

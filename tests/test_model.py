@@ -21,7 +21,6 @@ from annotated_transformer.model.transformer import (
     Transformer,
     build_transformer,
 )
-from annotated_transformer.runs.settings import get_recipe, override
 
 PAD, N_VOCAB = 0, 23
 SMALL = {"n_layers": 2, "d_model": 16, "d_ff": 24, "n_heads": 4}
@@ -172,9 +171,6 @@ def test_the_model_is_torchs(sizes):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-# Variants are parts
-
-
 def test_dropouts_stand_where_the_paper_has_them():
     "§5.4: on every sub-layer's output, and on the sum of embedding and position in both stacks; nowhere else."
     found = {
@@ -189,9 +185,6 @@ def test_dropouts_stand_where_the_paper_has_them():
         for j in range(n)
     }
     assert found.keys() == expected | {"dropout"} and set(found.values()) == {0.3}
-
-
-# Causality
 
 
 # Padding
@@ -244,9 +237,6 @@ def test_a_source_of_padding_alone_is_harmless(changes):
     assert found[..., PAD + 1 :].isfinite().all()
 
 
-# Word by word
-
-
 def test_a_step_leaves_the_state_alone():
     cache, last = KVCache(make()), words(3, 1)
     with torch.no_grad():
@@ -255,59 +245,6 @@ def test_a_step_leaves_the_state_alone():
     # padding is excluded, and the others are not normalised again
     assert first[..., PAD].eq(-torch.inf).all()
     assert first.exp().sum(-1).lt(1).all() and first.exp().sum(-1).gt(0.5).all()
-
-
-# Start
-
-
-# What others hold on to
-
-
-def test_names_of_the_weights():
-    attn = ["w_q.weight", "w_k.weight", "w_v.weight", "w_o.weight"]
-    ff = ["w_1.weight", "w_1.bias", "w_2.weight", "w_2.bias"]
-    norm = ["norm.weight", "norm.bias"]
-
-    def layer(stack, parts, n_norms):
-        names = {f"{part}.{name}" for part in parts for name in attn}
-        names |= {f"feed_forward.{name}" for name in ff}
-        names |= {f"residuals.{i}.{name}" for i in range(n_norms) for name in norm}
-        return {f"{stack}.layers.0.{name}" for name in names}
-
-    def found(**sizes):
-        return make({"n_layers": 1} | sizes).state_dict().keys()
-
-    paper = {"embedding.weight"} | layer("encoder", ["self_attn"], 2)
-    paper |= layer("decoder", ["self_attn", "cross_attn"], 3)
-    final = {f"{stack}.{name}" for stack in ("encoder", "decoder") for name in norm}
-    assert found() == paper
-    assert found(norm="pre") == paper | final
-    assert found(position="learned") == paper | {"position.table"}
-
-
-COUNTED = [
-    "d_k=16",
-    "d_v=16",
-    "d_ff=4096",
-    "n_heads=32",
-    "norm=pre",
-    "position=learned",
-]
-
-
-@pytest.mark.parametrize("setting", COUNTED)
-def test_counting_by_hand_is_counting_the_model(setting):
-    "The formula of notebook 00."
-    m, n_pieces = override(get_recipe("base"), [setting]).model, 37_000
-    d_k, d_v = m.d_k or m.d_model // m.n_heads, m.d_v or m.d_model // m.n_heads
-    attention = 2 * m.d_model * m.n_heads * (d_k + d_v)
-    feed_forward = 2 * m.d_model * m.d_ff + m.d_ff + m.d_model
-    by_hand = n_pieces * m.d_model + m.n_layers * (3 * attention + 2 * feed_forward)
-    by_hand += (5 * m.n_layers + 2 * (m.norm == "pre")) * 2 * m.d_model
-    by_hand += (m.position == "learned") * m.n_positions * m.d_model
-    with torch.device("meta"):
-        model = build_transformer(m, n_pieces, pad_id=0)
-    assert sum(p.numel() for p in model.parameters()) == by_hand
 
 
 # Precision
@@ -341,6 +278,3 @@ def test_a_table_that_grew_while_translating_can_be_trained_with():
     assert x.grad.norm() > 0
     # nor does it change what is saved
     SinusoidalPosition(16).load_state_dict(position.state_dict(), strict=True)
-
-
-# Errors

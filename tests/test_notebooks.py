@@ -1,13 +1,9 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
 
-import json
-import re
-
 import nbformat
 import pytest
-from cells import FOLDED, readme
-from conftest import ROOT
-from notebooks import is_run, run, unix_lines
+from cells import FOLDED
+from notebooks import is_run, run
 from test_gate import cell, notebook
 
 FLAGS = {"slow", "gpu", "network"}
@@ -28,18 +24,6 @@ FLAGS = {"slow", "gpu", "network"}
 )
 def test_is_run(source, runs):
     assert is_run(source, FLAGS) == runs
-
-
-def test_markdown_has_code_between_backticks():
-    "In an element <code>, the site's Markdown can take * and _ for emphasis."
-    lost = r"<code>(?:[^<]*?\W)?(?:[*$]|_|\w+_\W)[^<]*</code>"
-    found = {
-        path.stem: re.findall(lost, c.source)
-        for path in sorted((ROOT / "nbs").glob("*.ipynb"))
-        for c in nbformat.read(path, 4).cells
-        if c.cell_type == "markdown" and re.search(lost, c.source)
-    }
-    assert found == {}
 
 
 def test_run_twice(tmp_path):
@@ -89,37 +73,3 @@ def test_what_a_page_folds_is_folded_in_jupyter(tmp_path):
     tags = [m.pop("tags", []) for m in metadata]
     assert metadata == [FOLDED] * len(folded) + [{}] * len(others)
     assert {i: t for i, t in enumerate(tags) if t} == {2: ["fold"], 11: ["fold"]}
-
-
-def test_exported_lines_end_as_in_git(tmp_path):
-    module, data = tmp_path / "room/one.py", tmp_path / "page.css"
-    module.parent.mkdir()
-    module.write_bytes(b"a = 1\r\nb = '\r'\r\n")
-    data.write_bytes(b"\r\n")
-    unix_lines(tmp_path)
-    assert module.read_bytes() == b"a = 1\nb = '\r'\n" and data.read_bytes() == b"\r\n"
-
-
-def test_failed_run_writes_nothing(tmp_path):
-    path = tmp_path / "11_toy.ipynb"
-    notebook(path, cell("print('before')"), cell("1 / 0"))
-    before = path.read_text()
-    assert "ZeroDivisionError" in run(path, FLAGS) and path.read_text() == before
-
-
-def test_readme(tmp_path):
-    path = tmp_path / "index.ipynb"
-    said = [{"output_type": "stream", "name": "stdout", "text": "4\n"}]
-    notebook(
-        path,
-        cell("---\ntitle: x\n---", "raw"),
-        cell("# Title", "markdown"),
-        cell("#| hide\nx = 2"),
-        cell("#| include: false\nx = 3") | {"outputs": said},
-        cell("#| label: a\nprint(2 * 2)") | {"outputs": said},
-        cell("#| echo: false\nshow()") | {"outputs": said},
-    )
-    assert (
-        readme(json.loads(path.read_text()), "x.ipynb").split("\n\n", 1)[1]
-        == "# Title\n\n```python\nprint(2 * 2)\n```\n\n    4\n\n    4\n"
-    )

@@ -72,8 +72,3 @@ def test_its_weights_give_the_packages_model_the_same_logits():
     real = tgt_in != pad
     # float32: positions computed in another precision, sums in another order
     torch.testing.assert_close(here[real], theirs[real], rtol=1e-4, atol=1e-3)
-
-
-def test_it_imports_only_the_corpus_and_what_draws():
-    modules = re.findall(r"annotated_transformer\.([\w.]+)", "\n".join(CELLS))
-    assert set(modules) == {"data.grammar", "show.visualize"}

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pages
 import pytest
-from cells import FOLDED, joined, page_name, slug
+from cells import FOLDED
 from conftest import ROOT
 from execnb.nbio import dict2nb, read_nb
-from links import of_markdown, of_notebook
+from links import of_notebook
 from nbdev.process import NBProcessor
-from pages import Names, leave_site, link_names, names_of_package
-from publish import for_colab, llms_txt, plain, sections, sidebar, write_search
+from pages import leave_site, link_names, places_of_package
+from publish import every_page, for_colab, plain, sections, write_search
 from test_gate import cell, notebook
 
-PAGES = [entry.path for entry in sidebar() if entry.path]
+PAGES = every_page()
 
 
 # ---- links
@@ -28,110 +28,63 @@ def test_links_to_the_repository(cfg):
     )
     for text, becomes in {
         "[`a`](../LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)": f"[`a`]({blob}/LICENSE) ![b](images/b.svg) [c](31_stack.ipynb)",
-        "[a](../results) [b](../results/README.md#x 'y')": f"[a]({tree}/results) [b]({blob}/results/README.md#x 'y')",
+        "[a](../results) [b](../README.md#x 'y')": f"[a]({tree}/results) [b]({blob}/README.md#x 'y')",
         "[a][b]\n\n[b]: ../LICENSE": f"[a][b]\n\n[b]: {blob}/LICENSE",
-        '<a href="../LICENSE">a</a>': f'<a href="{blob}/LICENSE">a</a>',
         '```{=html}\n<a href="../LICENSE">a</a>\n```': f'```{{=html}}\n<a href="{blob}/LICENSE">a</a>\n```',
         "`[a](../b)` ``[`a`](../b)``": None,
         "```\n[a](../b)\n```": None,
-        "~~~ md\n[a](../b)\n~~~~": None,
-        "```\n[a](../b)": None,
     }.items():
         assert leave_site(text, cfg) == (becomes or text)
 
 
-def test_anchors_of_a_notebook_are_those_of_its_page():
-    "GitHub leaves dots out of anchors and the site does not; GitHub has anchors for Markdown, and none for notebooks."
-    heading = cell("## torch.nn.Linear", "markdown")
-    assert of_notebook(json.dumps({"cells": [heading]})).anchors == {"torch.nn.linear"}
-    both = {"torch.nn.linear", "torchnnlinear"}
-    assert of_markdown(heading["source"]).anchors == both
+PLACES = {
+    "Vocab": {"vocab.html": "vocab"},
+    "Vocab.words": {"vocab.html": "vocab"},
+    "put_ids": {"stack.html": "put_ids", "ct2.html": "put_ids"},
+    "train": {"train.html": "train"},
+}
+LINKED = {  # a text, and what becomes of it if that is another
+    "`Vocab` and `Vocab.words()`": "[`Vocab`](vocab.html#vocab) and [`Vocab.words()`](vocab.html#vocab)",
+    "```\n`a`\n```\n| `Vocab` | [x](y) |": "```\n`a`\n```\n| [`Vocab`](vocab.html#vocab) | [x](y) |",
+    "`put_ids`, `train`, `other`, `Vocab of words`, ``Vocab``": None,
+    "```python\n# as `Vocab`\n```\n    `Vocab`\n# `Vocab`\n<code>`Vocab`</code> <!-- `Vocab` -->": None,
+    "[of `Vocab`](x) [`Vocab`][x] ![`Vocab`](x.svg) <a href='x'>`Vocab`</a>\n\n[x]: y `Vocab`": None,
+}
 
 
-NAMES = Names(
-    {
-        "Vocab": {"vocab.html": "vocab"},
-        "Vocab.words": {"vocab.html": "vocab"},
-        "put": {"stack.html": "put", "ct2.html": "put"},
-        "train": {"train.html": "train"},
-    },
-    frozenset({"train"}),
-)
+@pytest.mark.parametrize("text", LINKED)
+def test_names_link_to_their_definition(text):
+    "On its own page a name does, whatever else it may mean."
+    assert link_names(text, "batch.html", PLACES) == (LINKED[text] or text)
+    assert link_names("`train`", "train.html", PLACES) == "[`train`](#train)"
 
 
-@pytest.mark.parametrize(
-    "text, becomes",
-    [
-        (
-            "`Vocab` and `Vocab.words()`",
-            "[`Vocab`](vocab.html#vocab) and [`Vocab.words()`](vocab.html#vocab)",
-        ),
-        ("`put`, `train`, `other`, `Vocab of words`, ``Vocab``", None),
-        (
-            "```python\n# as `Vocab`\n```\n    `Vocab`\n# `Vocab`\n<code>`Vocab`</code> <!-- `Vocab` -->",
-            None,
-        ),
-        (
-            "[of `Vocab`](x) [`Vocab`][x] ![`Vocab`](x.svg) [[1] `Vocab`](x) <a href='x'>`Vocab`</a>\n\n[x]: y `Vocab`",
-            None,
-        ),
-        (
-            "```\n`a`\n```\n| `Vocab` | [x](y) |",
-            "```\n`a`\n```\n| [`Vocab`](vocab.html#vocab) | [x](y) |",
-        ),
-    ],
-)
-def test_names_link_to_their_definition(text, becomes):
-    assert link_names(text, "batch.html", NAMES) == (becomes or text)
-
-
-def test_ambiguous_names_link_within_their_notebook():
-    assert link_names("`put`", "ct2.html", NAMES) == "[`put`](#put)"
-    assert link_names("`train`", "train.html", NAMES) == "[`train`](#train)"
-
-
-def test_names_of_the_notebook_itself_lead_nowhere_else(tmp_path):
-    "A notebook that defines a name of the package anew, without exporting it, means its own."
-    notebook(
-        tmp_path / "t.ipynb",
-        cell("`beam_search`, `greedy_search`", "markdown"),
-        cell("def beam_search():\n    pass"),
-    )
+def test_names_of_the_package(tmp_path):
+    "A notebook that defines one of them without exporting it means its own."
+    forward = places_of_package()["MultiHeadAttention.forward"]
+    assert forward == {"multi_head.html": "multiheadattention"}
+    text = cell("`beam_search`, `greedy_search`", "markdown")
+    notebook(tmp_path / "t.ipynb", text, cell("def beam_search():\n    pass"))
     nb = read_nb(tmp_path / "t.ipynb")
     NBProcessor(nb=nb, procs=[pages.NameLinks]).process()
     ours, theirs = nb.cells[0].source.split(", ")
     assert ours == "`beam_search`" and theirs.startswith("[`greedy_search`](decode")
 
 
-def test_names_of_the_package():
-    names = names_of_package()
-    forward = names.places["MultiHeadAttention.forward"]
-    assert forward == {"multi_head.html": "multiheadattention"}
-    for name in ("attention", "train", "rank", "prepare", "generate"):  # see there
-        assert link_names(f"`{name}`", "index.html", names) == f"`{name}`"
-    for name in ("Encoder", "beam_search", "builtin"):
-        assert link_names(f"`{name}`", "index.html", names) != f"`{name}`"
-
-
-def ids_of(nb) -> list[str]:
-    "The anchors of a processed notebook: places, and headings."
-    text = "\n\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
-    return re.findall(r'id="([^"]+)"', text) + [
-        slug(heading) for heading in re.findall(r"^#{2,6} +(.+)$", text, re.M)
-    ]
+def of_cells(*cells: dict):
+    return dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
 
 
 def test_a_place_is_made_once():
     "Not where a heading has the name already, and once for names that differ in their capitals alone."
-    cells = [
+    nb = of_cells(
         cell("## Search", "markdown"),
         cell("#| export\nclass Search: pass\ndef Take(): pass"),
         cell("#| export\ndef take(): pass"),
-        cell("def search(): pass"),
-    ]
-    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    )
     NBProcessor(nb=nb, procs=[pages.Definitions]).process()
-    assert ids_of(nb) == ["take", "search"]
+    text = "".join(c.source for c in nb.cells if c.cell_type == "markdown")
+    assert re.findall(r'id="([^"]+)"', text) == ["take"]
 
 
 # ---- one notebook, by all our processors
@@ -198,80 +151,25 @@ def cells_of(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-def test_links_of_each_page(toy, cfg):
-    "Below the title, which nbdev turns into front matter."
-    repo = f"{cfg['user']}/{cfg['repo']}"
-    text = "".join(cells_of(toy[1])[at]["source"] for at in (1, -1))
-    links = re.findall(r'<a href="([^"]+)"(?: download)?>([^<]+)</a>', text)
-    assert {name: to for to, name in links} == {
-        "Open in Colab": f"https://colab.research.google.com/github/{repo}/blob/gh-pages/notebooks/11_toy.ipynb",
-        "View source": f"{cfg['git_url']}/blob/{cfg['branch']}/nbs/11_toy.ipynb",
-        "Download notebook": "notebooks/11_toy.ipynb",
-        "Markdown": "toy.html.md",
-        "Report a problem with this page": f"{cfg['git_url']}/issues/new?title=11_toy.ipynb%3A+",
-    }
-
-
-def test_home_page_has_no_second_button_for_colab(cfg):
-    "It leads elsewhere, and a picture in the text would be the page's card."
-    nb = read_nb(ROOT / "nbs/index.ipynb")
-    NBProcessor(nb=nb, procs=[pages.PageLinks]).process()
-    text = "".join(joined(c.source) for c in nb.cells if c.cell_type == "markdown")
-    assert text.count("Open in Colab") == 1 and "<img" not in text
-    assert "A series of Jupyter notebooks" in text
-
-
 @pytest.mark.parametrize("title", ["# Toy", "---\ntitle: Toy\n---", "title: 'Toy: it'"])
 def test_title_has_the_number(toy, title):
-    nb = dict2nb(
-        {
-            "cells": [cell(title, "markdown")],
-            "metadata": {},
-            "nbformat": 4,
-            "nbformat_minor": 5,
-        }
-    )
-    nb.path_ = toy[0]
-    pages.Numbers(nb).end()
-    assert nb.cells[0].source == title.replace("Toy", "11 Toy", 1)
-    nb.path_ = ROOT / "nbs/index.ipynb"
-    pages.Numbers(nb).end()
-    assert nb.cells[0].source == title.replace("Toy", "11 Toy", 1)
-
-
-def test_imports_share_a_fold():
-    cells = [
-        cell("#| export\nimport a"),
-        cell("from b import c"),
-        cell("#| echo: false\nimport d"),
-        cell("import e"),
-        cell("x = 1"),
-        cell("import f"),
-    ]
-    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
-    pages.Folds(nb).begin()
-    assert [c.source.split("\n")[-1] for c in nb.cells] == [
-        "from b import c",
-        "import d",
-        "import e",
-        "x = 1",
-        "import f",
-    ]
-    assert nb.cells[0].source == "#| export\nimport a\nfrom b import c"
+    nb = of_cells(cell(title, "markdown"))
+    for path in (toy[0], ROOT / "nbs/index.ipynb"):  # the latter has none
+        nb.path_ = path
+        pages.Numbers(nb).end()
+        assert nb.cells[0].source == title.replace("Toy", "11 Toy", 1)
 
 
 def test_figures_are_as_quarto_reads_them(toy):
     "The caption is told once; a chart becomes a box, and no output is HTML, for which Quarto asks another host."
     cells = cells_of(toy[1])
     text = "\n".join(c["source"] for c in cells if c["cell_type"] == "markdown")
-    assert (
-        """![The model](images/transformer.svg){#fig-transformer fig-alt="A 'map'"}"""
-        in text
+    figure = (
+        "![The model](images/transformer.svg){#fig-transformer fig-alt=\"A 'map'\"}"
     )
-    outputs = [
-        out["data"] for c in cells for out in c.get("outputs", []) if "data" in out
-    ]
-    drawing, chart, box = outputs
+    assert figure in text
+    outputs = [out.get("data") for c in cells for out in c.get("outputs", [])]
+    drawing, chart, box = filter(None, outputs)
     assert set(drawing) == {"image/png"}
     assert chart["text/markdown"].startswith('```{=html}\n<div class="wide"><div class')
     assert 'aria-label="One &lt;dark&gt; dot"><div><svg/></div>' in str(chart)
@@ -294,34 +192,32 @@ def test_page_as_markdown(toy):
     assert not re.search(r"secret|<nav|<b>|box\(\)|class=", text)
 
 
-@pytest.mark.parametrize(
-    "source, becomes",
-    [
-        (
-            "import os\nfrom re import sub",
-            "#| code-fold: true\n#| code-summary: Imports\n",
-        ),
-        ("#| code-fold: false\nimport os", ""),
-        ("#| code-fold: true\nassert x", "#| code-summary: Checks\n"),
-        ("#| code-fold: true\nx = 1", "#| code-summary: Show the code\n"),
-        (
-            "#| code-fold: true\ndef f(x):\n    return x\n\n\nclass A: ...",
-            "#| code-summary: Code of f, A\n",
-        ),
-        (
-            '#| code-fold: true\n#| fig-cap: "a"\ndraw()',
-            "#| code-summary: Code of the figure\n",
-        ),
-        ("#| code-fold: true\n#| code-summary: Mine\nx = 1", ""),
-        ("#| echo: false", ""),
-    ],
-)
-def test_folded_cells_say_what_is_in_them(source, becomes):
+FOLDS = {  # a cell, and what is written before it
+    "import os\nfrom re import sub": "#| code-fold: true\n#| code-summary: Imports\n",
+    "#| code-fold: false\nimport os": "",
+    "#| code-fold: true\nassert x": "#| code-summary: Checks\n",
+    "#| code-fold: true\nx = 1": "#| code-summary: Show the code\n",
+    "#| code-fold: true\ndef f(x): ...\nclass A: ...": "#| code-summary: Code of f, A\n",
+    '#| code-fold: true\n#| fig-cap: "a"\ndraw()': "#| code-summary: Code of the figure\n",
+    "#| code-fold: true\n#| code-summary: Mine\nx = 1": "",
+    "#| echo: false": "",
+}
+
+
+@pytest.mark.parametrize("source", FOLDS)
+def test_folded_cells_say_what_is_in_them(source):
     "Quarto is not told what is meant for JupyterLab and Colab."
-    cells = [cell(source) | {"metadata": dict(FOLDED)}]
-    nb = dict2nb({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    nb = of_cells(cell(source) | {"metadata": dict(FOLDED)})
     pages.Folds(nb).cell(nb.cells[0])
-    assert nb.cells[0].source == becomes + source and nb.cells[0].metadata == {}
+    assert nb.cells[0].source == FOLDS[source] + source and nb.cells[0].metadata == {}
+
+
+def test_imports_share_a_fold():
+    sources = ["#| export\nimport a", "from b import c", "x = 1", "import f"]
+    nb = of_cells(*map(cell, sources))
+    pages.Folds(nb).begin()
+    both = "#| export\nimport a\nfrom b import c"
+    assert [c.source for c in nb.cells] == [both, *sources[2:]]
 
 
 # ---- beside the pages
@@ -340,14 +236,6 @@ def test_notebooks_for_colab(toy, cfg):
     for path in PAGES:
         targets = of_notebook(json.dumps(for_colab(path))).targets
         assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], path.name
-
-
-def test_llms_txt_lists_every_page(cfg):
-    text = llms_txt(sidebar())
-    assert text.startswith(f"# {cfg['title']}\n\n> {cfg['description']}\n")
-    home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
-    names = [t.removeprefix(home) for t in of_markdown(text).targets]
-    assert names == [f"{page_name(path)}.md" for path in PAGES]
 
 
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.

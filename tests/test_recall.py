@@ -56,19 +56,6 @@ def test_equal_size_and_deep_enough(name, distance):
     assert x.grad[0].any(-1).all()
 
 
-def test_convolutions_are_causal_ones_with_padding():
-    "No padding inside gives the numbers of the usual layers, which pad each input."
-    torch.manual_seed(0)
-    body = recall_models(30)["dilated convolution"]().body.double()
-    d = body.convolutions[0].in_channels
-    x = torch.randn(2, body.reach + 1, d, dtype=torch.float64)
-    y = x.transpose(1, 2)
-    for convolution in body.convolutions:
-        left = (convolution.kernel_size[0] - 1) * convolution.dilation[0]
-        y = torch.relu(convolution(torch.nn.functional.pad(y, (left, 0))))
-    torch.testing.assert_close(body(x), y[..., -1])
-
-
 # training
 
 

@@ -1,7 +1,6 @@
 """Training end to end, on the built-in corpus, in seconds."""
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -163,32 +162,6 @@ def test_auto_is_bf16_only_where_the_gpu_multiplies_it(
     assert choose_precision("bf16", gpu) == "bf16"
     assert choose_precision("fp32", gpu) == "fp32"
     assert choose_precision("auto", torch.device("mps")) == "fp32"
-
-
-COMPILED = """
-import torch
-from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.engines.choose import FAST
-from annotated_transformer.model.transformer import build_transformer
-
-model = build_transformer(
-    ModelConfig(n_layers=2, d_model=16, d_ff=32, n_heads=2), 20, 0, 0.1,
-    attention=FAST.attention, make_dropout=FAST.make_dropout,
-)
-model.compile(dynamic=True, fullgraph=True, backend="eager")
-for b, s, t in ((7, 5, 6), (4, 9, 8), (3, 11, 10)):
-    hidden = model(torch.randint(1, 20, (b, s)), torch.randint(1, 20, (b, t)))
-    hidden.sum().backward()
-print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-"""
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_one_graph():
-    "For all shapes, with dropout: nothing in it breaks the graph of `torch.compile`."
-    words = [sys.executable, "-c", COMPILED]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 def test_validation_computes_each_batch_once():

@@ -1,4 +1,4 @@
-"Kinds of run folders and their loaders. What a run of ours holds is tested in test_checkpoint.py."
+"Run folders: what may be made where, what is read back, and what a killed process leaves."
 
 import errno
 import json
@@ -8,30 +8,27 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from annotated_transformer import UserError, load
-from annotated_transformer.data.batch import RunPosition
+from annotated_transformer import UserError
+from annotated_transformer.data.batch import Cursor
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.data.vocab import learn_bpe
-from annotated_transformer.io.files import lock_folder
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs import checkpoint, weights
+from annotated_transformer.runs import checkpoint
 from annotated_transformer.runs import folder as run_folder
-from annotated_transformer.runs.checkpoint import Progress, checkpoints
+from annotated_transformer.runs.checkpoint import Progress, checkpoints, save_weights
 from annotated_transformer.runs.folder import (
     RunFolder,
     load_run,
     read_config,
     read_metrics,
-    run_kind,
     text_sha256,
     write_config,
 )
 from annotated_transformer.runs.hooks import append_json, count_steps
 from annotated_transformer.runs.settings import Recipe, TrainConfig, get_recipe
 from annotated_transformer.runs.train_run import _choose_weights
-from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.training.optimizer import adam
 from annotated_transformer.training.train import StepRecord, Stop
 
@@ -57,25 +54,6 @@ def run(tmp_path, vocab):
     return path
 
 
-def folder_of_kind(path, kind, **more):
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"format": 1, "kind": kind} | more))
-    return path
-
-
-def test_a_run_that_was_trained_here_names_no_kind(run):
-    assert "kind" not in json.loads((run / "config.json").read_text())
-    assert run_kind(run) is run_kind(str(run)) is None
-
-
-@pytest.mark.parametrize("kind", ["os", "", None, ["marian"]])
-def test_unknown_kinds_are_refused(tmp_path, kind):
-    path = folder_of_kind(tmp_path / "run", kind)
-    for read in (run_kind, read_config, load_run, load):
-        with pytest.raises(UserError, match="is not a known kind of run"):
-            read(path)
-
-
 def test_the_vocabulary_is_compared_with_the_bytes_that_were_loaded(run):
     values = json.loads((run / "config.json").read_text())
     values["vocab_sha256"] = values["vocab_sha256"][::-1]
@@ -90,19 +68,15 @@ def training():
     return model, adam(model.parameters())
 
 
-@pytest.mark.parametrize("existed", [False, True])
-def test_a_new_run_that_fails_is_removed(tmp_path, existed):
-    "But not what was there before, nor a run that has made a step."
+def test_a_new_run_that_fails_is_removed(tmp_path):
+    "But not one that has made a step."
     path, recipe = tmp_path / "new", Recipe(SIZES, TrainConfig(n_pieces=310))
-    if existed:
-        path.mkdir()
     for n_steps in (0, 1):
         with pytest.raises(OSError), RunFolder.create(path, recipe) as run:
             for step in range(n_steps):
                 run.note(text_sha256="of its text")
                 append_json(run.path / "metrics.jsonl", {"step": step + 1})
             raise OSError
-        assert path.exists() == (existed or n_steps > 0)
         assert (path / "config.json").exists() == (n_steps > 0)
 
 
@@ -137,14 +111,6 @@ def test_encoded_text_outlives_a_fault_before_the_first_step(
             assert run.encoded(quiet=True).text_sha256 == run.about["text_sha256"]
 
 
-def test_nothing_is_written_into_a_folder_that_is_no_run(tmp_path):
-    toy = folder_of_kind(tmp_path / "toy", "marian")
-    for path, why in ((tmp_path, "is not a run folder"), (toy, "cannot be trained")):
-        with pytest.raises(UserError, match=why), RunFolder.open(path):
-            pass
-    assert {p.name for p in tmp_path.iterdir()} == {"toy"}
-
-
 def test_settings_are_written_once_their_text_is_encoded(corpus, tmp_path, monkeypatch):
     written, plain = [], run_folder.write_config
     spy = lambda *args: written.append(args) or plain(*args)
@@ -160,28 +126,26 @@ def test_settings_are_written_once_their_text_is_encoded(corpus, tmp_path, monke
 
 
 def test_a_start_that_was_killed_is_made_again(corpus, tmp_path):
-    "While it encodes its text a run has no settings; what is somebody else's stays."
+    "While it encodes its text a run has a lock and no settings."
     recipe, path = Recipe(SIZES, TrainConfig(n_pieces=400)), tmp_path / "run"
     other = load_corpus("builtin", n_train=200, n_valid=40, n_test=1)
-    (path / "checkpoints").mkdir(parents=True)
     made_of = other.train, other.valid, text_sha256(other)
     prepare(path / "data", *made_of, n_pieces=400, quiet=True)
     (path / "vocab.model").write_bytes(b"of the other text")
-    for name in (".annotated_transformer-12345678.part/data",):
-        (path / name).mkdir(parents=True)
+    (path / ".annotated_transformer-12345678.part/data").mkdir(parents=True)
     (path / ".lock").touch()
     with RunFolder.create(path, recipe, corpus) as run:
-        run.encoded(quiet=True)
-    (path / "config.json").unlink()
-    (path / "checkpoints/thesis.txt").touch()
-    with pytest.raises(UserError, match="is not empty"):
-        with RunFolder.create(path, recipe, corpus):
-            pass
-    (path / "checkpoints/thesis.txt").unlink()
-    with lock_folder(path), pytest.raises(UserError, match="is in use"):
-        with RunFolder.create(path, recipe, corpus):
-            pass
-    assert (path / "data").exists()
+        assert run.encoded(quiet=True).text_sha256 == text_sha256(corpus)
+    names = {"checkpoints", "config.json", "data", "vocab.model"}
+    assert {file.name for file in path.iterdir()} == names
+
+
+def test_an_interruption_before_the_settings_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        with RunFolder.create(tmp_path / "run", Recipe(SIZES, TrainConfig())) as run:
+            (run.path / "data").mkdir()
+            raise KeyboardInterrupt
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -194,8 +158,7 @@ def test_best_weights_are_those_that_the_run_has_seen(
     model, optimizer = training
     with RunFolder.open(run) as folder:
         for step, loss in ((1, 2.0), (2, 3.0), (3, 1.0))[:killed_after]:
-            position = RunPosition(step, i_batch=step)
-            folder.progress = folder.progress._replace(position=position)
+            folder.progress = folder.progress._replace(step=step, i_batch=step)
             folder.count_validation(loss, model)
             if step < 3:
                 folder.save_checkpoint(model, optimizer)
@@ -207,20 +170,19 @@ def test_best_weights_are_those_that_the_run_has_seen(
 def test_progress_goes_on_from_the_newest_checkpoint(run, training):
     "The metrics of later steps are removed; the best weights stay the best."
     model, optimizer = training
-    at = lambda step: RunPosition(step, i_batch=step)
     with RunFolder.open(run) as folder:
         for step, loss in ((1, 2.0), (2, 3.0), (3, 2.5)):
-            folder.progress = folder.progress._replace(position=at(step))
+            folder.progress = folder.progress._replace(step=step, i_batch=step)
             folder.count_validation(loss, model)
             append_json(run / "metrics.jsonl", {"step": step, "valid_loss": loss})
             if step < 3:
                 folder.save_checkpoint(model, optimizer)
     with RunFolder.open(run) as again:
         again.load_latest(model, optimizer)
-        assert again.progress == Progress(at(2), 0.0, 2.0, 1, 1)
+        assert again.progress == Progress(2, 0, 2, 0.0, 2.0, 1, 1)
     assert [record["step"] for record in read_metrics(run)] == [1, 2]
     for name in ("model.safetensors", "checkpoints/best.safetensors"):
-        about = weights.read_metadata(run / name)
+        about = checkpoint.read_metadata(run / name)
         assert about["weights"] == "best on validation, step 1"
 
 
@@ -229,8 +191,8 @@ def test_seconds_are_those_of_all_parts(run):
         folder.progress = Progress(seconds=5.0)
         count = count_steps(folder)
         for seconds in (1.0, 2.0):
-            count(StepRecord(RunPosition(3), 3.0, 1e-3, 10, seconds, 1.0))
-        assert folder.progress == Progress(RunPosition(3), seconds=7.0)
+            count(StepRecord(Cursor(3), 3.0, 1e-3, 10, seconds, 1.0))
+        assert folder.progress == Progress(3, seconds=7.0)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
@@ -271,29 +233,15 @@ def test_metrics_of_a_killed_process(run):
     assert read_metrics(run) == [{"step": 1, "loss": 2.0}]
 
 
-PROJECTS = [  # folders of a user, which look a little like a run that is unfinished
-    ["data/text.en"],
-    ["checkpoints/mine.pt"],
-    ["checkpoints/", "data/text.en"],
-    ["checkpoints/", "thesis.txt"],
-    ["model.safetensors"],
-]
-
-
-@pytest.mark.parametrize("names", PROJECTS, ids=str)
-def test_a_folder_of_the_users_stays_as_it_is(tmp_path, names):
-    path = tmp_path / "project"
-    for name in names:
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("/"):
-            (path / name).mkdir()
-        else:
-            (path / name).write_text("mine")
-    before = sorted(path.rglob("*"))
-    with pytest.raises(UserError, match="project is not empty"):
-        with RunFolder.create(path, Recipe(SIZES, TrainConfig(n_pieces=310))):
+@pytest.mark.parametrize("name", ["data/text.en", "checkpoints/mine.pt", "thesis.txt"])
+def test_a_folder_of_the_users_stays_as_it_is(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="is not empty"):
+        with RunFolder.create(tmp_path, Recipe(SIZES, TrainConfig(n_pieces=310))):
             pass
-    assert sorted(path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_process_that_is_faster(tmp_path):

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from processes import start
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
@@ -72,28 +71,6 @@ def test_messages_may_be_lost(work):
     "With a closed standard error, results come as they do."
     status, out, err = shell(work, TRANSLATE, "2>&- <&-")
     assert (status, out.count(b"\n"), err) == (0, 2, "")
-
-
-def train_without_streams(work: Path) -> None:
-    "Without any of the three, as the shell's <&- >&- 2>&- starts a Python."
-    sys.stdin = sys.stdout = sys.stderr = None
-    for stream in range(3):
-        os.close(stream)
-    os.chdir(work)
-    main(f"{TRAIN} --out closed".split())
-
-
-def test_training_with_closed_streams(work, tmp_path):
-    "No file of the run gets the number of a closed stream, and messages with it."
-    process = start(train_without_streams, work, said=tmp_path / "said")
-    process.join()
-    assert process.exitcode == 0
-    for name in ("vocab.model", "checkpoints/step-0000002/model.safetensors"):
-        assert (work / "closed" / name).read_bytes() == (
-            work / "run" / name
-        ).read_bytes()
-    metrics = [(work / at / "metrics.jsonl").read_text() for at in ("closed", "run")]
-    assert metrics[0].count("\n") == metrics[1].count("\n") > 0
 
 
 def test_readers_that_leave(work):

@@ -59,11 +59,6 @@ def bare(word: str) -> str:
             {"The man", "old man.", "picks hat", "my hat"},
         ),
         (
-            "(S (NP (PRP He)) (VP (VBD gave) (NP (DT the) (NN girl)) "
-            "(NP (DT a) (JJ red) (NN ball))) (. .))",
-            {"gave ball", "the girl", "a ball", "red ball"},
-        ),
-        (
             "(SBARQ (WHNP (WDT Which) (NNS eggs)) (SQ (VBD did) (NP (DT the) "
             "(NN cow)) (VP (VB eat))) (. ?))",
             {"Which eggs", "the cow", "eat eggs"},
@@ -72,11 +67,6 @@ def bare(word: str) -> str:
             "(S (NP (NP (DT The) (NN key)) (SBAR (WHNP (WDT that)) (S (NP (PRP she)) "
             "(VP (VBZ has) (VP (VBN lost)))))) (VP (VBZ is) (ADJP (JJ new))) (. .))",
             {"The key", "lost key"},
-        ),
-        (
-            "(S (NP (NP (DT The) (NN boy)) (SBAR (WHNP (WP who)) (S (VP (VBZ sees) "
-            "(NP (DT a) (NN cat)))))) (VP (VBZ is) (ADJP (JJ sad))) (. .))",
-            {"The boy", "sees cat", "a cat"},
         ),
     ],
 )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer import UserError
-from annotated_transformer.data.batch import Batch, RunPosition, Step
+from annotated_transformer.data.batch import Batch, Cursor, Step
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.runs.folder import read_config, read_metrics
@@ -41,7 +41,7 @@ def steps(seed=0, start=1, n_micro=1):
             for x in torch.randn(n_micro, 8, 5, generator=rng)
         ]
         n_tokens = sum(batch.n_tokens for batch in micro)
-        yield Step(RunPosition(i, i // 4, i % 4), 17 * i, n_tokens, micro)
+        yield Step(Cursor(i, i // 4, i % 4), 17 * i, n_tokens, micro)
 
 
 class Objective(nn.Module):
@@ -123,7 +123,7 @@ def test_equals_the_plain_loop(clip_norm):
     assert [r.loss for r in records] == pytest.approx(losses, rel=1e-5)
     assert [r.grad_norm for r in records] == pytest.approx(norms, rel=1e-5)
     assert min(norms) > 0.5
-    assert [(*r.position, r.step, r.lr, r.n_tokens) for r in records] == [
+    assert [(*r.cursor, r.step, r.lr, r.n_tokens) for r in records] == [
         (i, i // 4, i % 4, i, 0.02 / i, step.n_tokens)
         for i, step in enumerate(islice(steps(), 7), start=1)
     ]
@@ -301,7 +301,7 @@ def test_a_prefetched_loop_trains_the_same_and_leaves_no_thread():
 
 
 def record(step, seconds=1.0):
-    return StepRecord(RunPosition(step, 0, step), 2.0, 1e-3, 100, seconds, 0.5)
+    return StepRecord(Cursor(step, 0, step), 2.0, 1e-3, 100, seconds, 0.5)
 
 
 SIGNALS = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]

@@ -19,14 +19,13 @@ from annotated_transformer.engines.batched_search import (
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import Hypothesis, sample
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.checkpoint import save_weights
 from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.settings import Recipe, TrainConfig
-from annotated_transformer.runs.weights import save_weights
 from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translation,
     Translator,
-    _join,
     line_groups,
     translate_stream,
 )
@@ -118,14 +117,6 @@ def texts_of(found):
     return [[one.text for one in those] for those in found]
 
 
-def test_a_line_break_said_is_no_line_break_written(vocab):
-    class Breaks(Echo):
-        def search_ids(self, rows):
-            return [[Hypothesis(self.vocab.encode("a\nb\r\nc"), 0.0, 0.0)]] * len(rows)
-
-    assert Breaks(vocab).translate(["x", "y"]) == ["a b  c"] * 2
-
-
 # the best few
 
 
@@ -141,21 +132,6 @@ def test_best_first(translator):
     assert [those[:1] for those in found] == one.n_best(lines)
     row = [*translator.vocab.encode(TEXT[0]), translator.vocab.eos_id]
     assert len({tuple(found.ids) for found in three.search_ids([row])[0]}) == 3
-
-
-def test_ranks_of_a_long_line(translator):
-    "The k-th translation consists of the k-th of each part; scores are added up."
-    three, line = searching(translator, search_with(4, 0.6, 3)), " ".join(TEXT)
-    parts = three.split(line)
-    (found,) = three.n_best([line])
-    each = three.search_ids([[*part, three.vocab.eos_id] for part in parts])
-    sums = [sum(those[k].score for those in each) for k in range(3)]
-    assert len(parts) > 2 and [best.score for best in found] == pytest.approx(sums)
-    expected: list[Translation] = []
-    for part, those in zip(parts, each):
-        expected = _join(expected, part, those, three.vocab)
-    assert texts_of([found]) == texts_of([expected])
-    assert len({best.text for best in found}) == 3
 
 
 def test_any_search(translator):

@@ -4,10 +4,8 @@ import io
 import os
 import re
 import select
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT
@@ -47,21 +45,6 @@ def joined(lines: list[str]) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
-def exchange(process, rest: bytes, enough, pause: float = 0) -> bytes:
-    "Write what fits and read what is there, until there is enough."
-    os.set_blocking(process.stdin.fileno(), False)
-    out = b""
-    while not enough(out):
-        pipes = [process.stdin] if rest else []
-        ready, writable, _ = select.select([process.stdout], pipes, [], 120)
-        if writable:
-            rest = rest[os.write(process.stdin.fileno(), rest[:4096]) :]
-        if ready:
-            out += os.read(process.stdout.fileno(), 512 if pause else 65536)
-            time.sleep(pause)
-    return out
-
-
 @posix
 def test_a_line_is_answered_before_the_next_one_is_there(lines, answers):
     with start(*GREEDY) as process:
@@ -98,23 +81,6 @@ def test_order_and_greedy_search(capsys, monkeypatch, lines, answers):
     n_tokens = load(RUN).max_tokens
     report = rf"line 151 is longer than {n_tokens} tokens: translated in \d+ parts\n"
     assert re.fullmatch(report, err)
-
-
-@posix
-def test_an_interruption_leaves_whole_lines(lines, answers):
-    "Ctrl-C in the middle of a long stream that is read slowly."
-    with start(*GREEDY) as process:
-        enough = lambda out: out.count(b"\n") >= 100
-        out = exchange(process, joined(lines), enough, pause=0.001)
-        process.send_signal(signal.SIGINT)
-        out += process.stdout.read()
-        err = process.stderr.read().decode()
-        assert (
-            process.wait(120) == 130 and err == "annotated-transformer: interrupted\n"
-        )
-    found = out.decode().split("\n")
-    assert found.pop() == "" and 100 <= len(found) < len(lines)
-    assert found[:200] == answers[: len(found)]
 
 
 @posix

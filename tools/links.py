@@ -78,19 +78,16 @@ KINDS = {".html": of_html, ".svg": of_html, ".ipynb": of_notebook}
 
 def inside(url: str, site: Path | None, root: Path, cfg: dict[str, str]) -> Path | None:
     "The file of a link to our own repository, or to a site that was made; None for others."
-    own, home = f"{cfg['user']}/{cfg['repo']}", cfg["doc_host"] + cfg["doc_baseurl"]
-    colab = (
-        rf"https://colab\.research\.google\.com/github/{re.escape(own)}/blob/[\w.-]+/"
-    )
-    files = rf"{re.escape(cfg['git_url'])}/(?:blob|tree)/{re.escape(cfg['branch'])}/"
-    for address, there in (
-        (files, root),
-        (colab, site),
-        (re.escape(f"{home}/"), site),
-        (re.escape(cfg["doc_baseurl"] + "/"), site),  # as on the page 404
-    ):
-        if there and (match := re.match(address, url)):
-            return there / (url[match.end() :] or "index.html")
+    own, home = f"{cfg['user']}/{cfg['repo']}", cfg["doc_baseurl"] + "/"
+    addresses = {
+        f"{cfg['git_url']}/(?:blob|tree)/{cfg['branch']}/": root,
+        rf"https://colab\.research\.google\.com/github/{own}/blob/[\w.-]+/": site,
+        f"{cfg['doc_host']}{home}": site,
+        home: site,  # as on the page 404
+    }
+    for address, folder in addresses.items():
+        if folder and (match := re.match(address, url)):
+            return folder / (url[match.end() :] or "index.html")
     return None
 
 

@@ -4,6 +4,7 @@
 tools/notebooks.py export            notebooks → package, notebooks cleaned, README.md made; nothing is run
 tools/notebooks.py setup             once in an environment: nbdev's own commands find what settings.ini names in tools/
 tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default: all) run top to bottom, their outputs stored
+tools/notebooks.py alone [NAME ...]  each runs in an empty folder, with the package that is installed; nothing is exported or stored
 """
 
 import argparse
@@ -12,7 +13,9 @@ import os
 import re
 import sys
 import sysconfig
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -22,6 +25,7 @@ from nbclient.exceptions import CellExecutionError
 from translate import begun, languages, site, translated
 
 SKIP_TAG = "skip-execution"  # nbclient leaves such cells, and their outputs, alone
+IN_A_CHECKOUT = {"map", "reading", "reference"}  # tables of the checkout's own files
 
 
 # ---- running
@@ -50,17 +54,19 @@ def execute(nb, folder: Path, flags: set[str]) -> None:
     ).execute()
 
 
-def run(path: Path, flags: set[str]) -> str:
-    "Run one notebook and store its outputs. Returns what went wrong, or nothing."
+def run(path: Path, flags: set[str], alone: bool = False) -> str:
+    "Run one notebook and store its outputs, or `alone`, in an empty folder. Returns what went wrong, or nothing."
     nb = nbformat.read(path, 4)
     kept = [dict(cell.metadata) for cell in nb.cells]
-    try:
-        execute(nb, path.parent, flags)
-    except CellExecutionError as e:
-        return re.sub(r"\x1b\[[0-9;]*m", "", str(e))
-    for cell, metadata in zip(nb.cells, kept, strict=True):
-        cell.metadata = metadata
-    write_clean(json.loads(nbformat.writes(nb)), path)
+    with tempfile.TemporaryDirectory() as empty:
+        try:
+            execute(nb, Path(empty) if alone else path.parent, flags)
+        except CellExecutionError as e:
+            return re.sub(r"\x1b\[[0-9;]*m", "", str(e))
+    if not alone:
+        for cell, metadata in zip(nb.cells, kept, strict=True):
+            cell.metadata = metadata
+        write_clean(json.loads(nbformat.writes(nb)), path)
     return ""
 
 
@@ -69,7 +75,7 @@ def write_clean(nb: dict, path: Path) -> None:
 
     A file that would not change is not touched.
     """
-    from execnb.nbio import dict2nb, write_nb  # alone.py runs where there is no nbdev
+    from execnb.nbio import dict2nb, write_nb  # `alone` is where there is no nbdev
     from nbdev.clean import clean_nb
 
     nb = dict2nb(nb)
@@ -80,27 +86,21 @@ def write_clean(nb: dict, path: Path) -> None:
     write_nb(nb, path)
 
 
-def run_all(names: list[str], workers: int) -> int:
+def run_all(names: list[str], workers: int, alone: bool) -> int:
     "Run notebooks, two at a time; returns how many failed."
-    nbs = ROOT / "nbs"
-    paths = [
-        nbs / f"{n.removesuffix('.ipynb').removeprefix('nbs/')}.ipynb" for n in names
-    ] or sorted(nbs.glob("[!_.]*.ipynb"))
-    if missing := [p.name for p in paths if not p.exists()]:
-        sys.exit(f"no such notebook in nbs/: {', '.join(missing)}")
+    nbs, failed = ROOT / "nbs", 0
+    every = [p.stem for p in sorted(nbs.glob("[!_.]*.ipynb"))]
+    if unknown := set(names) - set(every):
+        sys.exit(f"no such notebook in nbs/: {', '.join(sorted(unknown))}")
+    names = names or [n for n in every if not (alone and n in IN_A_CHECKOUT)]
     # One thread and one order of sets: the same figures on every machine, as far as that goes.
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    flags, failed = set(settings()["tst_flags"].split()), 0
+    flags = set(settings()["tst_flags"].split())
     with ProcessPoolExecutor(workers) as pool:
-        for path, error in zip(
-            paths, pool.map(run, paths, [flags] * len(paths)), strict=True
-        ):
-            print(
-                f"{'failed' if error else 'ran   '} {path.relative_to(ROOT)}",
-                error,
-                sep="\n" if error else "",
-                flush=True,
-            )
+        paths = [nbs / f"{name}.ipynb" for name in names]
+        errors = pool.map(partial(run, flags=flags, alone=alone), paths)
+        for name, error in zip(names, errors, strict=True):
+            print(f"{name}: {error or 'ran'}", flush=True)
             failed += bool(error)
     return failed
 
@@ -157,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["setup", "export", "run"])
+    parser.add_argument("command", choices=["setup", "export", "run", "alone"])
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="notebooks, by their stem: 31_stack"
     )
@@ -169,11 +169,13 @@ def main() -> int:
         to.write_text(f"{ROOT / 'tools'}\n", encoding="utf-8")
         (ROOT / "README.md").touch()  # nbdev would make it anew from a newer index
         return 0
-    export()
+    if args.command != "alone":
+        export()
     if args.command == "export":
         return 0
-    failed = run_all(args.names, args.workers)
-    export()  # README.md shows what the index printed
+    failed = run_all(args.names, args.workers, args.command == "alone")
+    if args.command == "run":
+        export()  # README.md shows what the index printed
     return 1 if failed else 0
 
 

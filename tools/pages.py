@@ -1,14 +1,11 @@
 "What nbdev does to each notebook of the site on top of its own steps (settings.ini: procs)."
 
-import ast
 import json
 import re
 from functools import cache
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import urlencode
 
 from cells import (
     CAPTION,
@@ -57,38 +54,16 @@ def leave_site(text: str, cfg: dict[str, str]) -> str:
     )
 
 
-class Names(NamedTuple):
-    "What the package defines, and which of these names are also used for something else."
-
-    places: dict[str, dict[str, str]]  # name → page → anchor
-    taken: frozenset[str]
-
-
-THEIRS = ["generate"]  # names by which the texts mean another library's function
-
-
 @cache
-def names_of_package() -> Names:
-    "The definitions that nbdev indexed; the names that are also a module's, a field's, a parameter's, a command's or another library's."
+def places_of_package() -> dict[str, dict[str, str]]:
+    "Where nbdev found the definitions: name → page → anchor."
     library, places = settings()["lib_path"], {}
-    taken = {*import_module(f"{library}.cli.main").program.commands, *THEIRS}
     for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
-        taken.add(module.rpartition(".")[2])
         for name, (address, _) in symbols.items():
             page, _, anchor = address.partition("#")  # that of a method is its class's
-            places.setdefault(name.removeprefix(f"{module}."), {})[page] = (
-                anchor.partition(".")[0]
-            )
-    for path in (ROOT / library).glob("*/[!_]*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match node:
-                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)):
-                    taken.add(name)
-                case ast.Dict(keys=keys) if path.parent.name == "cli":
-                    taken |= {
-                        key.value for key in keys if isinstance(key, ast.Constant)
-                    }
-    return Names(places, frozenset(taken & places.keys()))
+            of_name = places.setdefault(name.removeprefix(f"{module}."), {})
+            of_name[page] = anchor.partition(".")[0]
+    return places
 
 
 NAME = r"(?<!`)`(?P<name>[^`\s()]+)(?P<call>\(\))?`(?!`)"
@@ -99,16 +74,21 @@ LINKED = (
 NO_PROSE = rf"{FENCED}|^(?: {{4}}|\t)[^\n]*|^#{{1,6}} [^\n]*|{LINKED}"
 
 
-def link_names(text: str, page: str, names: Names) -> str:
-    "Markdown whose names of definitions lead to them: not in code, links and headings, and none that may mean something else."
+def link_names(text: str, page: str, places: dict[str, dict[str, str]]) -> str:
+    """Markdown whose names of definitions lead to them: not in code, links and headings, and none that may mean something else.
+
+    A word in lower case may, as may a name that is defined on several pages; not on the page of its definition.
+    """
 
     def change(m: re.Match) -> str:
-        places = names.places.get(m["name"] or "", {})
-        if page in places:
-            return f"[{m[0]}](#{places[page]})"
-        if len(places) != 1 or m["name"] in names.taken:
+        name = m["name"] or ""
+        found = places.get(name, {})
+        if page in found:
+            return f"[{m[0]}](#{found[page]})"
+        is_word = name.isalpha() and name.islower() and not m["call"]
+        if len(found) != 1 or is_word:
             return m[0]
-        [(there, anchor)] = places.items()
+        [(there, anchor)] = found.items()
         return f"[{m[0]}]({there}#{anchor})"
 
     return re.sub(f"{NO_PROSE}|{NAME}|{INLINE}", change, text, flags=re.M | re.S)
@@ -131,15 +111,11 @@ class Definitions(Processor):
         taken, cells = set(map(slug, heads)), []
         for cell in self.nb.cells:
             if cell.cell_type == "code" and {"export", "exporti"} & {*cell.directives_}:
-                code = joined(cell.source)
-                names = re.findall(r"^(?:class|def|async def) (\w+)", code, re.M)
-                new = [
-                    n for n in dict.fromkeys(map(str.lower, names)) if n not in taken
-                ]
-                taken.update(new)
-                spans = [f'<span class="place" id="{name}"></span>' for name in new]
-                if new:
-                    cells.append(mk_cell(html("".join(spans)), "markdown"))
+                names = re.findall(r"^(?:class|def) (\w+)", joined(cell.source), re.M)
+                new = {*map(str.lower, names)} - taken
+                taken |= new
+                spans = [f'<span class="place" id="{n}"></span>' for n in sorted(new)]
+                cells += [mk_cell(html("".join(spans)), "markdown")] if new else []
             cells.append(cell)
         self.nb.cells = cells
 
@@ -173,21 +149,23 @@ class PageLinks(Processor):
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)
         own = f"{cfg['user']}/{cfg['repo']}/blob/{BRANCH}"
+        colab = f"https://colab.research.google.com/github/{own}/notebooks/{path.name}"
         # Quarto's script cuts off /index.html, and Quarto itself decodes once
         plain = f"{page_name(path)}.md".replace("index.", "index%252E")
-        links = [
-            f'<a href="https://colab.research.google.com/github/{own}/notebooks/{path.name}">Open in Colab</a>',
-            f'<a href="{cfg["git_url"]}/blob/{cfg["branch"]}/nbs/{path.name}">View source</a>',
-            f'<a href="notebooks/{path.name}" download>Download notebook</a>',
-            f'<a href="{plain}">Markdown</a>',
-        ]
-        rows = " ".join(links)
-        nav = f'<nav class="page-links" aria-label="This notebook">{rows}</nav>'
-        self.nb.cells.insert(1, mk_cell(html(nav), "markdown"))
-        about = urlencode({"title": f"{path.name}: "})
-        report = f'<a href="{cfg["git_url"]}/issues/new?{escape(about)}">Report a problem with this page</a>'
-        nav = f'<nav class="page-links" aria-label="Problems">{report}</nav>'
-        self.nb.cells.append(mk_cell(html(nav), "markdown"))
+        links = f"""<a href="{colab}">Open in Colab</a>
+<a href="{cfg["git_url"]}/blob/{cfg["branch"]}/nbs/{path.name}">View source</a>
+<a href="notebooks/{path.name}" download>Download notebook</a>
+<a href="{plain}">Markdown</a>"""
+        address = f"{cfg['git_url']}/issues/new?title={path.name}%3A+"
+        report = f'<a href="{address}">Report a problem with this page</a>'
+        top, end = (
+            mk_cell(
+                html(f'<nav class="page-links" aria-label="{label}">{rows}</nav>'),
+                "markdown",
+            )
+            for label, rows in (("This notebook", links), ("Problems", report))
+        )
+        self.nb.cells = [self.nb.cells[0], top, *self.nb.cells[1:], end]
 
 
 class RepositoryLinks(Processor):
@@ -242,23 +220,18 @@ class Folds(Processor):
         source = joined(cell.source)
         opts, code = directives(source), code_of(source)
         names = re.findall(r"^(?:def|class) (\w+)", code, re.M)
-        what = (
-            "Imports"
-            if only_imports(code)
-            else "Code of the figure"
-            if "fig-cap" in opts
-            else "Code of the output"
-            if re.search(r"^\s*print\(", code, re.M)
-            else "Checks"
-            if re.search(r"^\s*(assert|test_(eq|close|fail))\b", code, re.M)
-            else "Code of " + ", ".join(names[:3])
-            if names
-            else "Show the code"
-        )
+        what = "Code of " + ", ".join(names[:3]) if names else "Show the code"
+        if only_imports(code):
+            what = "Imports"
+        elif "fig-cap" in opts:
+            what = "Code of the figure"
+        elif re.search(r"^\s*print\(", code, re.M):
+            what = "Code of the output"
+        elif re.search(r"^\s*(assert|test_(eq|close|fail))\b", code, re.M):
+            what = "Checks"
         new = {"code-fold": "true", "code-summary": what}
-        cell.source = (
-            "".join(f"#| {k}: {v}\n" for k, v in new.items() if k not in opts) + source
-        )
+        lines = [f"#| {k}: {v}\n" for k, v in new.items() if k not in opts]
+        cell.source = "".join(lines) + source
 
 
 def imports(cell: dict) -> bool:
@@ -277,15 +250,19 @@ class NameLinks(Processor):
 
     def begin(self):
         codes = [joined(c.source) for c in self.nb.cells if c.cell_type == "code"]
-        own = re.findall(r"^(?:class|def|async def) (\w+)", "\n".join(codes), re.M)
-        names = names_of_package()
-        self.names = names._replace(taken=names.taken | {*own})
+        own = re.findall(r"^(?:class|def) (\w+)", "\n".join(codes), re.M)
+        page = page_name(Path(self.nb.path_))
+        self.places = {
+            name: found
+            for name, found in places_of_package().items()
+            if page in found or name not in own
+        }
 
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell):
             if kind != "text/html":
                 page = page_name(Path(self.nb.path_))
-                kept[kind] = link_names(text, page, self.names)
+                kept[kind] = link_names(text, page, self.places)
 
 
 class LiveCharts(Processor):

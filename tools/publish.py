@@ -10,10 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import cache
 from html import escape, unescape
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import yaml
@@ -31,6 +29,7 @@ from cells import (
 )
 from pages import leave_site
 from translate import ORIGINAL, begun, languages, site, translated
+from vl_convert import javascript_bundle
 
 HOME = settings()["doc_host"] + settings()["doc_baseurl"]
 CHARTS = """for (const box of document.querySelectorAll(".chart")) {
@@ -43,25 +42,19 @@ CHARTS = """for (const box of document.querySelectorAll(".chart")) {
 # ---- which pages
 
 
-class Entry(NamedTuple):
-    "A line of the sidebar: a part of the paper, or a notebook below it."
-
-    text: str
-    path: Path | None = None  # None: a part
-
-
-def sidebar() -> list[Entry]:
-    "The sidebar of _quarto.yml, in order."
+def sidebar() -> dict[str, list[Path]]:
+    "The sidebar of _quarto.yml, in order: the notebooks of each part; the home page is in none."
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
-    entries = []
-    for part in quarto["website"]["sidebar"]["contents"]:
-        if "href" in part:
-            entries.append(Entry(part["text"], ROOT / "nbs" / part["href"]))
-            continue
-        paths = [ROOT / "nbs" / name for name in part["contents"]]
-        entries.append(Entry(part["section"]))
-        entries += [Entry(titled(path), path) for path in paths]
-    return entries
+    return {
+        part.get("section", ""): [
+            ROOT / "nbs" / name for name in part.get("contents", [part.get("href")])
+        ]
+        for part in quarto["website"]["sidebar"]["contents"]
+    }
+
+
+def every_page() -> list[Path]:
+    return [path for paths in sidebar().values() for path in paths]
 
 
 NEXT = r"^\*Next:\*.*?\]\((?P<next>\w+\.ipynb)"
@@ -89,18 +82,16 @@ def link(target: str) -> str:
 
 def absolute(text: str, cfg: dict[str, str]) -> str:
     "Markdown of a notebook that is read elsewhere: notebooks become pages of the site, files of the repository are linked there."
-    site = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
-    return retarget(leave_site(text, cfg), lambda target: site + link(target))
+    return retarget(leave_site(text, cfg), lambda target: f"{HOME}/{link(target)}")
 
 
 def this_version() -> str:
     "The commit or tag that the pages were made from, as GitHub names its archive."
-    if shutil.which("git"):
-        command = ["git", "rev-parse", "HEAD"]
-        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if git.returncode == 0:
-            return git.stdout.strip()
-    return f"v{settings()['version']}"
+    command = ["git", "rev-parse", "HEAD"]
+    git = shutil.which("git") and subprocess.run(
+        command, cwd=ROOT, stdout=-1, text=True
+    )
+    return git.stdout.strip() if git and git.stdout else f"v{settings()['version']}"
 
 
 FIGURE = (
@@ -138,17 +129,16 @@ def for_colab(path: Path) -> dict:
     return nb
 
 
-def llms_txt(menu: list[Entry]) -> str:
+def llms_txt() -> str:
     "Every page as Markdown, with what it is about, in the order of the sidebar."
-    cfg, lines = settings(), []
-    for text, path in menu:
-        if not path:
-            lines.append(f"\n## {text}\n")
-            continue
-        address = f"{cfg['doc_host']}{cfg['doc_baseurl']}/{page_name(path)}.md"
-        about = heading(path)[1]
-        lines.append(f"- [{text}]({address})" + (f": {about}" if about else ""))
-    return "\n".join([f"# {cfg['title']}\n\n> {cfg['description']}\n", *lines, ""])
+    cfg = settings()
+    lines = [f"# {cfg['title']}\n\n> {cfg['description']}\n"]
+    for part, paths in sidebar().items():
+        lines += [f"\n## {part}\n"] if part else []
+        for path in paths:
+            link = f"- [{titled(path)}]({HOME}/{page_name(path)}.md)"
+            lines.append(": ".join(filter(None, [link, heading(path)[1]])))
+    return "\n".join([*lines, ""])
 
 
 # ---- search, and the way from page to page
@@ -206,21 +196,23 @@ def write_search(folder: Path) -> None:
 FOOTER = r'<nav class="page-navigation">.*?</nav>'
 
 
+def step(side: str, to: Path | None) -> str:
+    "A half of a footer: the link to the page before or after."
+    if not to:
+        return f'<div class="nav-page nav-page-{side}"></div>'
+    arrow = "left" if side == "previous" else "right"
+    icon = f'<i class="bi bi-arrow-{arrow}-short"></i>'
+    text = f'<span class="nav-page-text">{escape(titled(to))}</span>'
+    both = f"{icon} {text}" if side == "previous" else f"{text} {icon}"
+    return f"""<div class="nav-page nav-page-{side}"><a href="./{page_name(to)}"
+class="pagination-link" aria-label="{escape(titled(to))}">{both}</a></div>"""
+
+
 def write_footers(folder: Path, path: list[Path]) -> None:
     "The footer of a page of the reading path leads along it; Quarto's leads along the menu."
     for before, page, after in zip([None, *path], path, [*path[1:], None]):
-        links = "".join(
-            f'<div class="nav-page nav-page-{where}">'
-            f'<a href="./{page_name(to)}" class="pagination-link" aria-label="{escape(titled(to))}">'
-            f'{left}<span class="nav-page-text">{escape(titled(to))}</span>{right}</a></div>'
-            if to
-            else f'<div class="nav-page nav-page-{where}"></div>'
-            for where, to, left, right in (
-                ("previous", before, '<i class="bi bi-arrow-left-short"></i> ', ""),
-                ("next", after, "", ' <i class="bi bi-arrow-right-short"></i>'),
-            )
-        )
         file = folder / page_name(page)
+        links = step("previous", before) + step("next", after)
         new = f'<nav class="page-navigation">{links}</nav>'
         parts = re.split(FOOTER, file.read_text(encoding="utf-8"), flags=re.S)
         assert len(parts) == 2, f"{file.name}: not one footer"
@@ -344,26 +336,17 @@ def write_live_pages(folder: Path, lang: str) -> None:
 def write_elsewhere(folder: Path) -> None:
     "Each page as Markdown and as a notebook for Colab, and a list of them."
     (folder / "notebooks").mkdir(exist_ok=True)
-    menu = sidebar()
-    for path in (entry.path for entry in menu if entry.path):
+    for path in every_page():
         made = plain(path, ROOT / "_proc" / path.name)
         (folder / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
         text = json.dumps(for_colab(path), ensure_ascii=False)
         (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
-    (folder / "llms.txt").write_text(llms_txt(menu), encoding="utf-8")
-
-
-@cache
-def charts() -> str:
-    "The script of the charts, with all that it needs."
-    import vl_convert
-
-    return vl_convert.javascript_bundle(CHARTS)
+    (folder / "llms.txt").write_text(llms_txt(), encoding="utf-8")
 
 
 def build(docs: Path, language: Path | None = None) -> None:
     "The site in a folder: what is beside the English pages there, or all of another language, below them."
-    to, sources = docs, [entry.path for entry in sidebar() if entry.path]
+    to, sources = docs, every_page()
     if language:
         to = docs / language.name
         sources = render(language, to)
@@ -377,7 +360,7 @@ def build(docs: Path, language: Path | None = None) -> None:
     if evening[1:]:  # Quarto writes no footer on a page alone
         write_footers(to, evening)
     shutil.copy(ROOT / "nbs/search.js", to)
-    (to / "charts.js").write_text(charts(), encoding="utf-8")
+    (to / "charts.js").write_text(javascript_bundle(CHARTS), encoding="utf-8")
     write_live_pages(to, language.name if language else "en")
     for path in begun(language) if language else ():
         finish(path, docs)

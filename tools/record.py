@@ -21,24 +21,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def gpus() -> str:
-    "The GPUs by name and number, with a comma before them; empty without one."
-    import torch
-
-    n_gpus = torch.cuda.device_count()
-    kinds = Counter(torch.cuda.get_device_name(i) for i in range(n_gpus))
-    return "".join(f", {n} × {name}" for name, n in kinds.items())
-
-
 def hardware() -> str:
     "The processor, its cores, and the GPUs if there are any."
+    import torch
+
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     found = re.search(r"^model name\s*: *(.+?) *$", text, re.M)
     name = found[1] if found else platform.processor() or platform.machine()
     on_linux = hasattr(os, "sched_getaffinity")
     n_cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count()
-    return f"{n_cores} cores of {name}{gpus()}"
+    n_gpus = torch.cuda.device_count()
+    kinds = Counter(torch.cuda.get_device_name(i) for i in range(n_gpus))
+    gpus = [f"{n} × {kind}" for kind, n in kinds.items()]
+    return ", ".join([f"{n_cores} cores of {name}", *gpus])
 
 
 def commit() -> str:
@@ -75,25 +71,21 @@ def value_of(text: str):
 def write(path: Path, record: dict) -> None:
     "A record as a file of results/."
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("record", type=Path)
-    parser.add_argument("--command", required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument(
-        "--commit",
-        default=None,
-        help="of the code that ran, if it is not this checkout's",
-    )
-    parser.add_argument("--json", action="append", default=[], metavar="NAME=FILE")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    add = parser.add_argument
+    add("record", type=Path)
+    add("--command", required=True)
+    add("--seed", type=int, required=True)
+    add("--commit", help="of the code that ran, if it is not this checkout's")
+    add("--json", action="append", default=[], metavar="NAME=FILE")
+    add("--set", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args()
     record = about(args.command, args.seed, args.commit)
     for name, _, text in (pair.partition("=") for pair in args.set):

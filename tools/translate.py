@@ -105,10 +105,8 @@ def begun(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("*.md")) if texts(path)[0][0].text]
 
 
-def extract(folder: Path, names: Sequence[str], accept: bool) -> None:
+def extract(folder: Path, names: Sequence[str], accept: bool = False) -> None:
     "Write catalogues of today's texts with the translations that there are."
-    if accept and not names:
-        sys.exit("accept: which pages were revised?")
     for name in names or [path.stem for path in folder.glob("*.md")]:
         path = folder / f"{name}.md"
         path.touch()
@@ -313,17 +311,18 @@ def translated(path: Path, both: bool = True) -> dict:
 
 
 def main(command: str = "", *names: str) -> int:
+    if command not in ("extract", "accept", "check", "status"):
+        sys.exit(__doc__)
+    if command == "accept" and not names:
+        sys.exit("accept: which pages were revised?")
     lines = []
     for folder in languages():
-        match command:
-            case "extract" | "accept":
-                extract(folder, names, command == "accept")
-            case "check":
-                lines += check(folder, names)
-            case "status":
-                status(folder)
-            case _:
-                sys.exit(__doc__)
+        if command == "check":
+            lines += check(folder, names)
+        elif command == "status":
+            status(folder)
+        else:
+            extract(folder, names, accept=command == "accept")
     if command == "check":
         print(*lines, f"{len(lines)} mistakes", sep="\n")
     return int(bool(lines))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RaggedArray', 'EncodedPairs', 'encode_pairs', 'drop_long_pairs', 'bucket_by_length', 'Batch', 'pad_ids', 'collate',
-           'epoch_batches', 'RunPosition', 'Step', 'training_steps']
+           'epoch_batches', 'Cursor', 'Step', 'training_steps']
 
 # %% ../../nbs/51c_batch.ipynb #35a320c7
 import sys
@@ -269,7 +269,7 @@ def epoch_batches(
         yield collate(pairs.src, pairs.tgt, vocab)
 
 # %% ../../nbs/51c_batch.ipynb #fd1e39bf
-class RunPosition(NamedTuple):
+class Cursor(NamedTuple):
     "How much of a run is done, so that it can continue with the next batch."
 
     step: int = 0  # optimiser steps done
@@ -277,13 +277,13 @@ class RunPosition(NamedTuple):
     i_batch: int = 0  # batches of this epoch done, so the number of the next one
 
 
-_START = RunPosition()  # of a new run
+_START = Cursor()  # of a new run
 
 # %% ../../nbs/51c_batch.ipynb #fa9c1e75
 class Step(NamedTuple):
     "What one rank needs for one step."
 
-    position: RunPosition  # of the run once this step is done
+    cursor: Cursor  # of the run once this step is done
     seed: int  # for the random numbers of this step on this rank
     n_tokens: int  # real target tokens of the whole step, over all ranks
     micro: list[Batch]  # this rank's micro-batches
@@ -291,7 +291,7 @@ class Step(NamedTuple):
     @property
     def step(self) -> int:
         "The number of this step, counted from 1."
-        return self.position.step
+        return self.cursor.step
 
 # %% ../../nbs/51c_batch.ipynb #11669344
 def _micro_batches(
@@ -334,7 +334,7 @@ def training_steps(
     max_len: int | None = None,  # longer pairs are left out; None keeps all
     # another segmentation of the same pairs for each epoch; None = the same for all
     segment: Callable[[EncodedPairs, int], EncodedPairs] | None = None,
-    start: RunPosition = _START,
+    start: Cursor = _START,
     rank: int = 0,
     world_size: int = 1,
     accumulate: int = 1,  # micro-batches for each rank and step, at most
@@ -362,7 +362,7 @@ def training_steps(
         for i, rows in enumerate(batches[n_done:], start=n_done + 1):
             step += 1
             yield Step(
-                RunPosition(step, epoch, i),
+                Cursor(step, epoch, i),
                 _step_seed(seed, step, rank),
                 int(lengths[rows, 1].sum()),
                 _micro_batches(pairs, vocab, kept[rows], rank, world_size, accumulate),

@@ -20,15 +20,15 @@ from .. import UserError
 from .batch import EncodedPairs, RaggedArray, id_dtype
 from .vocab import Vocab, learn_bpe
 from ..io.files import (
-    check_new_folder,
+    FORMAT,
+    new_folder,
     read_file,
     read_json,
-    replace_folder,
+    remove,
     write_json,
 )
 
 # %% ../../nbs/97d_prepared.ipynb #ffc3e2a2
-_FORMAT = 1  # of the folder; one more whenever what is written changes
 _ABOUT, _VOCAB = "about.json", "vocab.model"
 _SPLITS, _SIDES = ("train", "valid"), ("src", "tgt")
 
@@ -62,42 +62,15 @@ def _open_array(path: str, dtype: str | np.dtype) -> np.ndarray:
 
 
 def _open_pairs(stem: Path, dtype: np.dtype) -> EncodedPairs:
-    "What `_write_pairs` wrote, with ids of type `dtype`; UserError if it is damaged."
+    "What `_write_pairs` wrote, with ids of type `dtype`; ValueError if it is damaged."
     sides = []
     for side in _SIDES:
-        try:
-            ids = _open_array(f"{stem}.{side}.ids", dtype)
-            starts = _open_array(f"{stem}.{side}.starts", "<i8")
-            is_complete = starts[-1] == len(ids)
-        except (OSError, ValueError, IndexError):
-            is_complete = False
-        if not is_complete:
-            raise UserError(
-                f"{stem}.{side} is missing or damaged: remove {stem.parent} to have "
-                "the text encoded again"
-            )
+        ids = _open_array(f"{stem}.{side}.ids", dtype)
+        starts = _open_array(f"{stem}.{side}.starts", "<i8")
+        if starts[-1] != len(ids):
+            raise ValueError(f"{stem}.{side}.ids has {len(ids)} ids, not {starts[-1]}")
         sides.append(RaggedArray(ids, starts))
     return EncodedPairs(*sides)
-
-# %% ../../nbs/97d_prepared.ipynb #32dfe591
-def _write_prepared(
-    folder: Path,  # empty
-    train: Iterable[tuple[str, str]],
-    valid: Iterable[tuple[str, str]],
-    made_from: dict[str, str | int],  # for about.json
-    vocab: Vocab | None,  # None: learned from `train`
-    quiet: bool,
-) -> None:
-    "Write the vocabulary and the ids of both splits into a folder."
-    if vocab is None:
-        bar = tqdm(train, desc="vocabulary", unit=" pairs", disable=quiet or None)
-        sizes = int(made_from["n_pieces"]), int(made_from["n_sample"])
-        vocab = learn_bpe(chain.from_iterable(bar), *sizes)
-    vocab.save(folder / _VOCAB)
-    for split, pairs in zip(_SPLITS, (train, valid)):
-        bar = tqdm(pairs, desc=f"{split} to ids", unit=" pairs", disable=quiet or None)
-        _write_pairs(folder / split, bar, vocab)
-    write_json(folder / _ABOUT, made_from)
 
 # %% ../../nbs/97d_prepared.ipynb #b0b2cff6
 class Prepared(NamedTuple):
@@ -115,11 +88,16 @@ def open_prepared(folder: Path) -> Prepared:
     UserError if a file is missing or was cut short.
     """
     folder = Path(folder)
-    about = read_json(folder / _ABOUT, _FORMAT)
+    about = read_json(folder / _ABOUT)
     vocab = Vocab.load(folder / _VOCAB)
-    dtype = id_dtype(len(vocab))
-    train, valid = (_open_pairs(folder / split, dtype) for split in _SPLITS)
-    return Prepared(vocab, train, valid, about.get("text_sha256", ""))
+    try:
+        dtype = id_dtype(len(vocab))
+        train, valid = (_open_pairs(folder / split, dtype) for split in _SPLITS)
+    except (OSError, ValueError, IndexError) as e:
+        raise UserError(
+            f"{folder} is incomplete: remove it to have the text encoded again ({e})"
+        ) from None
+    return Prepared(vocab, train, valid, about["text_sha256"])
 
 # %% ../../nbs/97d_prepared.ipynb #0edd907a
 def prepare(
@@ -134,18 +112,20 @@ def prepare(
     quiet: bool = False,  # without progress bars
 ) -> Prepared:
     "Vocabulary and ids of a corpus on disk, made once and then only opened (§5.1)."
-    folder = Path(folder)
-    made_from: dict[str, str | int] = {
-        "format": _FORMAT,
-        "text_sha256": text_sha256,
-        "n_pieces": n_pieces,
-        "n_sample": n_sample,
-    }
-    if not (folder / _ABOUT).exists():
-        check_new_folder(folder)
-    elif made_from.items() <= read_json(folder / _ABOUT).items():
-        if vocab is None or read_file(folder / _VOCAB) == vocab.model:
+    folder, sizes = Path(folder), {"n_pieces": n_pieces, "n_sample": n_sample}
+    about = {"format": FORMAT, "text_sha256": text_sha256, **sizes}
+    if (folder / _ABOUT).exists():
+        is_same = about.items() <= read_json(folder / _ABOUT).items()
+        if is_same and (not vocab or read_file(folder / _VOCAB) == vocab.model):
             return open_prepared(folder)
-    with replace_folder(folder) as new:
-        _write_prepared(new, train, valid, made_from, vocab, quiet)
+        remove(folder)
+    bar = lambda pairs, what: tqdm(pairs, what, unit=" pairs", disable=quiet or None)
+    with new_folder(folder, _ABOUT) as new:
+        if vocab is None:
+            sentences = chain.from_iterable(bar(train, "vocabulary"))
+            vocab = learn_bpe(sentences, n_pieces, n_sample)
+        vocab.save(new / _VOCAB)
+        for split, pairs in zip(_SPLITS, (train, valid)):
+            _write_pairs(new / split, bar(pairs, f"{split} to ids"), vocab)
+        write_json(new / _ABOUT, about)
     return open_prepared(folder)

@@ -143,7 +143,7 @@ def read_table(folder: Path) -> dict:
 
     "found" of a row holds the measures of each seed, with the "curve" of its loss.
     """
-    return read_json(folder / "table.json", FORMAT)
+    return read_json(folder / "table.json")
 
 
 def _open_table(folder: Path, plan: _Plan) -> dict:

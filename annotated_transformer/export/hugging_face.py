@@ -263,7 +263,7 @@ def export_hf(run: Path, out: Path) -> Path:
         with new_folder(out) as new:
             _write_imported(path, settings, new)
         return out
-    model, vocab, recipe, about = load_run(path, settings)
+    model, vocab, recipe, about = load_run(path)
     _check_sizes(recipe.model)
     config, train = _marian_config(recipe, vocab), recipe.train
     rates = {"dropout": train.dropout, "attention_dropout": train.attention_dropout}

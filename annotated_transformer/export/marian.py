@@ -46,12 +46,12 @@ from ..model.stack import (
     PostNorm,
 )
 from ..model.transformer import Transformer
-from ..runs.folder import FORMAT
-from ..runs.weights import (
+from ..runs.checkpoint import (
     build_with_weights,
     read_tensors,
     save_tensors,
 )
+from ..runs.folder import FORMAT
 
 # %% ../../nbs/91_marian.ipynb #4ffb7dac
 def in_halves(

@@ -108,27 +108,20 @@ def read_lines(path: str | Path) -> list[str]:
     return list(_stream_lines(path))
 
 # %% ../../nbs/96a_text.ipynb #a9ff4d61
-def _stream_pairs(
-    src_path: str | Path,
-    tgt_path: str | Path,  # as many lines
+def _aligned_pairs(
+    src_path: Path,
+    tgt_path: Path,  # as many lines
 ) -> Iterator[tuple[str, str]]:
-    """The pairs of two aligned files, one at a time.
-
-    A pair with an empty side is left out.
-    """
-    n_src = n_tgt = n_pairs = 0
+    "The pairs of two aligned files, one at a time."
+    n_src = n_tgt = 0
     for s, t in zip_longest(_stream_lines(src_path), _stream_lines(tgt_path)):
         n_src, n_tgt = n_src + (s is not None), n_tgt + (t is not None)
-        if s and t and s.strip() and t.strip():
-            n_pairs += 1
-            yield s, t
+        yield s or "", t or ""
     if n_src != n_tgt:
         raise UserError(
             f"{src_path} has {n_src} lines but {tgt_path} has {n_tgt}: "
             "line i of one must translate line i of the other"
         )
-    if not n_pairs:
-        raise UserError(f"{src_path} and {tgt_path} have no line with text in both")
 
 # %% ../../nbs/96a_text.ipynb #96a00009
 def _tab_pairs(path: str | Path) -> Iterator[tuple[str, str]]:
@@ -142,15 +135,16 @@ def _tab_pairs(path: str | Path) -> Iterator[tuple[str, str]]:
         yield src, rest.partition("\t")[0]
 
 # %% ../../nbs/96a_text.ipynb #96a0000c
-def _pairs_in_one(path: Path) -> Iterator[tuple[str, str]]:
-    "The pairs of a file that has both sides, without those of an empty side."
+def _pairs_of(files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    "The pairs of two aligned files or of one, without those of an empty side."
     n_pairs = 0
-    for src, tgt in _tab_pairs(path):
+    for src, tgt in _tab_pairs(*files) if len(files) == 1 else _aligned_pairs(*files):
         if src.strip() and tgt.strip():
             n_pairs += 1
             yield src, tgt
     if not n_pairs:
-        raise UserError(f"{path} has no pair with text on both sides")
+        names = " and ".join(map(str, files))
+        raise UserError(f"{names}: no pair with text on both sides")
 
 # %% ../../nbs/96a_text.ipynb #43da96ca
 class TextPairs:
@@ -171,13 +165,8 @@ class TextPairs:
         self.keep = keep
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        pairs = chain.from_iterable(
-            _pairs_in_one(*files) if len(files) == 1 else _stream_pairs(*files)
-            for files in self.parts
-        )
-        if self.keep is None:
-            return pairs
-        return (pair for pair in pairs if self.keep(pair[0]))
+        pairs = chain.from_iterable(map(_pairs_of, self.parts))
+        return (pair for pair in pairs if self.keep is None or self.keep(pair[0]))
 
 # %% ../../nbs/96a_text.ipynb #bbf41d8d
 def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:

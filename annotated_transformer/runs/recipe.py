@@ -201,8 +201,6 @@ def build_training(
     engines: Engines = FAST,
 ) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer, Callable[[int], float]]:
     "The objective, the same as the loop calls it, Adam, and the schedule."
-    n_devices = world_size() if sharded else 1
-    check_memory(recipe.model, len(vocab), device, n_devices)
     settings = recipe.train
     # a model that is sharded may be too large to be built whole
     with torch.device("meta") if sharded else nullcontext():

@@ -29,8 +29,8 @@ from ..data.grammar import (
 )
 from ..data.prepared import open_prepared
 from ..data.vocab import Vocab
+from ..runs.checkpoint import pack_weights
 from ..runs.folder import Run, load_run
-from ..runs.weights import pack_weights
 from .explorer import fill_page, json_in_html, write_page
 from .heads import opening_head
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .. import UserError
-from ..data.batch import RunPosition, Step
+from ..data.batch import Cursor, Step
 from .distributed import (
     any_rank,
     first_over_ranks,
@@ -29,7 +29,7 @@ from .distributed import (
 class StepRecord(NamedTuple):
     "What a hook receives about one step."
 
-    position: RunPosition  # of the run after this step
+    cursor: Cursor  # of the run after this step
     loss: float  # what was minimised, per real target token, in nats
     lr: float  # learning rate of this step
     n_tokens: int  # real target tokens since the last record, on all devices
@@ -39,13 +39,13 @@ class StepRecord(NamedTuple):
     @property
     def step(self) -> int:
         "The number of this step, counted from 1."
-        return self.position.step
+        return self.cursor.step
 
     def to_dict(self) -> dict[str, int | float]:
         "All numbers by name, as in metrics.jsonl; `i_batch` is the batch of this step."
-        step, epoch, n_batches = self.position
+        step, epoch, n_batches = self.cursor
         numbers = self._asdict()
-        del numbers["position"]
+        del numbers["cursor"]
         return {"step": step, "epoch": epoch, "i_batch": n_batches - 1, **numbers}
 
 # %% ../../nbs/52_train.ipynb #6e7119fa
@@ -152,7 +152,7 @@ def train(
         check_finite(sums[0], sums[1], step.step, lr)  # a sum keeps infinity and NaN
         optimizer.step()
         seconds = time.perf_counter() - started
-        record = StepRecord(step.position, loss, lr, n_tokens, seconds, norm)
+        record = StepRecord(step.cursor, loss, lr, n_tokens, seconds, norm)
         total, n_tokens = torch.zeros_like(total), 0
         if stop := call_hooks(hooks, record, device):
             return stop

@@ -47,7 +47,7 @@ function goTo(tour) {
   stopPlaying();
   change({...START, text: state.text, ...tourState(tour)});
   if (!wasTouring) byId("tour-title").focus({preventScroll: true});
-  else if (document.activeElement.disabled) {
+  else if (!isTouring() || document.activeElement.disabled) {
     byId(tour === 1 ? "tour-next" : "tour-end").focus();
   }
 }
