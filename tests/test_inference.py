@@ -58,6 +58,10 @@ def test_the_model_says_the_same(sizes, precision, tolerance):
     # in int8 the inputs are rounded together, not token by token
     torch.testing.assert_close(at_once[..., 1:], found, rtol=0, atol=tolerance)
     assert not any(p.requires_grad for p in ready.parameters())
+    has_linear = any(type(module) is nn.Linear for module in ready.modules())
+    assert has_linear == (precision != "int8")
+    is_bf16 = next(ready.parameters()).dtype == torch.bfloat16
+    assert is_bf16 == (precision == "bf16")
 
 
 def small_model(**sizes):
