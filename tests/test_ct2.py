@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from small_runs import HAS_VNNI, TIE, random_run, trained_run
+from small_runs import TIE, random_run, trained_run
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import pad_ids
@@ -99,25 +99,6 @@ def trained(tmp_path_factory):
     export_ct2(folder / "run", folder / "out")
     run = load_run(folder / "run")
     return run, folder, [run.vocab.encode(source) for source in sentences]
-
-
-def test_fewer_bits(trained, tmp_path):
-    "Smaller files that still translate: a folder that is wrong, and not only rounded, keeps next to no sentence."
-    run, folder, rows = trained
-    lines = [run.vocab.decode(row) for row in rows]
-    translate = load(folder / "run", search=search_with(1)).translate
-    targets = [run.vocab.encode(line) for line in translate(lines)]
-    sizes, gaps = [], []
-    for kind in ("float32", "float16", "int8"):
-        engine = engine_of(export_ct2(folder / "run", tmp_path / kind, kind))
-        sizes.append((tmp_path / kind / "model.bin").stat().st_size)
-        gaps.append(largest_gap(engine, run, rows, targets))
-    assert sizes == sorted(sizes, reverse=True) and gaps == sorted(gaps)
-    assert gaps[-1] < 3
-    if HAS_VNNI:  # without it, 10 of 200
-        how = {"precision": "int8", "engine": CT2, "search": search_with(1)}
-        found = load(folder / "run", **how).translate(lines)
-        assert sum(map(str.__eq__, found, translate(lines))) > len(lines) / 2
 
 
 ALONE = """

@@ -30,9 +30,6 @@ from annotated_transformer.export.ct2 import export_ct2
 from annotated_transformer.export.hugging_face import (
     export_hf,
 )
-from annotated_transformer.export.marian import (
-    import_marian,
-)
 from annotated_transformer.runs.checkpoint import read_tensors
 from annotated_transformer.runs.folder import load_run
 from annotated_transformer.translating.load import load
@@ -111,32 +108,6 @@ def test_every_shape(tmp_path, vocab, sizes):
         assert (mine - other).abs().max() < 5e-5
 
 
-def in_our_order(name: str, weight: torch.Tensor) -> torch.Tensor:
-    "The inverse of the export, written down by dimensions: every dimension that holds features of the residual stream."
-    half = len(weight) // 2 if weight.dim() == 1 else None
-    ours = lambda w, dim: torch.stack(w.chunk(2, dim), dim + 1).flatten(dim, dim + 1)
-    if "norm" in name or name.endswith("w_2.bias"):
-        return torch.stack([weight[:half], weight[half:]], dim=1).flatten()
-    if re.search(r"w_[oq2kv1]\.weight|embedding\.weight", name):
-        return ours(weight, 0 if re.search(r"w_[o2]\.", name) else 1)
-    return weight
-
-
-def test_round_trip_is_exact(small, tmp_path):
-    "Export, then import: each weight of the run bit for bit, in its own order again, and zeros for what the run has not."
-    import_marian(small / "out", tmp_path / "back")
-    before, after = (
-        read_tensors(folder / "model.safetensors")
-        for folder in (small / "run", tmp_path / "back")
-    )
-    assert before.keys() < after.keys()
-    for name, weight in after.items():
-        if name in before:
-            assert torch.equal(in_our_order(name, weight), before[name]), name
-        else:
-            assert name.endswith(".bias") and not weight.any(), name
-
-
 # token ids
 
 
@@ -183,19 +154,6 @@ def trained(tmp_path_factory):
     sentences = trained_run(folder / "run")
     export_hf(folder / "run", folder / "out")
     return load_run(folder / "run"), folder, sentences
-
-
-def test_saved_by_transformers(trained, tmp_path):
-    "What it saves has the same ids, and can be imported like the folder itself."
-    run, folder, sentences = trained
-    loaded(folder / "out").save_pretrained(tmp_path / "saved")
-    tokenizer_of(folder / "out").save_pretrained(tmp_path / "saved")
-    tokenizer = tokenizer_of(tmp_path / "saved")
-    for line in [*sentences[:20], "a </s> b", " two  spaces"]:
-        assert tokenizer(line).input_ids == [*run.vocab.encode(line), run.vocab.eos_id]
-    import_marian(tmp_path / "saved", tmp_path / "back")
-    a, b = (read_tensors(tmp_path / x / "model.safetensors") for x in ("saved", "back"))
-    assert torch.equal(a["model.shared.weight"], b["embedding.weight"])
 
 
 # the folder
