@@ -85,10 +85,6 @@ class _Convolution(nn.Module):
     def __init__(self, d: int, k: int, dilation: int = 1, n_ahead: int | None = None):
         super().__init__()
         n_ahead = k // 2 if n_ahead is None else n_ahead
-        if not 0 <= n_ahead < k:
-            raise ValueError(
-                f"k={k} must be at least 1 and n_ahead={n_ahead} from 0 to k − 1"
-            )
         # zeros before the first and after the last position
         self.padding = (dilation * (k - 1 - n_ahead), dilation * n_ahead)
         self.conv = nn.Conv1d(d, d, k, dilation=dilation)
