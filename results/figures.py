@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def options(doc: str, out: str | None = None) -> argparse.ArgumentParser:
 def write(out: Path | None, found: dict) -> None:
     "All figures so far, in one piece, if a file is wanted."
     if out:
-        new = out.with_name(out.name + ".new")
+        new = out.with_name(f"{out.name}.{os.getpid()}")
         text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
         new.write_text(text, encoding="utf-8")
         new.replace(out)

@@ -1,6 +1,5 @@
 "What several tests share. See CONTRIBUTING.md for what belongs here and what in a notebook."
 
-import json
 import os
 import runpy
 import shutil
@@ -142,25 +141,7 @@ def pretrained():
 
 
 @pytest.fixture(scope="session")
-def training_text():
-    "What the pretrained run was trained on, which takes seconds, is generated once."
-    from annotated_transformer.show import live
-
-    plain, found = live._training_text, {}
-
-    def once(run):
-        key = json.dumps(run.about.get("source"), sort_keys=True)
-        if key not in found:
-            found[key] = plain(run)
-        return found[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "_training_text", once)
-        yield
-
-
-@pytest.fixture(scope="session")
-def live_page(training_text, tmp_path_factory) -> Path:
+def live_page(tmp_path_factory) -> Path:
     "The live page of the pretrained run, which takes seconds to write."
     from annotated_transformer.show.live import write_live_page
 

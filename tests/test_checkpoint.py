@@ -395,7 +395,7 @@ def test_names_and_their_order(folder, trained):
 
 
 @pytest.mark.parametrize("keep_last", [1, 2, 3, 5])
-def testprune(folder, trained, keep_last):
+def test_prune(folder, trained, keep_last):
     "A step that is saved again replaces the first; Adam's state stays in the newest two."
     saved = [save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2, 3, 4)]
     again = save_checkpoint(folder, *trained, Progress(3, seconds=1.0))

@@ -89,6 +89,7 @@ def test_exhaustive():
 
     Every fourth table is nothing but ties, some end early and some hardly ever.
     """
+    assert length_penalty(7, alpha=0.6) == pytest.approx(2**0.6)
     for seed in range(60):
         torch.manual_seed(seed)
         n_vocab, alpha = 4 + seed % 2, ALPHAS[seed % 3]

@@ -22,7 +22,6 @@ from small_runs import HAS_VNNI, random_run, small_vocab, trained_run
 from annotated_transformer import UserError, __version__
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpus import DATA_SETS
-from annotated_transformer.data.vocab import SPACE
 from annotated_transformer.engines.batched_search import (
     search_with,
 )
@@ -127,7 +126,7 @@ LINES = [
 
 
 @settings(max_examples=60)
-@given(st.text(max_size=40).filter(lambda s: s and SPACE not in s and ">>" not in s))
+@given(st.text(max_size=40).filter(lambda s: ">>" not in s))
 def test_ids_and_text(trained, text):
     "Any line becomes our ids, and any ids our text, but for spaces at its ends."
     run, folder, sentences = trained
@@ -135,14 +134,12 @@ def test_ids_and_text(trained, text):
     ids_of = lambda line: tokenizer(line).input_ids
     for line in [text, *LINES, *sentences[:20]]:
         assert ids_of(line) == [*vocab.encode(line), vocab.eos_id], line
-    # the three kinds of lines that the notebook names
-    for line in (">>deu<< a dog", f"a{SPACE}dog", ""):
-        assert ids_of(line) != [*vocab.encode(line), vocab.eos_id]
-    assert ids_of("") == [vocab.eos_id]
+    # a code of a language is theirs alone
+    assert ids_of(">>deu<< a dog") != [*vocab.encode(">>deu<< a dog"), vocab.eos_id]
     rng = random.Random(text)
     ids = [rng.randrange(len(vocab)) for _ in range(rng.randrange(12))]
     theirs = tokenizer.decode(ids, skip_special_tokens=True)
-    assert theirs == vocab.decode(ids).strip(), ids
+    assert theirs.replace("\ufffd", "").strip(" ") == vocab.decode(ids), ids
 
 
 # sentences

@@ -14,9 +14,7 @@ from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import next_log_probs
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.position import SinusoidalPosition, positional_encoding
-from annotated_transformer.model.stack import (
-    DecoderLayer,
-)
+from annotated_transformer.model.stack import DecoderLayer, PostNorm, PreNorm
 from annotated_transformer.model.transformer import (
     Transformer,
     build_transformer,
@@ -185,6 +183,10 @@ def test_dropouts_stand_where_the_paper_has_them():
         for j in range(n)
     }
     assert found.keys() == expected | {"dropout"} and set(found.values()) == {0.3}
+    x, all_left_out = torch.randn(2, 3, 16), nn.Dropout(1.0)
+    post, pre = PostNorm(16, all_left_out), PreNorm(16, all_left_out)
+    close(post(x, torch.exp), post.norm(x))
+    close(pre(x, torch.exp), x)
 
 
 # Padding

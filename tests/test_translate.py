@@ -26,6 +26,7 @@ from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translation,
     Translator,
+    _join,
     line_groups,
     translate_stream,
 )
@@ -69,6 +70,10 @@ class Echo(Translator):
         return [[Hypothesis(list(row[:-1]), 0.0, 0.0)] for row in rows]
 
 
+def plain(vocab, line: str) -> str:
+    return vocab.decode(vocab.encode(line))
+
+
 # cutting
 
 
@@ -84,7 +89,8 @@ def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
     assert all(0 < len(part) <= max_tokens for part in parts if pieces)
     texts = [vocab.decode(ids[a:b]) for a, b in cuts]
     gaps = [a > 0 and pieces[a].startswith(SPACE) for a in starts]
-    assert "".join(" " * gap + part for gap, part in zip(gaps, texts)) == text
+    joined = "".join(" " * gap + part for gap, part in zip(gaps, texts))
+    assert joined == plain(vocab, text)
 
 
 # translating
@@ -95,9 +101,9 @@ def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
 def test_what_goes_in_comes_out(vocab, lines, max_tokens, batch_tokens):
     "With a model that repeats its input, the lines come back: any Unicode, cut into parts or not, in any batches."
     echo = Echo(vocab, max_tokens=max_tokens, batch_tokens=batch_tokens)
-    expected = [line.replace("\r", " ") if line.strip() else "" for line in lines]
-    assert echo.translate(lines) == expected
-    assert all(len(b) == 1 or sum(b) <= batch_tokens for b in echo.batches)
+    assert echo.translate(lines) == [plain(vocab, line) for line in lines]
+    limit = max([batch_tokens, *map(max, echo.batches)])
+    assert all(sum(batch) <= limit for batch in echo.batches)
 
 
 def some_lines(n):
@@ -117,6 +123,15 @@ def texts_of(found):
     return [[one.text for one in those] for those in found]
 
 
+def test_a_line_break_said_is_no_line_break_written(vocab):
+    class Breaks(Echo):
+        def search_ids(self, rows):
+            ids = self.vocab.pieces.piece_to_id(["a", "<0x0A>", "<0x0D>", "b"])
+            return [[Hypothesis(ids, 0.0, 0.0)]] * len(rows)
+
+    assert Breaks(vocab).translate(["x", "y"]) == ["a  b"] * 2
+
+
 # the best few
 
 
@@ -132,6 +147,21 @@ def test_best_first(translator):
     assert [those[:1] for those in found] == one.n_best(lines)
     row = [*translator.vocab.encode(TEXT[0]), translator.vocab.eos_id]
     assert len({tuple(found.ids) for found in three.search_ids([row])[0]}) == 3
+
+
+def test_ranks_of_a_long_line(translator):
+    "The k-th translation consists of the k-th of each part; scores are added up."
+    three, line = searching(translator, search_with(4, 0.6, 3)), " ".join(TEXT)
+    parts = three.split(line)
+    (found,) = three.n_best([line])
+    each = three.search_ids([[*part, three.vocab.eos_id] for part in parts])
+    sums = [sum(those[k].score for those in each) for k in range(3)]
+    assert len(parts) > 2 and [best.score for best in found] == pytest.approx(sums)
+    expected: list[Translation] = []
+    for part, those in zip(parts, each):
+        expected = _join(expected, part, those, three.vocab)
+    assert texts_of([found]) == texts_of([expected])
+    assert len({best.text for best in found}) == 3
 
 
 def test_any_search(translator):
@@ -192,7 +222,7 @@ def test_stream(vocab, lines, data, bom, n_most, sizes):
         raw = b"\xef\xbb\xbf" + raw
     groups = line_groups(Pieces(raw, sizes), n_most)
     found = [best.text for (best,) in translate_stream(Echo(vocab), groups)]
-    assert found == [line.replace("\r", " ") if line.strip() else "" for line in lines]
+    assert found == [plain(vocab, line) for line in lines]
 
 
 # learned positions

@@ -1,13 +1,15 @@
-"The vocabulary: nothing is lost, nothing is unknown, the same text gives the same model (51b)."
+"The vocabulary: each spelling of a text has the same tokens, nothing is unknown, the same text gives the same model (51b)."
 
-import io
+import unicodedata
 
 import pytest
 import sentencepiece as spm
+from engine import Engine
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from annotated_transformer.data.vocab import SPACE, Vocab, _sample_lines, learn_bpe
+from annotated_transformer.data.vocab import Vocab, _sample_lines, learn_bpe
+from annotated_transformer.show.live import _pack_vocab
 
 TEXT = [
     "The animal did not cross the street because it was too tired.",
@@ -19,73 +21,106 @@ TEXT = [
 ] * 4
 VOCAB = learn_bpe(TEXT, 400)
 SPECIAL = {VOCAB.pad_id, VOCAB.bos_id, VOCAB.eos_id, VOCAB.pieces.unk_id()}
-
-
-def foreign(**options) -> bytes:
-    "A SentencePiece model with settings of its own."
-    out = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT),
-        model_writer=out,
-        model_type="bpe",
-        minloglevel=2,
-        vocab_size=400,
-        hard_vocab_limit=False,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
-        **options,
-    )
-    return out.getvalue()
-
-
-# letters it knows, letters it does not, and what other tokenizers change: spaces, the sign for a space, marks, forms of NFKC
-odd = f" {SPACE}\t\n\r\0\ufeff\u0085\u2028\u00a0\u3000\u0301\u2585\ufb01½²ae"
-letters = st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(odd))
-
-
-@settings(max_examples=400)
-@given(st.text(letters))
-@example(f" {SPACE} {SPACE}{SPACE}")
-@example("<s> </s> <pad> <unk> <0x41>")
-@example(TEXT[0])
-@example("\U0010ffff\0\ufffd ⁇ ")
-def test_round_trip(text):
-    ids = VOCAB.encode(text)
-    assert VOCAB.decode(ids) == text
-    assert ids and not SPECIAL & set(ids)
-    assert text != TEXT[0] or "".join(VOCAB.words(ids)) == f" {text}".replace(
-        " ", SPACE
-    )
-
-
-HARD = [
-    "",
-    " ",
-    "\t\ta\t",
-    "\ufeffmark",
-    "\ufeff",
-    SPACE,
-    f" {SPACE}{SPACE} a",
-    "a\r\nb\u2028\x85\x0b",
-    "\0",
-    "ﬁ ① ｆ Å ½",
-    "e\u0301 é",
-    "👩\u200d👧",
+SPACES = "\t\n\v\f\r\x85\xa0\u1680\u2002\u2003\u2007\u2009\u200a\u2028\u2029\u202f\u205f\u3000▁"
+HIDDEN = "\u200b\u200c\u200d\u2060\ufeff\xad\u200e\u200f\u202a\u202c\u202e\u2066\u2069\u061c\u034f\u180e\ufe0f\x07\x1b\x7f\x9f\U000e0067"
+# an input, and the plain form that has the same tokens
+PLAIN = [
+    *((f"Two{space}dogs", "Two dogs") for space in SPACES),
+    *((f"an{sign}imal", "animal") for sign in HIDDEN),
+    (HIDDEN + SPACES, ""),
+    ("Hello.\n", "Hello."),
+    ("Hello.\r\n", "Hello."),
+    ("  Hello \t there. ", "Hello there."),
+    ("\ufeff\ufeffHello.\ufeff", "Hello."),
+    ("I can’t swim.", "I can't swim."),
+    ("‘I’ canʼt ‚swim‛ `now´", "'I' can't 'swim' 'now'"),
+    ("Tom′s 5″ ‹dog›", "Tom's 5\" 'dog'"),
+    ("“Hello”, she said.", '"Hello", she said.'),
+    ("„Hallo“, sagte sie.", '"Hallo", sagte sie.'),
+    ("»Hallo«, sagte sie.", '"Hallo", sagte sie.'),
+    ("« Bonjour », dit-elle.", '" Bonjour ", dit-elle.'),
+    ("10–20 − 3, Well‐known non‑stop", "10-20 - 3, Well-known non-stop"),
+    ("wait—what? wait — what?", "wait - what? wait - what?"),
+    ("Wait…", "Wait..."),
+    ("ﬁne ﬂight oﬀ oﬃce ﬄ ﬆ ĳ", "fine flight off office ffl st ij"),
+    ("Ｔｗｏ　ｄｏｇｓ，５００￥！？（ａ）～", "Two dogs,500¥!?(a)~"),
+    ("u\u0308ber mu\u0308de Stra\u00dfe E\u0301", "über müde Straße É"),
+    ("A\u030angstro\u0308m \u212bngstr\u00f6m", "Ångström Ångström"),
+    ("Vie\u0323\u0302t Vi\u00ea\u0323t Vi\u1eb9\u0302t Vie\u0302\u0323t", "Việt " * 4),
+    ("\u0438\u0306 \u0435\u0308 \u03b1\u0301 \u1f71", "й ё ά ά"),
+    ("か\u3099 ハ\u309a ﾃ", "が パ テ"),
+    ("½ cup, ¼, 3⁄4", "1/2 cup, 1/4, 3/4"),
+    ("x² H₂O 5º № ™ ㎏ ㎡ Ⅳ ①", "x2 H2O 5o No TM kg m2 IV 1"),
+    ("ǆ ŀ ŉ ſ", "dž l· 'n s"),
+    ("（你好，ｗｏｒｌｄ！）", "(你好,world!)"),
+    ("👍\ufe0f ❤\ufe0f", "👍 ❤"),
 ]
 
 
-@settings(max_examples=100)
-@given(st.lists(st.text(letters), max_size=8), st.sampled_from([-1, 1, 2, 3]))
-@example(HARD, 2)
-@example([f"sentence {i} " + SPACE * (i % 3 == 0) for i in range(3000)], -1)
-@example([], 2)
-def test_many_are_as_one_by_one(texts, n_threads):
-    "And what `encode` gives decodes to the text, so these do."
-    ids = VOCAB.encode_many(texts, n_threads)
-    assert ids == [VOCAB.encode(text) for text in texts]
-    assert [VOCAB.decode(row) for row in ids] == texts
+@pytest.mark.parametrize("text, plain", PLAIN, ids=ascii)
+def test_same_tokens_as_the_plain_form(text, plain):
+    "By our vocabulary, and by SentencePiece with the file alone."
+    file = spm.SentencePieceProcessor(model_proto=VOCAB.model)
+    assert VOCAB.encode(text) == VOCAB.encode(plain) == file.encode(text)
+    assert VOCAB.decode(VOCAB.encode(text)) == plain.strip()
+
+
+# What the page normalises and the file does not, because a table of everything is larger
+# than some models: the first words of the characters' names.
+LEFT_OUT = set(
+    """CJK KANGXI IDEOGRAPHIC HANGUL CIRCLED PARENTHESIZED SQUARE SQUARED ARABIC
+    MATHEMATICAL MUSICAL MODIFIER TORTOISE SEGMENTED DIGIT RIAL PARTNERSHIP LIMITED
+    RAISED COMBINING OUTLINED""".split()
+)
+
+
+def test_page_normalises_as_the_file(offline, tmp_path):
+    "Every character, alone and between two letters."
+    every = (chr(i) for i in range(0x110000))
+    signs = [x for x in every if unicodedata.category(x) not in ("Cn", "Cs", "Co")]
+    texts = [*signs, *(f"a{sign}b" for sign in signs)]
+    function = """(vocab, texts) => {
+        const page = new Vocab(vocab);
+        return texts.map(text => page.normalize(text));
+    }"""
+    found = Engine(offline, tmp_path).ask(function, _pack_vocab(VOCAB), texts)
+    plain = [VOCAB.pieces.normalize(x).replace("▁", " ").strip(" ") for x in texts]
+    differ = {sign for sign, a, b in zip(signs * 2, found, plain) if a != b}
+    assert {unicodedata.name(sign).split()[0] for sign in differ} <= LEFT_OUT
+    assert len(differ) < 4000 and min(differ) == "\u0340"
+    texts = [text for text, _ in PLAIN]
+    found = Engine(offline, tmp_path).ask(function, _pack_vocab(VOCAB), texts)
+    assert found == [plain.strip() for _, plain in PLAIN]
+
+
+letters = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from(f"{SPACES}{HIDDEN}\0\u0301\u0308\ufb01½²aeu"),
+)
+
+
+@settings(max_examples=200)
+@given(st.text(letters))
+@example("<s> </s> <pad> <unk> <0x41>")
+@example("\U0010ffff\0\ufffd ⁇ ")
+def test_decoded_text_has_the_same_tokens(text):
+    ids = VOCAB.encode(text)
+    assert not SPECIAL & set(ids)
+    assert VOCAB.encode(VOCAB.decode(ids)) == ids
+
+
+def test_no_half_characters():
+    ids, emoji = VOCAB.encode("Two dogs"), VOCAB.encode("🐕")[1:]
+    assert VOCAB.decode([*ids, *emoji]) == "Two dogs🐕"
+    assert VOCAB.decode([*ids, *emoji[:3], VOCAB.eos_id]) == "Two dogs"
+    assert VOCAB.decode([*emoji[1:], *ids, VOCAB.pieces.unk_id()]).strip() == "Two dogs"
+
+
+@pytest.mark.parametrize("n_threads", [-1, 1, 2])
+def test_many_are_as_one_by_one(n_threads):
+    texts = [text for pair in PLAIN for text in pair] * 20
+    assert VOCAB.encode_many(texts, n_threads) == [VOCAB.encode(x) for x in texts]
+    assert VOCAB.encode_many([], n_threads) == []
 
 
 def test_special_symbols_in_the_text_to_learn_from():
@@ -95,28 +130,14 @@ def test_special_symbols_in_the_text_to_learn_from():
     assert vocab.decode(ids) == "<s> </s> <pad> <unk> <0x41>"
 
 
-def test_apostrophes_without_a_token_are_plain_in_a_source():
-    "What is learned stays, and `encode` changes nothing."
-    learned = learn_bpe(["it isn’t, it isn't"] * 200, 300)
-    for vocab, text, plain in (
-        (VOCAB, "isn’t ‘it’ oʼclock", "isn't 'it' o'clock"),
-        (VOCAB, "′ ` ´ “ ”", "′ ` ´ “ ”"),  # other signs
-        (learned, "isn’t ‘it oʼclock", "isn’t 'it o'clock"),
-    ):
-        assert vocab.encode_source(text) == vocab.encode(plain)
-        assert vocab.decode(vocab.encode(text)) == text
-
-
 def test_same_text_same_model():
     assert learn_bpe(TEXT, 400).model == VOCAB.model
     assert (
         learn_bpe(TEXT * 9, 360, n_sample=101).model
         == learn_bpe(iter(TEXT * 9), 360, n_sample=101).model
     )
-    assert learn_bpe(TEXT, 400, n_sample=len(TEXT)).model == VOCAB.model
-    one, two = (
-        learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2)
-    )  # the file notes the number of threads; the pieces are the same
+    # the file notes the number of threads; the tokens are the same
+    one, two = (learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2))
     assert one.words(range(len(one))) == two.words(range(len(two)))
 
 
@@ -142,28 +163,7 @@ def test_a_mistake_in_the_text_is_told_as_it_is():
 
 def test_save_and_load(tmp_path):
     VOCAB.save(tmp_path / "vocab.model")
-    again, plain = (
-        Vocab.load(tmp_path / "vocab.model"),
-        spm.SentencePieceProcessor(model_file=str(tmp_path / "vocab.model")),
-    )
+    again = Vocab.load(tmp_path / "vocab.model")
     assert again.model == VOCAB.model and len(again) == len(VOCAB)
     for sentence in TEXT:
-        assert (
-            VOCAB.encode(sentence)
-            == again.encode(sentence)
-            == plain.encode(" " + sentence)
-        )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"byte_fallback": True},
-        {"byte_fallback": True, "normalization_rule_name": "identity"},
-        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
-    ],
-)
-def test_lossy_models_are_refused(options):
-    with pytest.raises(ValueError, match="does not give text back"):
-        Vocab(foreign(**options))
+        assert again.encode(sentence) == VOCAB.encode(sentence)

@@ -46,8 +46,9 @@ def main(args: list[str] | None = None) -> None:
     except click.exceptions.NoArgsIsHelpError as e:
         e.show()
         sys.exit(2)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    except KeyboardInterrupt as e:  # Ctrl-C, or the signal that a run reports
+        message = " by ".join(["interrupted", *map(str, e.args)])
+        _fail(message, getattr(e, "exit_status", 130))
     except click.UsageError as e:
         _fail(e.format_message())
     except BrokenPipeError:

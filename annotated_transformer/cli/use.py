@@ -9,12 +9,23 @@ __all__ = []
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
+from click import argument, option
 
 from .. import UserError
-from .train import MODELS, command, say, shell_line
+from .train import (
+    MODELS,
+    PATH,
+    choice,
+    flag,
+    forbid,
+    path,
+    program,
+    say,
+    shared,
+    shell_line,
+)
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0023
 def _say_which_model(run: Path) -> None:
@@ -27,54 +38,42 @@ def _say_which_model(run: Path) -> None:
         say(f"{run}: the folder in the current directory, not the pretrained model")
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
-_RUN = f"RUN  A run folder, or {MODELS}.\n"
-_PAGE = """
---out PAGE       The page to write, ending in .html. [required]
---lang LANGUAGE  The language of its texts; en without it.
-"""
-_DEVICE = "--device NAME  cpu, cuda or mps; cpu without it.\n"
-_SEARCH = """
---beam-size INTEGER   Hypotheses at each step; 1 is greedy search. Without it 4; an
-                      imported model uses its own search if no option of a search is
-                      given.
---alpha FLOAT         Exponent of the length penalty; 0 is none, a larger one prefers
-                      longer sentences. Without it 0.6.
-"""
+_RUN = argument("run", type=PATH, help=f"A run folder, or {MODELS}.")
+_DEVICE = option("--device", metavar="NAME", default="cpu", help="cpu, cuda or mps.")
+_BEAM = """Hypotheses at each step; 1 is greedy search. Without it 4, and --alpha 0.6; an
+imported model uses its own search unless you set a search option."""
+_TRANSLATOR = shared(
+    option("--beam-size", type=int, help=_BEAM),
+    option("--alpha", type=float, help="Length penalty: larger for longer sentences."),
+    choice("--precision", "fp32", "bf16", "int8", help="int8 is the fastest on a CPU."),
+    _DEVICE,
+)
 
 # %% ../../nbs/94b_cli_use.ipynb #fe0830fb
-@command("""
-RUN             A run folder.
---last INTEGER  How many checkpoints, from the newest back. [required]
-""")
-def _average(args: SimpleNamespace) -> None:
+@program.command("average")
+@argument("run", type=PATH, help="A run folder.")
+@option("--last", type=int, required=True, help="Number of checkpoints to average.")
+def _average(run, last) -> None:
     "Average the last checkpoints: the result is the weights that translate."
     from ..runs.folder import use_average
 
-    say(f"{args.run}: {use_average(args.run, args.last)}")
+    say(f"{run}: {use_average(run, last)}")
 
 # %% ../../nbs/94b_cli_use.ipynb #5871d459
-def _load(run: Path, args: SimpleNamespace, n_best: int = 1, **more):
-    "A `Translator`; its search is the model's own if no option asks for another."
-    beam, drawing = ("beam_size", "alpha"), ("temperature", "top_p", "seed")
-    asked = {k: v for k, v in vars(args).items() if v is not None}
-    is_drawn, given = asked.get("sample", False), asked.keys() & {*beam, *drawing}
-    if wrong := sorted(given & {*(beam if is_drawn else drawing)}):
-        option = "--" + wrong[0].replace("_", "-")
-        raise UserError(
-            f"{option} is for {'a search' if is_drawn else '--sample'}: leave it "
-            f"out, or {'--sample' if is_drawn else 'add --sample'}"
-        )
+_DRAWING = ("temperature", "top_p", "seed")
+
+
+def _search(n_best: int = 1, sample: bool = False, **options):
+    "The search that the options specify; None = the model's own."
+    wrong = {k: v for k, v in options.items() if (k in _DRAWING) != sample}
+    forbid("with --sample" if sample else "without --sample", wrong)
+    given = {k: v for k, v in options.items() if v is not None}
     # here, so that a mistake does not wait for torch
     from ..engines.batched_search import sample_with, search_with
-    from ..translating.load import load
 
-    _say_which_model(run)
-    make = sample_with if is_drawn else search_with
-    options = {name: asked[name] for name in given}
-    search = (
-        make(**options, n_best=n_best) if given or is_drawn or n_best != 1 else None
-    )
-    return load(run, args.device, search, precision=args.precision, **more)
+    if sample:
+        return sample_with(**given, n_best=n_best)
+    return search_with(**given, n_best=n_best) if given or n_best != 1 else None
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0011
 def _write_translations(translations: list, n_best: int, scores: bool) -> None:
@@ -84,182 +83,178 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
     sys.stdout.flush()
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012
-@command(f"""
-{_RUN}
-[FILE]                Text, a sentence a line, plain or .gz; without it standard
-                      input.
-{_SEARCH}
---n-best INTEGER      Translations of each line: as many lines out for each line in,
-                      best first. [default: 1]
---scores              Each translation's score and a tab before it: its log-probability
-                      over the length penalty; of --sample, without a penalty.
---sample              Draw the --n-best translations at random, in place of a search.
---temperature FLOAT   Of --sample: below 1, probable tokens become more frequent; above
-                      1, rare ones. Without it 1.
---top-p FLOAT         Of --sample: draw from the most probable tokens that together have
-                      this probability. Without it 1.
---seed INTEGER        Of --sample: another number draws others. Without it 0.
---batch-tokens INTEGER  Source tokens translated at once. [default: 4096]
---precision NAME      Of the products: fp32, bf16 or int8; int8 is the fastest on a CPU
-                      and rounds the most. [default: fp32]
---engine NAME         pytorch, or ctranslate2, which is faster for one sentence at a time.
-                      It needs the extra ct2, computes in fp32 or int8, and has our
-                      translations unless --alpha is large. [default: pytorch]
-{_DEVICE}
---quiet               No progress bar.
-""")
-def _translate(args: SimpleNamespace) -> None:
+_SCORES = """Print score, tab, translation. The score is the log-probability, which beam
+search divides by the length penalty."""
+_ENGINE = """ctranslate2 is faster for one sentence at a time. It needs the extra ct2,
+computes in fp32 or int8, and has our translations unless --alpha is large."""
+
+
+@program.command("translate")
+@_RUN
+@argument("file", type=PATH, required=False, help="Text, plain or .gz; else stdin.")
+@option("--n-best", default=1, help="Translations of each line, best first.")
+@flag("--scores", help=_SCORES)
+@flag("--sample", help="Draw translations at random instead of searching.")
+@option("--temperature", type=float, help="In sampling, below 1 favours likely tokens.")
+@option("--top-p", type=float, help="In sampling, total probability of tokens used.")
+@option("--seed", type=int, help="In sampling, another seed gives other translations.")
+@_TRANSLATOR
+@option("--batch-tokens", default=4096, help="Source tokens translated at once.")
+@choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
+@flag("--quiet", help="No progress bar.")
+def _translate(
+    run, file, n_best, scores, precision, device, batch_tokens, engine, quiet, **options
+) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
-    file = args.file
-    more = {"batch_tokens": args.batch_tokens, "engine": args.engine}
-    translator = _load(args.run, args, args.n_best, **more)
+    search = _search(n_best, **options)
     from tqdm import tqdm
 
     from ..io.text import open_text, typed_lines
     from ..translating import translate
+    from ..translating.load import load
 
+    _say_which_model(run)
+    translator = load(run, device, search, batch_tokens, precision, engine)
     typing = file is None and sys.stdin.isatty()
-    silent = args.quiet or typing or sys.stdout.isatty()
+    silent = quiet or typing or sys.stdout.isatty()
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
         found = translate.translate_stream(translator, lines, name)
         for translations in tqdm(found, unit=" lines", disable=silent or None):
-            _write_translations(translations, args.n_best, args.scores)
-
-# %% ../../nbs/94b_cli_use.ipynb #95ab0013
-def _run_folders(args: SimpleNamespace) -> list[Path]:
-    "The systems that are runs; UserError for a missing one or unfit options."
-    from ..runs.folder import pretrained_run
-
-    folders = [path for path in args.run if pretrained_run(path) or path.is_dir()]
-    for path in args.run:
-        if path not in folders and not path.exists():
-            raise UserError(f"{path}: no such file or run")
-    if folders and args.src is None:
-        raise UserError(f"--src is missing: it is what {folders[0]} translates")
-    if args.perplexity and not folders:
-        raise UserError("--perplexity needs a run, not a file of translations")
-    return folders
+            _write_translations(translations, n_best, scores)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0015
-@command(f"""
-RUN...                A run folder, {MODELS}, or a file of
-                      translations made already; further ones are compared with the first.
---ref PATH            The reference translation, plain or .gz. [required]
---src PATH            Source text, line by line what --ref translates: what a run
-                      translates.
---chrf                chrF too.
---confidence          95 % intervals, from 1,000 resampled test sets.
---flavours LANGUAGE   BLEU in the flavours that papers print too, for a --ref in LANGUAGE:
-                      de, en, …
---perplexity          Perplexity of --ref under a run, per token and per word.
-{_SEARCH}
---precision NAME      Of the products: fp32, bf16 or int8. [default: fp32]
-{_DEVICE}
-""")
-def _score(args: SimpleNamespace) -> None:
+_SYSTEMS = f"""A run folder, {MODELS}, or a file of translations; further ones are
+compared with the first."""
+_FLAVOURS = "Also BLEU as papers compute it, for a --ref in LANGUAGE: de, en, …"
+
+
+@program.command("score")
+@argument("run", type=PATH, nargs=-1, required=True, help=_SYSTEMS)
+@path("--ref", required=True, help="The reference translation, plain or .gz.")
+@path("--src", help="Source text, line by line what --ref translates.")
+@flag("--chrf", help="Also chrF.")
+@flag("--confidence", help="95 % intervals, from 1,000 resampled test sets.")
+@option("--flavours", metavar="LANGUAGE", help=_FLAVOURS)
+@flag("--perplexity", help="Perplexity of --ref under a run, per token and per word.")
+@_TRANSLATOR
+def _score(
+    run, ref, src, chrf, confidence, flavours, perplexity, precision, device, **beam
+) -> None:
     """Translate a test set and print its BLEU; of several systems also whether they
     differ by more than chance.
     """
     from sacrebleu.metrics import BLEU, CHRF
 
+    from ..runs.folder import pretrained_run
     from ..translating import evaluate
+    from ..translating.load import load
     from ..translating.significance import score_systems
 
-    systems, src, ref = args.run, args.src, args.ref
-    runs = {path: _load(path, args) for path in _run_folders(args)}
-    # each is read once: a pipe cannot be read again
-    files = dict.fromkeys([src, ref, *(path for path in systems if path not in runs)])
-    files.pop(None, None)  # no --src
+    folders = [name for name in run if pretrained_run(name) or name.is_dir()]
+    if folders and src is None:
+        raise UserError(f"--src is missing: it is what {folders[0]} translates")
+    if perplexity and not folders:
+        raise UserError("--perplexity needs a run, not a file of translations")
+    files = [name for name in (src, ref, *run) if name and name not in folders]
     texts = dict(zip(files, evaluate.read_aligned(*files)))
-    hypotheses = {
-        str(path): runs[path].translate(texts[src]) if path in runs else texts[path]
-        for path in systems
-    }
-    for metric in [BLEU, CHRF] if args.chrf else [BLEU]:
-        n_bootstrap = 1000 if args.confidence else 0
+    translators = {}
+    for name in folders:
+        _say_which_model(name)
+        translators[name] = load(name, device, _search(**beam), precision=precision)
+        texts[name] = translators[name].translate(texts[src])
+    hypotheses = {str(name): texts[name] for name in run}
+    for metric in [BLEU, CHRF] if chrf else [BLEU]:
+        n_bootstrap = 1000 if confidence else 0
         for score in score_systems(hypotheses, texts[ref], metric(), n_bootstrap):
             click.echo(score)
-    more: list[tuple] = []
-    for name, lines in hypotheses.items() if args.flavours else ():
-        variants = evaluate.bleu_variants(lines, texts[ref], args.flavours)
-        more += [(name, variant) for variant in variants]
-    for path, translator in runs.items() if args.perplexity else ():
-        more += [(path, evaluate.perplexity(translator, texts[src], texts[ref]))]
-    for name, found in more:
-        click.echo(f"{name}: {found}" if len(hypotheses) > 1 else found)
+    show = lambda name, found: click.echo(f"{name}: {found}" if run[1:] else found)
+    for name, lines in hypotheses.items() if flavours else ():
+        for variant in evaluate.bleu_variants(lines, texts[ref], flavours):
+            show(name, variant)
+    for name, translator in translators.items() if perplexity else ():
+        show(name, evaluate.perplexity(translator, texts[src], texts[ref]))
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0022
-def _page(out: str) -> Path:
-    "Where a page is written; UserError unless it ends in .html."
-    if not out.lower().endswith(".html"):  # `Path` would drop a slash at the end
-        raise UserError(f"--out {out} does not end in .html, and a page is such a file")
-    return Path(out)
+def _html(ctx: click.Context, parameter: click.Parameter, page: Path) -> Path:
+    "The path of a page; an error of usage unless it ends in .html."
+    if page.suffix.lower() != ".html":
+        raise click.BadParameter(f"{page} does not end in .html")
+    return page
+
+
+_PAGE = shared(
+    path("--out", required=True, callback=_html, help="The page to write, a .html."),
+    option("--lang", metavar="LANGUAGE", default="en", help="Language of its texts."),
+)
 
 # %% ../../nbs/94b_cli_use.ipynb #37c0f241
-@command(f"""
-{_RUN}
-SENTENCE              What to translate.
-{_PAGE}{_DEVICE}
-""")
-def _attention(args: SimpleNamespace) -> None:
+_READY = "is ready: open it in a browser, no network needed"
+
+
+@program.command("attention")
+@_RUN
+@argument("sentence", help="What to translate.")
+@_PAGE
+@_DEVICE
+def _attention(run, sentence, out, lang, device) -> None:
     "Translate a sentence and draw the attention of every head."
     from ..show.explorer import write_attention_page
     from ..show.heads import opening_head
     from ..translating.load import load
 
-    _say_which_model(args.run)
-    page = _page(args.out)
-    translator = load(args.run, args.device)
-    opening = opening_head(translator.model, translator.vocab, args.sentence)
-    lang = args.lang or "en"
-    write_attention_page(translator, [args.sentence], page, opening, lang)
-    say(f"{args.out} is ready: open it in a browser, no network needed")
+    _say_which_model(run)
+    translator = load(run, device)
+    opening = opening_head(translator.model, translator.vocab, sentence)
+    write_attention_page(translator, [sentence], out, opening, lang)
+    say(f"{out} {_READY}")
 
-# %% ../../nbs/94b_cli_use.ipynb #94ab0021
-@command(_RUN + _PAGE)
-def _live(args: SimpleNamespace) -> None:
+
+@program.command("live")
+@_RUN
+@_PAGE
+def _live(run, out, lang) -> None:
     "Write a page in which a small model translates and shows every number."
     from ..show.live import write_live_page
 
-    _say_which_model(args.run)
-    write_live_page(args.run, _page(args.out), lang=args.lang or "en")
-    say(f"{args.out} is ready: open it in a browser, no network needed")
+    _say_which_model(run)
+    write_live_page(run, out, lang=lang)
+    say(f"{out} {_READY}")
 
 # %% ../../nbs/94b_cli_use.ipynb #78661e2b
-@command("""
-DIR  A Marian checkpoint as Hugging Face publishes it, with model.safetensors.
-RUN  The run folder to make.
-""")
-def _import_marian(args: SimpleNamespace) -> None:
+@program.command("import-marian")
+@argument("dir", type=PATH, help="A Marian checkpoint from Hugging Face.")
+@argument("run", type=PATH, help="The run folder to make.")
+def _import_marian(dir, run) -> None:
     "Make a run of a published Marian translator: for translate, score and attention."
     from ..export.marian import import_marian
 
-    import_marian(args.dir, args.run)
-    say(f"{args.run} is ready: {shell_line('translate', args.run)}")
+    import_marian(dir, run)
+    say(f"{run} is ready: {shell_line('translate', run)}")
 
-# %% ../../nbs/94b_cli_use.ipynb #6ecd5f48
-@command(f"""
-{_RUN}
-DIR                   The CTranslate2 folder to make.
---quantization NAME   float32, float16 or int8. [default: float32]
-""")
-def _export_ct2(args: SimpleNamespace) -> None:
+
+@program.command("export-ct2")
+@_RUN
+@argument("dir", type=PATH, help="The CTranslate2 folder to make.")
+@choice("--quantization", "float32", "float16", "int8", help="Of the weights.")
+def _export_ct2(run, dir, quantization) -> None:
     "Export a run for CTranslate2."
     from ..export.ct2 import export_ct2
 
-    _say_which_model(args.run)
-    export_ct2(args.run, args.dir, args.quantization)
-    say(f"{args.dir} is ready: ctranslate2.Translator({str(args.dir)!r})")
+    _say_which_model(run)
+    export_ct2(run, dir, quantization)
+    say(f"{dir} is ready: ctranslate2.Translator({str(dir)!r})")
 
-# %% ../../nbs/94b_cli_use.ipynb #94ab0030
-@command(_RUN + "DIR  The folder to make for transformers.")
-def _export_hf(args: SimpleNamespace) -> None:
+
+@program.command("export-hf")
+@_RUN
+@argument("dir", type=PATH, help="The folder to make for transformers.")
+def _export_hf(run, dir) -> None:
     "Export a run for Hugging Face's transformers, with a model card."
     from ..export.hugging_face import export_hf
 
-    _say_which_model(args.run)
-    export_hf(args.run, args.dir)
-    loading = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({str(args.dir)!r})"
-    say(f"{args.dir} is ready: {loading}")
+    _say_which_model(run)
+    export_hf(run, dir)
+    loading = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({str(dir)!r})"
+    say(f"{dir} is ready: {loading}")

@@ -53,9 +53,10 @@ def _merge_ranks(vocab: Vocab) -> dict[str, float]:
 def _token_ids(tokens: list[str], vocab: Vocab) -> list[int]:
     "The ids of tokens; a character that is not in the vocabulary becomes its bytes."
     pieces = vocab.pieces
-    ids: list[int] = []
+    unk, ids = pieces.unk_id(), list[int]()
     for token, i in zip(tokens, pieces.piece_to_id(tokens), strict=True):
-        ids += pieces.encode(token) if i == pieces.unk_id() else [i]
+        spelt = [f"<0x{byte:02X}>" for byte in token.encode()]
+        ids += pieces.piece_to_id(spelt) if i == unk else [i]
     return ids
 
 # %% ../../nbs/51d_bpe_dropout.ipynb #51e00017
@@ -65,16 +66,13 @@ def sample_segmentation(
     dropout: float,  # probability that a merge is left out
     seed: int,  # the same seed gives the same segmentation, in any process
 ) -> list[list[int]]:
-    "Token ids with random BPE merges left out; `vocab.decode` gives the texts back."
+    "Token ids with random BPE merges left out; they decode to the same texts."
     ranks, rng = _merge_ranks(vocab), random.Random(seed)
     ids: list[list[int]] = []
     for text in texts:
-        if SPACE in text:  # the sign itself, which is no space: not sampled
-            ids.append(vocab.encode(text))
-            continue
         tokens: list[str] = []
-        for word in re.findall(" [^ ]*", " " + text):
-            tokens += _sample_word(word.replace(" ", SPACE), ranks, dropout, rng)
+        for word in re.findall(f"{SPACE}[^{SPACE}]*", vocab.pieces.normalize(text)):
+            tokens += _sample_word(word, ranks, dropout, rng)
         ids.append(_token_ids(tokens, vocab))
     return ids
 

@@ -6,10 +6,14 @@
 __all__ = ['Vocab', 'learn_bpe']
 
 # %% ../../nbs/51b_vocab.ipynb #2027dde2
+import heapq
 import io
 import random
 from collections.abc import Iterable
+from itertools import permutations
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unicodedata import normalize
 
 import sentencepiece as spm
 
@@ -17,100 +21,107 @@ from .. import UserError
 from ..io.files import read_file
 
 # %% ../../nbs/51b_vocab.ipynb #897fc45f
-# SentencePiece writes a space as this sign, so a real one needs its three bytes
-SPACE = "\u2581"
-# what a lossy model would change: ligature, two spaces, tab, the sign, final space
-_PROBE = f"\ufb01  \t{SPACE} "
-# what keyboards write for the apostrophe ': right and left quotation mark, letter
-_APOSTROPHES = "’‘ʼ"
+SPACE = "\u2581"  # SentencePiece's sign for a space
+_INVISIBLE = (
+    "1-1F 7F-9F AD 34F 61C 115F-1160 180B-180E 200B-200F 202A-202E 2060-206F "
+    "3164 FE00-FE0F FEFF FFA0 E0000-E007F"
+)
+_SIGNS = {
+    "'": "‘’‚‛‹›ʹʻʼ′`´",
+    '"': "“”„‟«»″",
+    "-": "‐‑‒–−",
+    " - ": "—―",
+    "/": "⁄",
+    " ": f"\t\n\v\f\r\x85\u1680\u2028\u2029{SPACE}\ufffd",
+}
+
+
+def _characters(ranges: str) -> list[str]:
+    "The characters of ranges such as 1-1F."
+    ends = [(part + "-" + part).split("-")[:2] for part in ranges.split()]
+    return [chr(i) for a, b in ends for i in range(int(a, 16), int(b, 16) + 1)]
+
+
+# of characters whose plain form is not NFKC's
+PLAIN_FORMS = dict.fromkeys(_characters(_INVISIBLE), "") | {
+    sign: form for form, signs in _SIGNS.items() for sign in signs
+}
+
+# %% ../../nbs/51b_vocab.ipynb #51ba0001
+# letters and punctuation, signs and kana, units, ligatures, signs of another width
+_NORMALISED = "1-2E7F 3000-30FF 3380-33DF FB00-FB4F FE00-FE6F FEFF-FFFD E0000-E007F"
+
+
+def _plain(text: str) -> str:
+    "The plain form of a character, or of a letter and its marks."
+    own = str.maketrans(PLAIN_FORMS)
+    return normalize("NFKC", text.translate(own)).translate(own)
+
+
+def _spellings(sign: str) -> list[str]:
+    "A character, and the sequences of a letter and marks that are equivalent to it."
+    parts = normalize("NFD", sign)
+    orders = {parts[0] + "".join(order) for order in permutations(parts[1:])}
+    texts = {normalize("NFC", x[:i]) + x[i:] for x in orders for i in (1, 2, 3)}
+    texts.add(sign)
+    composed = normalize("NFC", sign)
+    return sorted(text for text in texts if normalize("NFC", text) == composed)
+
+
+def _rules() -> dict[str, str]:
+    "The texts that SentencePiece replaces, longest match first, and their plain forms."
+    texts = [text for sign in _characters(_NORMALISED) for text in _spellings(sign)]
+    return {text: _plain(text) for text in texts if _plain(text) != text}
 
 # %% ../../nbs/51b_vocab.ipynb #f3c8236b
+# Settings as protobuf, added to a model: add_dummy_prefix=True, which files of version
+# 1.0.0 turn off, and normalization_rule_tsv="", else a path that differs each time
+_SPACE_BEFORE_TEXT, _NO_PATH = b"\x1a\x02\x18\x01", b"\x1a\x02\x32\x00"
+
+
 class Vocab:
-    "A shared BPE vocabulary: text to token ids and back, without loss (§5.1)."
+    "A shared BPE vocabulary: text to token ids and back (§5.1)."
 
     def __init__(self, model: bytes):
-        """`model` is a SentencePiece model that `learn_bpe` made.
-
-        UserError for any other.
-        """
+        "`model` is a SentencePiece model with padding, BOS and EOS, else UserError."
         self.model = model
+        model += _SPACE_BEFORE_TEXT
         try:
             self.pieces = spm.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise UserError("not a SentencePiece model") from None
-        self.pad_id, self.bos_id, self.eos_id = (
-            self.pieces.pad_id(),
-            self.pieces.bos_id(),
-            self.pieces.eos_id(),
-        )
+        self.pad_id = self.pieces.pad_id()
+        self.bos_id = self.pieces.bos_id()
+        self.eos_id = self.pieces.eos_id()
         if min(self.pad_id, self.bos_id, self.eos_id) < 0:
             raise UserError(
                 "this model lacks <pad>, <s> or </s>: learn one with learn_bpe"
-            )
-        self.space_bytes = [
-            self.pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()
-        ]
-        ids = map(self.pieces.piece_to_id, _APOSTROPHES)
-        self.unknown_apostrophes = "".join(
-            sign for sign, i in zip(_APOSTROPHES, ids) if i == self.pieces.unk_id()
-        )
-        if self.decode(self.encode(_PROBE)) != _PROBE:
-            raise UserError(
-                "this model does not give text back as it was: learn one with learn_bpe"
             )
 
     def __len__(self) -> int:
         return self.pieces.get_piece_size()
 
-    def encode(
-        self,
-        text: str,  # one sentence, any Unicode
-    ) -> list[int]:  # without BOS and EOS; never empty
-        "Token ids of a sentence."
+    def encode(self, text: str) -> list[int]:
+        "Token ids of a sentence, without BOS and EOS; none if nothing is visible."
         try:
-            first, *rest = map(self.pieces.encode, (" " + text).split(SPACE))
+            return self.pieces.encode(text)
         except RuntimeError:
-            raise UserError(
-                f"text={text!r} holds half of a surrogate pair, no "
-                "character: read it as UTF-8"
-            ) from None
-        return first + [i for part in rest for i in self.space_bytes + part]
+            message = f"text={text!r} has half of a surrogate pair: read it as UTF-8"
+            raise UserError(message) from None
 
-    def encode_source(self, text: str) -> list[int]:
-        """Token ids of a sentence to translate, as `encode` gives them.
-
-        An apostrophe such as ’ becomes ' if no token was learned for it.
-        """
-        to_plain = str.maketrans(dict.fromkeys(self.unknown_apostrophes, "'"))
-        return self.encode(text.translate(to_plain))
-
-    def encode_many(
-        self,
-        texts: list[str],
-        n_threads: int = -1,  # −1: one per core
-    ) -> list[list[int]]:  # as `encode` gives for each text
-        "Token ids of many sentences, in several threads."
+    def encode_many(self, texts: list[str], n_threads: int = -1) -> list[list[int]]:
+        "Token ids of many sentences; by default with one thread per core."
         try:
-            ids = iter(
-                self.pieces.encode(
-                    [" " + text for text in texts if SPACE not in text],
-                    num_threads=n_threads,
-                )
-            )
+            return self.pieces.encode(texts, num_threads=n_threads)
         except (RuntimeError, TypeError):
             # `encode` names the text, this error does not
             return [self.encode(text) for text in texts]
-        return [self.encode(text) if SPACE in text else next(ids) for text in texts]
 
-    def decode(
-        self,
-        ids: Iterable[int],  # special tokens are skipped
-    ) -> str:
-        "The sentence of these tokens: `decode(encode(x)) == x`."
+    def decode(self, ids: Iterable[int]) -> str:
+        "The sentence, without special tokens and bytes that form no character."
         special = (self.pad_id, self.bos_id, self.eos_id, self.pieces.unk_id())
-        return self.pieces.decode(
-            [i for i in map(int, ids) if i not in special]
-        ).removeprefix(" ")
+        text = self.pieces.decode([i for i in map(int, ids) if i not in special])
+        return text.replace("\ufffd", "").strip(" ")
 
     def words(self, ids: Iterable[int]) -> list[str]:
         "The tokens as text."
@@ -130,56 +141,46 @@ class Vocab:
         Path(path).write_bytes(self.model)
 
 # %% ../../nbs/51b_vocab.ipynb #0618c3d9
-def _sample_lines(
-    lines: Iterable[str],
-    n: int,  # at most so many
-    seed: int = 0,
-) -> list[str]:
-    """All lines if they are few, else `n` of them drawn at random.
-
-    One pass is enough (Vitter 1985, algorithm R).
-    """
-    kept, rng = [], random.Random(seed)
-    for i, line in enumerate(lines):
-        if i < n:
-            kept.append(line)
-        elif (place := int(rng.random() * (i + 1))) < n:
-            kept[place] = line
-    return kept
+def _sample_lines(lines: Iterable[str], n: int, seed: int = 0) -> list[str]:
+    "At most `n` lines, sampled uniformly."
+    rng = random.Random(seed)
+    return heapq.nlargest(n, lines, key=lambda line: rng.random())
 
 # %% ../../nbs/51b_vocab.ipynb #420876e1
 def _train_sentencepiece(lines: Iterable[str], n_pieces: int, n_threads: int) -> bytes:
-    "A SentencePiece model in which nothing is unknown and nothing is lost."
+    "A SentencePiece model that normalises text, and in which nothing is unknown."
     out = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=(" " + line for line in lines),
-        model_writer=out,
-        vocab_size=n_pieces,
-        model_type="bpe",
-        character_coverage=0.9999,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        hard_vocab_limit=False,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
-        max_sentence_length=100_000,
-        num_threads=n_threads,
-        minloglevel=2,
+    rows = (
+        [text.encode("utf-32be").hex(" ", 4) for text in x] for x in _rules().items()
     )
-    return out.getvalue()
+    with TemporaryDirectory() as folder:
+        table = Path(folder) / "rules.tsv"  # code points, a tab, code points
+        table.write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=out,
+            vocab_size=n_pieces,
+            model_type="bpe",
+            character_coverage=0.9999,
+            byte_fallback=True,
+            normalization_rule_tsv=str(table),
+            hard_vocab_limit=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            max_sentence_length=100_000,
+            num_threads=n_threads,
+            minloglevel=2,
+        )
+    model = spm.SentencePieceProcessor(model_proto=out.getvalue() + _NO_PATH)
+    return model.serialized_model_proto()
 
 # %% ../../nbs/51b_vocab.ipynb #5e770020
 def check_n_pieces(n_pieces: int) -> None:
     "UserError for a vocabulary that is too small for any text."
-    if n_pieces < 300:
-        raise UserError(
-            f"n_pieces={n_pieces} is too few: 256 bytes, 4 special tokens "
-            "and some letters need at least 300"
-        )
+    if n_pieces < 300:  # 256 bytes, 4 special tokens and some letters
+        raise UserError(f"n_pieces={n_pieces} is too few: it must be at least 300")
 
 # %% ../../nbs/51b_vocab.ipynb #51bb0001
 def learn_bpe(
@@ -190,14 +191,11 @@ def learn_bpe(
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary; rare characters fall back to bytes (§5.1)."
     check_n_pieces(n_pieces)
-    if n_sample < 1:
-        raise UserError(f"n_sample={n_sample} is too few: at least one line is needed")
     sample = _sample_lines(lines, n_sample)
     try:
         return Vocab(_train_sentencepiece(sample, n_pieces, n_threads))
     except RuntimeError:
         raise UserError(
-            f"no vocabulary of n_pieces={n_pieces} can be learned: the "
-            "text is empty, or has too many different "
-            "characters for so few tokens"
+            f"no vocabulary of n_pieces={n_pieces} can be learned: the text is empty, "
+            "or has too many different characters for so few tokens"
         ) from None

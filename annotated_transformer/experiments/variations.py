@@ -31,8 +31,8 @@ def pooled_std(table: dict, measure: str) -> float:
     n_free = sum(len(row) - 1 for row in values)
     if not n_free:
         raise UserError(
-            "no row was trained with two seeds: train with --seeds 2, "
-            "or take the standard deviation of another table"
+            "no row has two seeds: train with --seeds 0 1, or use the standard "
+            "deviation of another table"
         )
     squares = ((x - sum(row) / len(row)) ** 2 for row in values for x in row)
     return math.sqrt(sum(squares) / n_free)
@@ -88,17 +88,17 @@ def effects(
     "The difference of each row from the base, next to the paper's (§6.2, Table 3)."
     rows = {row["row"]: row for row in table["rows"]}
     if "base" not in rows:
-        raise UserError("the table has no row base: there is nothing to compare with")
+        raise UserError("the table does not contain the row base")
     base_row, out = rows.pop("base"), []
     base = [one[measure] for one in base_row["found"]]
     for row in rows.values():
-        mine, theirs = [one[measure] for one in row["found"]], None
-        ours = sum(mine) / len(mine) - sum(base) / len(base)
-        noise = 2 * std * math.sqrt(1 / len(mine) + 1 / len(base))
+        values, expected = [one[measure] for one in row["found"]], None
+        difference = fmean(values) - fmean(base)
+        noise = 2 * std * math.sqrt(1 / len(values) + 1 / len(base))
         if row["paper"] is not None:
-            theirs = paper[row["paper"]][measure] - paper["base"][measure]
-        verdict = _verdict(ours, noise, theirs)
+            expected = paper[row["paper"]][measure] - paper["base"][measure]
+        verdict = _verdict(difference, noise, expected)
         if not _converged(table, row, base_row):
             verdict = "not converged"
-        out.append(_Effect(row["row"], ours, noise, theirs, verdict))
+        out.append(_Effect(row["row"], difference, noise, expected, verdict))
     return out

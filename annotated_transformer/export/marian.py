@@ -303,8 +303,6 @@ class MarianVocab:
         code = [text[:end]] if end else []
         return [self.ids.get(piece, self.unk_id) for piece in code + pieces]
 
-    encode_source = encode  # its tokeniser has rules of its own for apostrophes
-
     def decode(self, ids: Iterable[int]) -> str:
         "The target sentence with these tokens; special tokens are left out."
         special = (self.pad_id, self.bos_id, self.eos_id, self.unk_id)
@@ -317,14 +315,10 @@ class MarianVocab:
         return [SPACE * (i in self.codes) + self.pieces[i] for i in map(int, ids)]
 
 # %% ../../nbs/91_marian.ipynb #92000011
-# normalizer_spec (field 3, 2 bytes long) with add_dummy_prefix (field 3) = true
-_SPACE_BEFORE_TEXT = b"\x1a\x02\x18\x01"
-
-
 def write_sentencepiece(folder: Path, vocab: Vocab) -> None:
-    "source.spm and target.spm, which put a space before a line and remove it again."
+    "source.spm and target.spm, which normalise a line as `vocab` does."
     for name in MARIAN_FILES[:2]:
-        (folder / name).write_bytes(vocab.model + _SPACE_BEFORE_TEXT)
+        (folder / name).write_bytes(vocab.pieces.serialized_model_proto())
 
 # %% ../../nbs/91_marian.ipynb #cec35c59
 def marian_search(config: MarianConfig, search: Callable | None = None) -> Callable:

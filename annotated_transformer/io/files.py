@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -214,6 +214,12 @@ def remove(path: Path) -> None:
     with suppress(OSError):
         os.rename(path, old)
         _discard(old)
+
+
+def remove_known(folder: Path, names: Iterable[str]) -> None:
+    "Remove these names from a folder of ours, as `remove` does."
+    for name in names:
+        remove(folder / name)
 
 # %% ../../nbs/96_files.ipynb #08c6f095
 LOCK = ".lock"  # the file in a folder that is locked

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['length_penalty', 'Hypothesis', 'beam_search', 'DecodingState', 'next_log_probs', 'PrefixDecoder', 'greedy_search',
-           'sample']
+           'check_sampling', 'sample']
 
 # %% ../../nbs/61a_decode.ipynb #5ef1e7a4
 from collections.abc import Callable
@@ -176,15 +176,17 @@ def draw(
 
 # %% ../../nbs/61a_decode.ipynb #61a00010
 def check_sampling(temperature: float, top_p: float) -> None:
-    "UserError for a temperature or a share that nothing can be drawn with."
-    if not temperature > 0:
+    """UserError for a temperature or a share that nothing can be drawn with.
+
+    A temperature from 1e-30 to 1e30 keeps logits / temperature finite in float32.
+    """
+    if not 1e-30 <= temperature <= 1e30:
         raise UserError(
-            f"temperature={temperature} must be above 0; 0 would be greedy_search"
+            f"temperature={temperature} must be from 1e-30 to 1e30; "
+            "greedy_search is the limit for 0"
         )
     if not 0 < top_p <= 1:
-        raise UserError(
-            f"top_p={top_p} is a probability: take more than 0 and at most 1"
-        )
+        raise UserError(f"top_p={top_p} must be in (0, 1]")
 
 # %% ../../nbs/61a_decode.ipynb #fae3b7cb
 def sample(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['save_weights', 'pack_weights', 'unpack_weights', 'read_metadata', 'load_weights', 'Progress', 'checkpoints',
-           'load_checkpoint', 'latest', 'average_weights']
+           'write_checkpoint', 'load_checkpoint', 'latest', 'average_weights']
 
 # %% ../../nbs/97a_checkpoint.ipynb #1305a9e4
 import json

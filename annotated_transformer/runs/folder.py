@@ -33,6 +33,7 @@ from ..io.files import (
     read_json,
     remove,
     remove_if_empty,
+    remove_known,
     sha256,
     write_file,
     write_json,
@@ -66,10 +67,11 @@ RUN_FILES = [
 ]
 
 
-def remove_run(path: Path) -> None:
-    "Remove what this program makes in a run folder, and nothing else."
-    for name in RUN_FILES:
-        remove(path / name)
+def foreign_entries(run: Path) -> list[str]:
+    "The names in a folder that this program does not give."
+    known = {LOCK, *RUN_FILES}
+    names = sorted(path.name for path in run.iterdir())
+    return [name for name in names if name not in known and ".part" not in name]
 
 # %% ../../nbs/97_run_folder.ipynb #8f69074f
 def write_config(path: Path, recipe: Recipe, about: dict) -> None:
@@ -284,7 +286,7 @@ class RunFolder:
 
     def _begin(self, start: Path | None, start_run: Run | None) -> None:
         "Write what a new run begins with, in place of what a killed process left."
-        remove_run(self.path)
+        remove_known(self.path, RUN_FILES)
         self.checkpoint_folder.mkdir()
         if self.corpus is not None:
             self.about["data"] = self.corpus.name
@@ -308,7 +310,7 @@ class RunFolder:
             is_mistake = isinstance(e, UserError) and not isinstance(e, OutOfMemory)
             nothing_to_keep = is_mistake and not read_metrics(self.path)
             if nothing_to_keep or not (self.path / "config.json").exists():
-                remove_run(self.path)
+                remove_known(self.path, RUN_FILES)
             raise
 
     @classmethod

@@ -7,8 +7,10 @@ __all__ = ['run_demo']
 
 # %% ../../nbs/94_demo.ipynb #94de0004
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from .. import UserError
 from ..data.corpus import load_corpus
@@ -19,14 +21,19 @@ from ..data.grammar import (
     builtin,
 )
 from ..io.files import (
-    FORMAT,
-    LOCK,
+    check_new_folder,
     lock_folder,
     read_json,
+    remove_known,
     sha256,
     write_json,
 )
-from ..runs.folder import RUN_FILES, read_config, remove_run
+from ..runs.folder import (
+    FORMAT,
+    RUN_FILES,
+    foreign_entries,
+    read_config,
+)
 from ..runs.hooks import STOP_SIGNALS, Interrupted
 from ..runs.settings import Recipe, get_recipe
 from ..runs.train_run import train_run
@@ -61,22 +68,36 @@ def _measure_demo(
     return numbers, [(s.en, h) for s, h in zip(plain, hypotheses)]
 
 # %% ../../nbs/94_demo.ipynb #94de0009
-def _remove_demo(path: Path, recipe: Recipe) -> None:
-    "Remove an earlier demo; UserError for a run that is none, or was changed since."
-    if not (path / "config.json").exists():
-        return  # `train_run` makes its run in a new or empty folder only
-    with lock_folder(path):  # a UserError if it is being trained further
-        report, weights = path / "report.json", path / "model.safetensors"
-        if report.exists():
-            is_demo = read_json(report).get("weights_sha256") == sha256(weights)
-        else:
-            is_demo = read_config(path)[0] == recipe
-        if not is_demo or {x.name for x in path.iterdir()} - {LOCK, *RUN_FILES}:
-            raise UserError(
-                f"{path} is not a demo, or was changed since: choose another --out, "
-                "or remove it first"
-            )
-        remove_run(path)
+def _check_demo(path: Path) -> None:
+    "UserError unless a folder is a demo that has not been changed since."
+    report, weights = path / "report.json", path / "model.safetensors"
+    values = read_json(report) if report.exists() else {}
+    is_demo = (values.get("format"), values.get("kind")) == (FORMAT, "demo")
+    is_same = weights.exists() and values.get("weights_sha256") == sha256(weights)
+    if not (is_demo and is_same) or foreign_entries(path):
+        raise UserError(
+            f"{path} is not a demo, or was changed since: choose another --out, "
+            "or remove it first"
+        )
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    "A folder for a new demo, whose files replace an earlier one when the block ends."
+    if path.is_dir() and any(path.iterdir()):
+        _check_demo(path)
+    else:
+        check_new_folder(path)
+    path.mkdir(parents=True, exist_ok=True)
+    # a name that `lock_folder` removes if a process was killed
+    with (
+        lock_folder(path),
+        TemporaryDirectory(".part", ".annotated_transformer-", path) as folder,
+    ):
+        yield Path(folder)
+        remove_known(path, RUN_FILES)
+        for new in [*Path(folder).iterdir()]:
+            new.rename(path / new.name)
 
 # %% ../../nbs/94_demo.ipynb #94de0012
 def run_demo(
@@ -87,36 +108,44 @@ def run_demo(
     echo: Callable[[str], None] = print,
 ) -> dict:  # what report.json says
     "Train on the synthetic corpus, measure, write report.json and the two pages."
-    out, started = Path(out), time.perf_counter()
-    recipe = recipe or get_recipe("tiny")
-    _remove_demo(out, recipe)
-    train_run(load_corpus("builtin"), recipe, out)
+    with _replacing(Path(out)) as new:
+        report, examples = _make_demo(new, recipe, n_sentences, n_drawn)
+    for source, translation in [*examples[:5], *report["animal"].items()]:
+        echo(f"{source}\n    {translation}")
+    echo(
+        f"exact match {report['exact_match']:.1%}, BLEU {report['bleu']:.1f}, "
+        f"pronouns {report['pronoun_accuracy']:.1%}, "
+        f"trained in {report['train_seconds']:.0f} s"
+    )
+    echo(f"open {out}/attention.html to see the attention of every head")
+    echo(f"open {out}/live.html to translate in the browser and see every number")
+    return report
+
+
+def _make_demo(
+    new: Path, recipe: Recipe | None, n_sentences: int, n_drawn: int
+) -> tuple[dict, list[tuple[str, str]]]:
+    "The files of a demo; its report, and held-out sentences with their translations."
+    started = time.perf_counter()
+    train_run(load_corpus("builtin"), recipe or get_recipe("tiny"), new)
     seconds = time.perf_counter() - started
-    stopped = read_config(out)[1]["stopped"]
+    stopped = read_config(new)[1]["stopped"]
     if stopped in STOP_SIGNALS:
         raise Interrupted(stopped)
-    save_learning_curve(out)
-    translator = load(out)
+    save_learning_curve(new)
+    translator = load(new)
     numbers, examples = _measure_demo(translator, n_sentences, n_drawn)
     animals = [s.en for s in (ANIMAL_TIRED, ANIMAL_WIDE)]
     report = {
         "format": FORMAT,
         "kind": "demo",
-        "weights_sha256": sha256(out / "model.safetensors"),
+        "weights_sha256": sha256(new / "model.safetensors"),
         **numbers,
         "train_seconds": seconds,
         "animal": dict(zip(animals, translator.translate(animals))),
     }
     opening = opening_head(translator.model, translator.vocab, animals[0])
-    write_attention_page(translator, animals, out / "attention.html", opening)
-    write_live_page(out, out / "live.html")
-    write_json(out / "report.json", report)
-    for source, translation in [*examples[:5], *report["animal"].items()]:
-        echo(f"{source}\n    {translation}")
-    echo(
-        f"exact match {report['exact_match']:.1%}, BLEU {report['bleu']:.1f}, "
-        f"pronouns {report['pronoun_accuracy']:.1%}, trained in {seconds:.0f} s"
-    )
-    echo(f"open {out}/attention.html to see the attention of every head")
-    echo(f"open {out}/live.html to translate in the browser and see every number")
-    return report
+    write_attention_page(translator, animals, new / "attention.html", opening)
+    write_live_page(new, new / "live.html")
+    write_json(new / "report.json", report)
+    return report, examples

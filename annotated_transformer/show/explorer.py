@@ -178,7 +178,7 @@ def _attention_example(
     vocab = translator.vocab
     if not sentence.strip():
         raise UserError("the sentence is empty")
-    src = vocab.encode_source(sentence) + [vocab.eos_id]
+    src = vocab.encode(sentence) + [vocab.eos_id]
     if len(src) - 1 > translator.max_tokens:
         raise UserError(
             f"the sentence has {len(src) - 1} tokens, "

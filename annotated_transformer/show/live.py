@@ -28,7 +28,7 @@ from ..data.grammar import (
     word_classes,
 )
 from ..data.prepared import open_prepared
-from ..data.vocab import Vocab
+from ..data.vocab import PLAIN_FORMS, Vocab
 from ..runs.checkpoint import pack_weights
 from ..runs.folder import Run, load_run
 from .explorer import fill_page, json_in_html, write_page
@@ -92,7 +92,7 @@ def _pack_vocab(vocab: Vocab) -> dict:
         "pad_id": vocab.pad_id,
         "bos_id": vocab.bos_id,
         "eos_id": vocab.eos_id,
-        "unknown_apostrophes": vocab.unknown_apostrophes,
+        "plain_forms": PLAIN_FORMS if "fi" in pieces.normalize("\ufb01") else None,
     }
 
 # %% ../../nbs/81_live.ipynb #81000015

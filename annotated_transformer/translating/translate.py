@@ -127,9 +127,9 @@ class Translator:
 
         Most lines have one part, and a line without text has none.
         """
-        if not line.strip():
+        ids = self.vocab.encode(line.strip())
+        if not ids:
             return []
-        ids = self.vocab.encode_source(line)
         starts = self._part_starts(self.vocab.words(ids))
         return [ids[start:end] for start, end in zip(starts, [*starts[1:], None])]
 

@@ -159,7 +159,7 @@ function restoreOrder() {
 
 // The rows of the memory before and after shuffling, compared token by token.
 function memoryDifference() {
-  const words = vocab.source(shuffled.original).split(" ");
+  const words = vocab.normalize(shuffled.original).split(" ");
   const lengths = words.map(word => vocab.encode(word).length);
   const starts = lengths.map((_, i) => sum(lengths.slice(0, i)));
   const rows = shuffled.order.flatMap(

@@ -74,7 +74,7 @@ function isInOtherCase(text, words) {
 }
 
 function remarkOn(typed) {
-  const text = vocab.source(typed);
+  const text = vocab.normalize(typed);
   const ids = vocab.encode(text);
   const words = wordsOf(text);
   const isByte = id => id >= vocab.firstByteId && id < vocab.firstPieceId;
@@ -116,7 +116,7 @@ function submit(text) {
   stopPlaying();
   stopTyping();
   byId("message").textContent = remark;
-  if (text.trim()) change({text, step: 0, seed: 0, row: -1, column: -1});
+  if (vocab.normalize(text).trim()) change({text, step: 0, seed: 0, row: -1, column: -1});
 }
 
 function presetButton(text) {

@@ -102,7 +102,7 @@ const isPlain = () =>
   !isChanged() && Object.keys(PLAIN).every(key => state[key] === PLAIN[key]);
 
 function sourceIds(text) {
-  return [...vocab.encode(vocab.source(text)).slice(0, MAX_TOKENS), vocab.eosId];
+  return [...vocab.encode(text).slice(0, MAX_TOKENS), vocab.eosId];
 }
 
 // The best hypothesis, with EOS if it ended.

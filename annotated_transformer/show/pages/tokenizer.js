@@ -5,11 +5,12 @@ const SPACE = "\u2581";  // a space inside a token
 class Vocab {
   // `pieces` are the tokens in the order of their ids: the special tokens, the 256
   // bytes (from `first_byte_id`), then merged pieces and characters (from
-  // `first_piece_id`).
+  // `first_piece_id`). `plain_forms` are forms of characters that differ from those of
+  // NFKC; null if the model leaves a text as it is.
   constructor({pieces, first_byte_id, first_piece_id, pad_id, bos_id, eos_id,
-    unknown_apostrophes}) {
+    plain_forms}) {
     Object.assign(this, {pieces, padId: pad_id, bosId: bos_id, eosId: eos_id});
-    this.apostrophes = new Set(unknown_apostrophes);
+    this.plainForms = plain_forms;
     this.firstByteId = first_byte_id;
     this.firstPieceId = first_piece_id;
     this.ids = new Map(pieces.slice(first_piece_id).map(
@@ -18,15 +19,15 @@ class Vocab {
 
   // The token ids of a sentence, without BOS and EOS.
   encode(text) {
-    const [first, ...rest] = ` ${text}`.split(SPACE);
-    const ofSign = this.byteIds(SPACE);  // a real U+2581 is written as its bytes
-    const others = rest.flatMap(part => [...ofSign, ...this.merge(part)]);
-    return [...this.merge(first), ...others];
+    const plain = this.normalize(text);
+    return plain ? this.merge(` ${plain}`) : [];
   }
 
-  // A sentence to translate: an apostrophe for which no token was learned becomes '.
-  source(text) {
-    return [...text].map(sign => this.apostrophes.has(sign) ? "'" : sign).join("");
+  // The text whose tokens are looked up: NFKC, plain punctuation, single spaces.
+  normalize(text) {
+    if (!this.plainForms) return text;
+    const plain = text => [...text].map(sign => this.plainForms[sign] ?? sign).join("");
+    return plain(plain(text).normalize("NFKC")).split(" ").filter(word => word).join(" ");
   }
 
   // The characters of a text, merged pair by pair. The pair whose union was learned
@@ -66,7 +67,7 @@ class Vocab {
       }
     }
     text += decodeUtf8(bytes);
-    return text.startsWith(" ") ? text.slice(1) : text;
+    return text.replace(/^ +| +$/g, "");
   }
 
   // The tokens as text.
@@ -75,20 +76,8 @@ class Vocab {
   }
 }
 
-// The text of bytes in UTF-8, in which each byte that is part of no character becomes
-// U+FFFD, as in SentencePiece.
+// The text of bytes in UTF-8, without those that are part of no character.
 function decodeUtf8(bytes) {
-  const decoder = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true});
-  let text = "";
-  for (let i = 0; i < bytes.length;) {
-    let n = bytes[i] < 0x80 ? 1 : bytes[i] < 0xe0 ? 2 : bytes[i] < 0xf0 ? 3 : 4;
-    try {
-      text += decoder.decode(Uint8Array.from(bytes.slice(i, i + n)));
-    } catch {
-      text += "\ufffd";
-      n = 1;
-    }
-    i += n;
-  }
-  return text;
+  const decoder = new TextDecoder("utf-8", {ignoreBOM: true});
+  return decoder.decode(Uint8Array.from(bytes)).replaceAll("\ufffd", "");
 }
