@@ -167,7 +167,7 @@ translate run bad.gz | bad.gz cannot be read: Not a gzipped file
 {SAY} --sample --temperature inf | temperature=inf must be from
 {SAY} --sample --temperature nan | temperature=nan must be from
 {SAY} --sample --temperature 1e-40 | temperature=1e-40 must be from
-{SAY} --sample --engine ctranslate2 | does not support our sampl
+{SAY} --sample --engine ctranslate2 | does not support sampl
 {SAY} --engine onnx | 'onnx' is not one of 'pytorch', 'ctranslate2'
 {SAY} --batch-tokens 0 | batch_tokens=0
 {SAY} --device cuda:99 | 'cuda:99'
