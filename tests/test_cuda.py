@@ -1,9 +1,15 @@
-"What a run does on a GPU, as far as a machine without one can show it: tensors are fake ones on CUDA; and at the end of memory."
+"""What a run does on a GPU, as far as a machine without one can show it.
+
+Tensors are fake ones on CUDA, or a stand-in (claims_cuda.py) takes the driver's place,
+below what PyTorch checks itself; and what happens at the end of memory.
+"""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from claims_cuda import claim
+from processes import start
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -41,6 +47,31 @@ def test_a_gpu_has_its_index():
         device = pick_device("cuda")
     assert device == torch.device("cuda", 0)
     assert torch.cuda._utils._get_device_index(device) == 0
+
+
+def train_here(claims: bool, *args) -> None:
+    if claims:
+        claim()
+    train_run(*args)
+
+
+def test_a_run_on_a_machine_that_claims_a_gpu(corpus, tmp_path):
+    "The same run as on the CPU, by the prefetching and the copies of CUDA."
+    recipe, losses = override(get_recipe("tiny"), SETTINGS), []
+    for claims, device in (
+        (True, "cuda:0 (stand-in)"),
+        (False, "cpu (1 threads)"),
+    ):
+        run, said = tmp_path / str(claims), tmp_path / "said"
+        options = RunOptions(None if claims else "cpu")
+        process = start(train_here, claims, corpus, recipe, run, options, said=said)
+        process.join(120)
+        assert process.exitcode == 0, said.read_text()
+        assert f"training on {device}, fp32, 1 process\n" in said.read_text()
+        records = read_metrics(run)
+        losses.append([r[k] for r in records for k in ("loss", "valid_loss") if k in r])
+    # other dropout, fused Adam
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) > 4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
