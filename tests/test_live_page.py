@@ -308,6 +308,11 @@ TYPED = [
 ]
 
 
+# TODO(issue 43): remove once the pretrained models are trained again
+of_1_0_0 = pytest.mark.xfail(strict=True, reason="a vocabulary of 1.0.0 keeps ’ and ʼ")
+
+
+@of_1_0_0
 def test_odd_input_gets_one_line(page):
     result = ES
     for line, wanted in ODD.items():
@@ -323,6 +328,7 @@ def test_odd_input_gets_one_line(page):
     assert page.ask("typeof bad") == "undefined"
 
 
+@of_1_0_0
 def test_sentences_of_the_corpus_get_no_remark_and_our_translation(page):
     "However they are typed."
     lines = [s.en for s in HELD_OUT] + TYPED
