@@ -1019,11 +1019,10 @@ def builtin(
 ) -> list[Sentence]:
     "The first n sentences of a seed that belong to this split, of 3 to 16 words."
     if split not in ("train", "valid", "test"):
-        raise UserError(f"split={split!r} is unknown: take train, valid or test")
+        raise UserError(f"split={split!r} is unknown: use train, valid or test")
     if unknown := set(patterns) - set(PATTERNS):
         raise UserError(
-            f"patterns={sorted(unknown)} are unknown: take "
-            f"some of {', '.join(PATTERNS)}"
+            f"patterns={sorted(unknown)} are unknown: use some of {', '.join(PATTERNS)}"
         )
     rng, misses = random.Random(seed), 0
     found: dict[str, Sentence] = {}
