@@ -81,7 +81,7 @@ def plain(vocab, line: str) -> str:
 @given(st.text(max_size=200), st.integers(4, 30))
 def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
     ids = vocab.encode(text)
-    pieces = vocab.words(ids)
+    pieces = vocab.tokens(ids)
     starts = Echo(vocab, max_tokens=max_tokens)._part_starts(pieces)
     cuts = list(zip(starts, [*starts[1:], None]))
     parts = [pieces[a:b] for a, b in cuts]

@@ -58,7 +58,7 @@ def _join(
     scores = [hypothesis.score for hypothesis in hypotheses]
     if not before:
         return [Translation(*pair) for pair in zip(texts, scores)]
-    gap = " " if vocab.words(source[:1])[0].startswith(SPACE) else ""
+    gap = " " if vocab.tokens(source[:1])[0].startswith(SPACE) else ""
     return [
         Translation(one.text + (gap if one.text else "") + text, one.score + score)
         for one, text, score in zip(before, texts, scores)
@@ -130,7 +130,7 @@ class Translator:
         ids = self.vocab.encode(line.strip())
         if not ids:
             return []
-        starts = self._part_starts(self.vocab.words(ids))
+        starts = self._part_starts(self.vocab.tokens(ids))
         return [ids[start:end] for start, end in zip(starts, [*starts[1:], None])]
 
     def search_ids(self, rows: list[list[int]]) -> list[list[Hypothesis]]:
