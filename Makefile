@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 TORCH ?= $(shell sed -n '/^torch==/p' $(CONSTRAINTS))
 NAMES ?=
 # Each setting is a run of `make portable`.
-VARIANTS ?= ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=4 PYTHONHASHSEED=1 LC_ALL=C
+VARIANTS ?= ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=4 PYTHONHASHSEED=1
 FLOATS := $(foreach name,attention decode loss model train twins,tests/test_$(name).py)
 LESSONS ?=
 RUN ?= runs/small

@@ -35,9 +35,8 @@ from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
-    eos_among_best,
 )
-from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.engines.packed import prepare_for_inference
 from annotated_transformer.export.ct2 import export_ct2, position_table
 from annotated_transformer.export.marian import marian_names
 from annotated_transformer.runs.folder import Run, load_run
@@ -62,13 +61,8 @@ class Ours:
 
     def __init__(self, run: Run, args: argparse.Namespace):
         model = run.model.to(args.device)  # changed in place
-        self.model = ready_to_translate(model, self.precision)
-        beam = partial(
-            batched_beam_search,
-            beam_size=4,
-            penalty=lambda n: n**0,
-            may_end=eos_among_best,
-        )
+        self.model = prepare_for_inference(model, self.precision)
+        beam = partial(batched_beam_search, beam_size=4, penalty=lambda n: n**0)
         self.eos_id = run.vocab.eos_id
         self.translators = {
             size: Translator(self.model, run.vocab, search=search)

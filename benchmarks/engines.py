@@ -27,10 +27,10 @@ from measuring import Ids, middle, options, rounds, write
 from torch import Tensor, nn
 
 from annotated_transformer.data.batch import Batch
-from annotated_transformer.engines import batched_search
+from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.engines.choose import FAST, PLAIN, Engines
 from annotated_transformer.engines.kv_cache import KVCache
-from annotated_transformer.engines.packed import can_int8, ready_to_translate
+from annotated_transformer.engines.packed import can_int8, prepare_for_inference
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.folder import load_run
@@ -113,39 +113,21 @@ def training_rows(size: Size) -> list[Row]:
 # ---- translating
 
 
-def ready(size: Size, precision: str = "fp32", packed: bool = True) -> Transformer:
+def ready(size: Size, precision: str = "fp32") -> Transformer:
     torch.manual_seed(0)
     m, n_vocab = size.recipe.model, size.n_vocab
     model = build_transformer(m, n_vocab, Ids.pad_id, attention=FAST.attention)
     with torch.no_grad():
         model.embedding.weight[[Ids.pad_id, Ids.eos_id]] = 0  # half of others are more
-    ready_to_translate(model, precision)
-    for module in model.modules() if not packed else ():
-        if hasattr(module, "_packed"):
-            module._packed = None
-    return model
+    return prepare_for_inference(model, precision)
 
 
-def plain_best_tokens(log_probs: Tensor, scores: Tensor, n: int) -> tuple:
-    "The best continuations by one top-k over all."
-    n_vocab = log_probs.size(-1)
-    found = (log_probs + scores[..., None]).flatten(1)
-    scores, place = found.topk(min(n, found.size(1)), dim=1)
-    return scores, place // n_vocab, place % n_vocab
-
-
-def translate(
-    model: Transformer, decoder: Callable, src: Tensor, in_blocks: bool = True
-) -> list:
+def translate(model: Transformer, decoder: Callable, src: Tensor) -> list:
     "Beam search with four hypotheses."
-    blocks, limits = batched_search._best_tokens, torch.full((len(src),), LENGTH)
-    batched_search._best_tokens = blocks if in_blocks else plain_best_tokens
-    try:
-        with torch.inference_mode():
-            made, search = decoder(model), batched_search.search_with(beam_size=4)
-            return search(made.step, made.start(src), Ids.bos_id, Ids.eos_id, limits)
-    finally:
-        batched_search._best_tokens = blocks
+    limits, search = torch.full((len(src),), LENGTH), search_with(beam_size=4)
+    with torch.inference_mode():
+        made = decoder(model)
+        return search(made.step, made.start(src), Ids.bos_id, Ids.eos_id, limits)
 
 
 def n_bytes(model: nn.Module) -> int:
@@ -154,13 +136,11 @@ def n_bytes(model: nn.Module) -> int:
 
 def translating_rows(size: Size, n_lines: int) -> list[Row]:
     src = torch.randint(4, size.n_vocab, (n_lines, LENGTH))
-    model, unpacked = ready(size), ready(size, packed=False)
-    fast, setting = (model, FAST.decoder, src), f"beam 4, {n_lines} lines"
+    model, setting = ready(size), f"beam 4, {n_lines} lines"
+    fast = model, FAST.decoder, src
     pairs = {
         "cache of keys and values": ((model, PLAIN.decoder, src), fast),
-        "prepared step": ((model, KVCache, src), fast),
-        "packed layers": ((unpacked, FAST.decoder, src), fast),
-        "top-k in blocks": ((*fast, False), fast),
+        "step in few calls": ((model, KVCache, src), fast),
     }
     if can_int8():
         pairs["int8"] = fast, (ready(size, "int8"), FAST.decoder, src)

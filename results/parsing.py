@@ -25,7 +25,7 @@ from figures import n_parameters, options, write
 from annotated_transformer.data.corpus import Corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.engines.batched_search import search_with
-from annotated_transformer.engines.packed import ready_to_translate
+from annotated_transformer.engines.packed import prepare_for_inference
 from annotated_transformer.experiments.parsing import (
     BracketScore,
     LinearisationErrors,
@@ -80,7 +80,7 @@ def by_length(scores: list[BracketScore], n_words: list[int]) -> list[dict]:
 def translator(run: Path, beam_size: int, alpha: float) -> Translator:
     model, vocab, *_ = load_run(run)
     return Translator(
-        ready_to_translate(model),
+        prepare_for_inference(model),
         vocab,
         batch_tokens=1000,
         max_tokens=1000,

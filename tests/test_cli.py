@@ -167,7 +167,7 @@ translate run bad.gz | bad.gz cannot be read: Not a gzipped file
 {SAY} --sample --temperature inf | temperature=inf must be from
 {SAY} --sample --temperature nan | temperature=nan must be from
 {SAY} --sample --temperature 1e-40 | temperature=1e-40 must be from
-{SAY} --sample --engine ctranslate2 | does not support our sampl
+{SAY} --sample --engine ctranslate2 | does not support sampl
 {SAY} --engine onnx | 'onnx' is not one of 'pytorch', 'ctranslate2'
 {SAY} --batch-tokens 0 | batch_tokens=0
 {SAY} --device cuda:99 | 'cuda:99'
@@ -399,3 +399,11 @@ def test_interrupted_demo(run, monkeypatch):
     demo._check_demo(Path("run"))
     files = {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()}
     assert files.items() <= before.items() and len(files) > 3
+
+
+def test_a_demo_is_made_where_a_process_was_killed(tmp_path):
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".annotated_transformer-12345678.part").mkdir()
+    with demo._replacing(tmp_path) as new:
+        (new / "report.json").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]

@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
-from small_runs import HAS_VNNI, TIE, random_run, trained_run
+from small_runs import TIE, random_run, trained_run
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import pad_ids
@@ -64,9 +63,7 @@ def random_rows(n: int, longest: int, n_vocab: int) -> list[list[int]]:
     "sizes",
     [
         {"norm": "pre", "position": "learned", "n_positions": 41},
-        {"position": "learned", "n_positions": 70, "n_layers": 1, "n_heads": 1},
-        {"n_layers": 3, "n_heads": 8, "norm": "pre"},
-        {"d_k": 32, "d_v": 32},
+        {"n_layers": 3, "n_heads": 8},
         {"d_model": 6, "n_heads": 4, "d_k": 5, "d_v": 5},
     ],
     ids=str,
@@ -102,27 +99,6 @@ def trained(tmp_path_factory):
     export_ct2(folder / "run", folder / "out")
     run = load_run(folder / "run")
     return run, folder, [run.vocab.encode(source) for source in sentences]
-
-
-def test_fewer_bits(trained, tmp_path):
-    "Smaller files that still translate: a folder that is wrong, and not only rounded, keeps next to no sentence."
-    run, folder, rows = trained
-    lines = [run.vocab.decode(row) for row in rows]
-    translate = load(folder / "run", search=search_with(1)).translate
-    targets = [run.vocab.encode(line) for line in translate(lines)]
-    sizes, gaps = [], []
-    for kind in ("float32", "float16", "int8"):
-        engine = engine_of(export_ct2(folder / "run", tmp_path / kind, kind))
-        sizes.append((tmp_path / kind / "model.bin").stat().st_size)
-        gaps.append(largest_gap(engine, run, rows, targets))
-    assert sizes == sorted(sizes, reverse=True) and gaps == sorted(gaps)
-    assert gaps[-1] < 3
-    if HAS_VNNI:  # without it, 10 of 200
-        small = load(
-            folder / "run", search=search_with(1), precision="int8", engine=CT2
-        )
-        found = small.translate(lines)
-        assert sum(map(str.__eq__, found, translate(lines))) > len(lines) / 2
 
 
 ALONE = """
@@ -164,7 +140,7 @@ def test_the_engine_in_our_translator(trained, how):
     search = search_with(**how)
     mine, other = (
         load(folder / "run", search=search, engine=engine).n_best(lines)
-        for engine in ("pytorch", "ctranslate2")
+        for engine in ("pytorch", CT2)
     )
     assert [len(found) for found in mine] == [len(found) for found in other]
     pairs = [pair for some, more in zip(mine, other) for pair in zip(some, more)]
@@ -197,58 +173,32 @@ def test_limits_and_padding(tmp_path):
     "how, says",
     [
         ({"engine": "onnx"}, "engine='onnx' is neither pytorch nor ctranslate2"),
-        (
-            {"precision": "bf16"},
-            "=ctranslate2 computes in fp32 or int8, on cpu or cuda",
-        ),
-        ({"search": sample_with()}, "does not support our sampling"),
-        ({"device": "meta"}, "cannot be used here|computes in fp32 or int8, on cpu or"),
+        ({"precision": "bf16"}, "=ctranslate2 supports fp32 and int8, on cpu and cuda"),
+        ({"search": sample_with()}, "does not support sampling"),
     ],
 )
 def test_what_the_engine_cannot_do(small, how, says):
     with pytest.raises(UserError, match=says):
-        load(small / "run", **{"engine": "ctranslate2"} | how)
-
-
-def test_two_first_uses_at_once(small):
-    "Each has an export of its own, and none is left in the run."
-    before = sorted((small / "run").rglob("*"))
-    line, found = ["the old dog sleeps."], []
-    use = lambda: found.append(
-        load(small / "run", engine="ctranslate2").translate(line)
-    )
-    threads = [threading.Thread(target=use) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [load(small / "run").translate(line)] * 2
-    assert sorted((small / "run").rglob("*")) == before
+        load(small / "run", **{"engine": CT2} | how)
 
 
 # the folder
 
 
-def test_where_it_goes(small, tmp_path, monkeypatch):
-    "A new folder, with those above it; nothing over something else, and nothing half."
-    run = small / "run"
-    assert export_ct2(run, tmp_path / "a/b") == tmp_path / "a/b"
-    with pytest.raises(UserError, match="run is not empty"):
-        export_ct2(run, run)
+def test_no_half_folder(small, tmp_path, monkeypatch):
     full, module = OSError(28, "No space left on device"), export_ct2.__module__
     fail = lambda *_: (_ for _ in ()).throw(full)
     monkeypatch.setattr(f"{module}.write_sentencepiece", fail)
     with pytest.raises(OSError, match="half cannot be written: .*No space left"):
-        export_ct2(run, tmp_path / "half")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+        export_ct2(small / "run", tmp_path / "half")
+    assert not (tmp_path / "half").exists()
 
 
 @pytest.mark.parametrize(
     "sizes, kind, says",
     [
-        ({}, "int4", "quantization='int4' is none of float32"),
+        ({}, "int4", "quantization='int4' must be one of float32"),
         ({"d_k": 8}, "int8", "d_k=8 and d_v=16"),
-        ({"d_v": 8}, "float32", "d_k=16 and d_v=8"),
     ],
 )
 def test_refusals(tmp_path, sizes, kind, says):
@@ -257,10 +207,7 @@ def test_refusals(tmp_path, sizes, kind, says):
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_engine_or_a_run(small, tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text('{"format": 1, "kind": "marian"}')
-    with pytest.raises(UserError, match="was imported from Marian: it translates, and"):
-        export_ct2(tmp_path, tmp_path / "out")
+def test_without_the_engine(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     says = r"^ctranslate2 is not installed: pip install 'annotated_transformer\[ct2\]'$"
     with pytest.raises(UserError, match=says):

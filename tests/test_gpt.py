@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_model import load_layer
 from torch import nn
 
 from annotated_transformer.data.batch import Batch, pad_ids
@@ -67,22 +68,12 @@ def test_it_is_torchs_encoder_with_a_causal_mask(norm):
     )
     final = nn.LayerNorm(d) if norm == "pre" else None
     theirs = nn.TransformerEncoder(layer, size.n_layers, final, False).double()
-    for ours, other in zip(model.stack.layers, theirs.layers):
-        for p in (*ours.parameters(), *other.parameters()):
-            p.copy_(torch.randn_like(p) / 4)  # norms and biases too
-        attn, ff = ours.self_attn, ours.feed_forward
-        weights = torch.cat([attn.w_q.weight, attn.w_k.weight, attn.w_v.weight])
-        other.self_attn.in_proj_weight.copy_(weights)
-        other.self_attn.in_proj_bias.zero_()
-        other.self_attn.out_proj.weight.copy_(attn.w_o.weight)
-        other.self_attn.out_proj.bias.zero_()
-        for mine, its in (
-            (ff.w_1, other.linear1),
-            (ff.w_2, other.linear2),
-            (ours.residuals[0].norm, other.norm1),
-            (ours.residuals[1].norm, other.norm2),
-        ):
-            its.load_state_dict(mine.state_dict())
+    for p in model.stack.parameters():
+        p.copy_(torch.randn_like(p) / 4)  # norms and biases too
+    for ours, other in zip(model.stack.layers, theirs.layers, strict=True):
+        load_layer(other, ours)
+    if final:
+        final.load_state_dict(model.stack.norm.state_dict())
     ids = torch.randint(4, N_VOCAB, (3, 7))
     x = model.position(model.embedding(ids))
     hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)  # True = ignore

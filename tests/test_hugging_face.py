@@ -7,7 +7,7 @@ import random
 import re
 import shutil
 import sys
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,28 +17,17 @@ from cells import joined
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import HAS_VNNI, TIE, random_run, small_vocab, trained_run
+from small_runs import HAS_VNNI, random_run, small_vocab, trained_run
 
-from annotated_transformer import __version__
+from annotated_transformer import UserError, __version__
 from annotated_transformer.cli.main import main
-from annotated_transformer.data.batch import pad_ids
 from annotated_transformer.data.corpus import DATA_SETS
 from annotated_transformer.engines.batched_search import (
-    batched_beam_search,
-    batched_greedy_search,
     search_with,
 )
-from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.export.ct2 import export_ct2
 from annotated_transformer.export.hugging_face import (
-    _marian_config,
-    _marian_weights,
     export_hf,
-)
-from annotated_transformer.export.marian import (
-    build_marian,
-    import_marian,
-    marian_names,
 )
 from annotated_transformer.runs.checkpoint import read_tensors
 from annotated_transformer.runs.folder import load_run
@@ -95,17 +84,15 @@ def random_ids(vocab, shape: tuple[int, int]) -> torch.Tensor:
 
 
 SHAPES = [
-    {"n_layers": 1, "n_heads": 1},
     {"n_layers": 3, "n_heads": 8, "d_k": 4, "d_v": 4},
     {"d_model": 6, "n_heads": 3, "d_ff": 5},
-    {"d_model": 2, "n_heads": 1, "d_ff": 1},
 ]
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 @torch.no_grad()
 def test_every_shape(tmp_path, vocab, sizes):
-    "Logits, but at padding; in 64 bits the order of additions changes 1e-14, a weight in the wrong place units."
+    "Logits, but at padding."
     run = load_run(random_run(tmp_path / "run", **sizes))
     export_hf(tmp_path / "run", tmp_path / "out")
     src, tgt = random_ids(vocab, (8, 12)), random_ids(vocab, (8, 12)).flip(0)
@@ -118,58 +105,23 @@ def test_every_shape(tmp_path, vocab, sizes):
         other = theirs(src, mask, decoder_input_ids=tgt).logits[real]
         # float32 sums of tens of terms of a few units lose some of the last digit, 5e-7
         assert (mine - other).abs().max() < 5e-5
-    config = _marian_config(run.recipe, vocab)
-    weights, model = _marian_weights(run.model, config), build_marian(config).eval()
-    model.load_state_dict({marian_names(config)[k]: w for k, w in weights.items()})
-    a, b = (m.double().embedding.logits(m(src, tgt)) for m in (run.model, model))
-    assert (a - b)[real].abs().max() < 1e-11
-
-
-def in_our_order(name: str, weight: torch.Tensor) -> torch.Tensor:
-    "The inverse of the export, written down by dimensions: every dimension that holds features of the residual stream."
-    half = len(weight) // 2 if weight.dim() == 1 else None
-    ours = lambda w, dim: torch.stack(w.chunk(2, dim), dim + 1).flatten(dim, dim + 1)
-    if "norm" in name or name.endswith("w_2.bias"):
-        return torch.stack([weight[:half], weight[half:]], dim=1).flatten()
-    if re.search(r"w_[oq2kv1]\.weight|embedding\.weight", name):
-        return ours(weight, 0 if re.search(r"w_[o2]\.", name) else 1)
-    return weight
-
-
-def test_round_trip_is_exact(small, tmp_path):
-    "Export, then import: each weight of the run bit for bit, in its own order again, and zeros for what the run has not."
-    import_marian(small / "out", tmp_path / "back")
-    before, after = (
-        read_tensors(folder / "model.safetensors")
-        for folder in (small / "run", tmp_path / "back")
-    )
-    assert before.keys() < after.keys()
-    for name, weight in after.items():
-        if name in before:
-            assert torch.equal(in_our_order(name, weight), before[name]), name
-        else:
-            assert name.endswith(".bias") and not weight.any(), name
 
 
 # token ids
 
 
 LINES = [
-    *(
-        "„Punctuation“ — ‘quotes’ … % 1 000,5",
-        " a ",
-        "\n",
-        " ",
-        "  two  spaces",
-        "x" * 5000,
-    ),
-    *(
-        "a >>deu<< dog",
-        ">>deu a dog",
-        "</s> <pad> <unk> <s> <0xE2>",
-        "\u200b\x00\ufeff",
-    ),
-    *("Ünï — 漢字 🐕 ﬁ", "e\u0301\u00a0\t"),
+    "„Punctuation“ — ‘quotes’ … % 1 000,5",
+    " a ",
+    "\n",
+    "  two  spaces",
+    "x" * 5000,
+    "a >>deu<< dog",
+    ">>deu a dog",
+    "</s> <pad> <unk> <s> <0xE2>",
+    "\u200b\x00\ufeff",
+    "Ünï — 漢字 🐕 ﬁ",
+    "e\u0301\u00a0\t",
 ]
 
 
@@ -187,7 +139,7 @@ def test_ids_and_text(trained, text):
     rng = random.Random(text)
     ids = [rng.randrange(len(vocab)) for _ in range(rng.randrange(12))]
     theirs = tokenizer.decode(ids, skip_special_tokens=True)
-    assert theirs.replace("\ufffd", "").strip(" ") == vocab.decode(ids), ids
+    assert theirs.replace("\ufffd", "").strip() == vocab.decode(ids).strip(), ids
 
 
 # sentences
@@ -201,107 +153,20 @@ def trained(tmp_path_factory):
     return load_run(folder / "run"), folder, sentences
 
 
-def ours(run, sentences, limit, search):
-    "Our hypotheses, all with one limit."
-    rows = [[*run.vocab.encode(s), run.vocab.eos_id] for s in sentences]
-    with torch.no_grad():
-        decoder = KVCache(run.model)
-        state = decoder.start(pad_ids(rows, run.vocab.pad_id))
-        ends = run.vocab.bos_id, run.vocab.eos_id
-        found = search(decoder.step, state, *ends, torch.full((len(rows),), limit))
-    return [best for best, *_ in found]
-
-
-def theirs(folder, sentences, limit, **options) -> list[str]:
-    model, tokenizer = loaded(folder), tokenizer_of(folder)
-    batch = tokenizer(sentences, return_tensors="pt", padding=True)
-    ids = model.generate(**batch, max_length=limit + 1, **options)
-    return tokenizer.batch_decode(ids, skip_special_tokens=True)
-
-
-def assert_equal_but_for_ties(run, sentences, mine, other, penalty, n_ties=5) -> None:
-    "Where a sentence differs, its score under our model is the same."
-    vocab, gaps = run.vocab, []
-    for sentence, a, text in zip(sentences, mine, other, strict=True):
-        if vocab.decode(a.ids).strip() == text:
-            continue
-        src = torch.tensor([[*vocab.encode(sentence), vocab.eos_id]])
-        ids = [*vocab.encode(text), vocab.eos_id]
-        with torch.no_grad():
-            hidden = run.model(src, torch.tensor([[vocab.bos_id, *ids[:-1]]]))
-            log_probs = run.model.embedding.logits(hidden)[0].log_softmax(dim=-1)
-        score = log_probs[range(len(ids)), ids].sum().item() / penalty(len(ids))
-        gaps.append(abs(a.score - score))
-    print(f"{len(gaps)} of {len(mine)} sentences differ, by {max(gaps, default=0):.0e}")
-    assert len(gaps) <= n_ties and max(gaps, default=0) < TIE
-
-
-@pytest.mark.parametrize("beam_size, alpha", [(1, 0.0), (2, 1.0)])
-def test_search_at_the_limit(trained, beam_size, alpha):
-    "At a limit of 3 nearly every hypothesis is cut; the notebook has longer ones."
-    run, folder, sentences = trained
-    penalty = lambda n: n**alpha
-    search = partial(batched_beam_search, beam_size=beam_size, penalty=penalty)
-    options = {"num_beams": beam_size, "length_penalty": alpha}
-    if beam_size == 1:
-        search = batched_greedy_search
-        options = {"num_beams": 1, "early_stopping": False}
-    mine = ours(run, sentences, 3, search)
-    other = theirs(folder / "out", sentences, 3, **options)
-    assert_equal_but_for_ties(run, sentences, mine, other, penalty)
-
-
-def test_the_folders_own_search(trained):
-    "Without options: beam 4 without a length penalty, as `translate --alpha 0`."
-    run, folder, sentences = trained
-    mine = ours(run, sentences, 60, search_with(4, 0.0))
-    other = theirs(folder / "out", sentences, 60)
-    assert_equal_but_for_ties(run, sentences, mine, other, lambda n: 1)
-    best = loaded(folder / "out").generation_config
-    assert best.max_length == run.recipe.train.max_len + 52
-    assert best.early_stopping == "never"
-
-
-def test_saved_by_transformers(trained, tmp_path):
-    "What it saves can be loaded and imported like the folder itself."
-    run, folder, sentences = trained
-    loaded(folder / "out").save_pretrained(tmp_path / "saved")
-    tokenizer_of(folder / "out").save_pretrained(tmp_path / "saved")
-    lines = [*sentences[:20], "a </s> b", " two  spaces"]
-    tokenizer = tokenizer_of(tmp_path / "saved")
-    for line in lines:
-        assert tokenizer(line).input_ids == [*run.vocab.encode(line), run.vocab.eos_id]
-    assert theirs(tmp_path / "saved", lines, 60) == theirs(folder / "out", lines, 60)
-    import_marian(tmp_path / "saved", tmp_path / "back")
-    a, b = (read_tensors(tmp_path / x / "model.safetensors") for x in ("saved", "back"))
-    assert torch.equal(a["model.shared.weight"], b["embedding.weight"])
-
-
-# refusals
+# the folder
 
 
 @pytest.mark.parametrize(
     "sizes, says",
     [
         ({"norm": "pre"}, "norm=pre cannot be exported .* has norm=post"),
-        ({"position": "learned", "n_positions": 90}, "position=learned cannot be exp"),
         ({"d_k": 8}, "d_k=8 cannot be exported to transformers: its .* has d_k=16"),
-        ({"d_v": 8}, "d_v=8 cannot be exported"),
-        ({"n_heads": 3, "d_k": 8, "d_v": 8}, "d_k=8 cannot be exported .* has d_k=10"),
     ],
 )
-def test_refusals(tmp_path, capsys, sizes, says):
-    "One line on standard error, exit status 2, no folder."
-    run = random_run(tmp_path / "run", **sizes)
-    with pytest.raises(SystemExit) as left:
-        main(["export-hf", str(run), str(tmp_path / "out")])
-    out, err = capsys.readouterr()
-    assert (left.value.code, out, err.count("\n")) == (2, "", 1)
-    assert re.match(f"annotated-transformer: {says}", err), err
+def test_refusals(tmp_path, sizes, says):
+    with pytest.raises(UserError, match=says):
+        export_hf(random_run(tmp_path / "run", **sizes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# the folder
 
 
 def test_files_of_the_folder(small):
@@ -424,10 +289,10 @@ def test_page_ctranslate2(served, trained, monkeypatch):
 
 
 @pytest.mark.slow
-def test_page_export_and_compile(served, trained, monkeypatch, unchecked):
-    """The program gives the model's logits, of other shapes and when it was saved; so does the compiled one, where a compiler is.
+def test_page_export_and_compile(served, monkeypatch, unchecked):
+    """The program gives the model's logits, of other shapes and when it was saved.
 
-    ONNX Runtime, where it is, translates. While the model is exported, its sizes are symbols, which the types of shapes refuse.
+    So does the compiled one, where a compiler is. While the model is exported, its sizes are symbols, which the types of shapes refuse.
     """
     monkeypatch.chdir(served)
     code, space = code_with("class Logits"), {}
@@ -446,38 +311,31 @@ def test_page_export_and_compile(served, trained, monkeypatch, unchecked):
         expected = space["Logits"]()(*space["example"])
         for found in (space["logits"], space["compiled"](*space["example"])):
             assert torch.allclose(found, expected, atol=1e-4)
-    for needed in ("onnxscript", "onnxruntime"):
-        pytest.importorskip(needed)
-    exec(to_onnx, space)
-    exec(code_with('InferenceSession("logits.onnx")'), space)
-    expected = load(Path("runs/mine"), search=search_with(1)).translate(trained[2][:20])
-    assert [space["translate"](line) for line in trained[2][:20]] == expected
 
 
 @pytest.mark.slow
 def test_page_two_graphs(served, trained, monkeypatch, unchecked):
     """Encoder and decoder apart: the sentences of greedy search and of a beam of 4.
 
-    Without ONNX Runtime, its sessions are the exported programs, but without the guard
-    that a length is 2 or more, which a file of ONNX has not.
+    In place of ONNX Runtime's sessions are the exported programs, but without the guard
+    that a length is 2 or more, which a file of ONNX does not have.
     """
     monkeypatch.chdir(served)
     code, parts = code_with("class Encoder"), {}
     to_onnx = next(line for line in code.split("\n") if "torch.onnx" in line).strip()
-    if any(importlib.util.find_spec(x) is None for x in ("onnxscript", "onnxruntime")):
-        code = code.replace(to_onnx, "parts[name] = part.module(check_guards=False)")
+    code = code.replace(to_onnx, "parts[name] = part.module(check_guards=False)")
 
-        class Session:
-            def __init__(self, path):
-                self.compute = parts[Path(path).stem]
+    class Session:
+        def __init__(self, path):
+            self.compute = parts[Path(path).stem]
 
-            def run(self, _, feeds):
-                with torch.no_grad():
-                    found = self.compute(*map(torch.tensor, feeds.values()))
-                return [t.numpy() for t in (found if len(feeds) == 1 else [found])]
+        def run(self, _, feeds):
+            with torch.no_grad():
+                found = self.compute(*map(torch.tensor, feeds.values()))
+            return [t.numpy() for t in (found if len(feeds) == 1 else [found])]
 
-        stand_in = SimpleNamespace(InferenceSession=Session)
-        monkeypatch.setitem(sys.modules, "onnxruntime", stand_in)
+    stand_in = SimpleNamespace(InferenceSession=Session)
+    monkeypatch.setitem(sys.modules, "onnxruntime", stand_in)
     space: dict = {"parts": parts}
     exec(code_with("class Logits").split("class Logits")[0], space)
     exec(code, space)
@@ -529,9 +387,7 @@ def test_page_http(client, trained):
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"lines": ["a", 1]}',
         b'{"lines": "a dog"}',
-        b"{",
         b'{"lines": ["\\ud83d"]}',  # half of a surrogate pair
         json.dumps({"lines": ["a"] * 65}).encode(),
         json.dumps({"lines": ["a" * 5001]}).encode(),

@@ -1,4 +1,4 @@
-"Packed and 8-bit weights in a whole model, against the plain one. (`test_twins.py` compares the layers.)"
+"A model for inference against the plain one. (`test_twins.py` compares the layers.)"
 
 import os
 
@@ -9,46 +9,18 @@ from torch import nn
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines import packed
-from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
+from annotated_transformer.engines.choose import FAST
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.engines.packed import (
-    PreparedLinear,
-    _can_pack,
     can_int8,
     fast_decoder,
-    ready_to_translate,
+    prepare_for_inference,
 )
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, precision_context
 from annotated_transformer.training.attention_dropout import AttentionDropout
 from annotated_transformer.translating.load import load
-
-packs = pytest.mark.skipif(not _can_pack(), reason="this PyTorch has no oneDNN")
-
-
-@packs
-def test_a_processor_without_bf16_takes_plain_products(monkeypatch):
-    "oneDNN refuses to lay out bf16 matrices for it; that once ended the translation."
-    reorder = torch.ops.mkldnn._reorder_linear_weight.default
-
-    class Older:
-        @staticmethod
-        def default(weight, n):
-            if weight.dtype == torch.bfloat16:
-                raise RuntimeError(
-                    "bf16 path needs the cpu support avx_ne_convert or avx512bw"
-                )
-            return reorder(weight, n)
-
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", Older)
-    ready = ready_to_translate(small_model(), "bf16")
-    assert next(ready.parameters()).dtype == torch.bfloat16 and not ready.training
-    src, tgt_in = torch.randint(1, 50, (32, 7)), torch.randint(1, 50, (32, 5))
-    hidden = ready(src, tgt_in)  # 224 source tokens
-    assert hidden.dtype == torch.bfloat16 and hidden.isfinite().all()
-    prepared = [m for m in ready.modules() if isinstance(m, PreparedLinear)]
-    assert prepared and all(m._packed is None for m in prepared)
 
 
 def words_of(model, src, tgt_in):
@@ -71,13 +43,13 @@ SIZES = [
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize(
-    "precision, tolerance", [("fp32", 1e-4), ("bf16", 0.3), ("int8", 0.3)]
+    "precision, tolerance", [("fp32", 1e-5), ("bf16", 0.3), ("int8", 0.3)]
 )
 def test_the_model_says_the_same(sizes, precision, tolerance):
     src, tgt_in = torch.randint(1, 50, (3, 7)), torch.randint(1, 50, (3, 5))
     src[1, 4:] = 0
     right = words_of(small_model(**sizes).eval(), src, tgt_in)
-    ready = ready_to_translate(small_model(**sizes), precision)
+    ready = prepare_for_inference(small_model(**sizes), precision)
     found = words_of(ready, src, tgt_in)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, right, rtol=0, atol=tolerance)
@@ -86,6 +58,10 @@ def test_the_model_says_the_same(sizes, precision, tolerance):
     # in int8 the inputs are rounded together, not token by token
     torch.testing.assert_close(at_once[..., 1:], found, rtol=0, atol=tolerance)
     assert not any(p.requires_grad for p in ready.parameters())
+    has_linear = any(type(module) is nn.Linear for module in ready.modules())
+    assert has_linear == (precision != "int8")
+    is_bf16 = next(ready.parameters()).dtype == torch.bfloat16
+    assert is_bf16 == (precision == "bf16")
 
 
 def small_model(**sizes):
@@ -115,12 +91,12 @@ def test_int8_is_refused_where_pytorch_lacks_it(monkeypatch, lack):
     assert can_int8() is False
     model = small_model().train()
     with pytest.raises(UserError) as e:
-        ready_to_translate(model, "int8")
+        prepare_for_inference(model, "int8")
     assert str(e.value).startswith("precision=int8 needs 8-bit matrix products")
-    assert str(e.value).endswith(": take precision=fp32 or precision=bf16")
+    assert str(e.value).endswith(": use precision=fp32 or precision=bf16")
     # refused before anything was changed
     assert model.training and all(p.requires_grad for p in model.parameters())
-    assert not ready_to_translate(small_model(), "bf16").training
+    assert not prepare_for_inference(small_model(), "bf16").training
 
 
 def two_beams(decoder) -> torch.Tensor:
@@ -142,16 +118,12 @@ def two_beams(decoder) -> torch.Tensor:
     return torch.cat(found)
 
 
-def is_prepared(decoder) -> bool:
-    return all(type(step) is packed._PreparedStep for step in decoder.layer_steps)
-
-
 @pytest.mark.parametrize(
     "change", ["attend", "rotate", "activation", "dropout", "layer"]
 )
 def test_layer_with_parts_of_its_own_keeps_the_general_step(change):
     config = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4)
-    model = build_transformer(config, 50, 0, attention=FusedMultiHeadAttention)
+    model = build_transformer(config, 50, 0, attention=FAST.attention)
     layer = model.decoder.layers[0]
     if change == "attend":
         layer.cross_attn.attend = AttentionDropout(0.1)
@@ -163,9 +135,10 @@ def test_layer_with_parts_of_its_own_keeps_the_general_step(change):
         layer.residuals[1].dropout = nn.Hardtanh()
     else:
         layer.__class__ = type("Own", (type(layer),), {})
-    decoder = fast_decoder(ready_to_translate(model))
+    decoder = fast_decoder(prepare_for_inference(model))
     # any activation is called as it is
-    assert is_prepared(decoder) == (change == "activation")
+    is_short = all(type(step) is packed._ShortStep for step in decoder.layer_steps)
+    assert is_short == (change == "activation")
     assert torch.equal(two_beams(decoder), two_beams(KVCache(decoder.model)))
 
 

@@ -1,7 +1,5 @@
 "What is shipped, and that each fact about the project stands in one place."
 
-import ast
-import json
 import os
 import re
 import shutil
@@ -9,12 +7,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
-from cells import code_of, joined
 from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -136,69 +132,6 @@ def test_address_has_one_source(cfg, tracked):
 
 # --- requirements
 
-# What is imported where, and the groups of settings.ini that declare it. What a function
-# imports is optional, so an extra may bring it.
-IMPORTS = {
-    "annotated_transformer/**/*.py, at its top": (False, []),
-    "annotated_transformer/**/*.py": (True, ["plot", "ct2", "moses"]),
-    "nbs/[0-9]*.ipynb": (True, ["notebooks"]),
-    "nbs/[a-z]*.ipynb": (True, ["dev"]),
-    "tools/*.py": (True, ["dev"]),
-    "tests/*.py": (True, ["dev"]),
-    "benchmarks/*.py": (True, ["bench"]),
-    "results/*.py": (True, []),
-}
-
-
-SCRIPTS = ("tools", "tests", "benchmarks", "results")
-
-
-def code_in(path: Path) -> str:
-    "The Python of a module or a notebook, without a notebook's % and ! lines."
-    source = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        return source
-    cells = [c for c in json.loads(source)["cells"] if c["cell_type"] == "code"]
-    code = "\n".join(code_of(joined(cell["source"])) for cell in cells)
-    return re.sub(r"^\s*[%!].*", "", code, flags=re.M)
-
-
-def imported(source: str, in_functions: bool) -> set[str]:
-    "The top-level names of what is imported, relative imports left out."
-    found, todo = set(), [ast.parse(source)]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module.partition(".")[0])
-        if in_functions or not isinstance(node, ast.FunctionDef):
-            todo += ast.iter_child_nodes(node)
-    return found
-
-
-def declared(cfg: dict[str, str], groups: list[str]) -> dict[str, Requirement]:
-    "The requirements of the package and of some groups, by normalised name."
-    keys = ["requirements", *(f"{group}_requirements" for group in groups)]
-    found = map(Requirement, " ".join(cfg[key] for key in keys).split())
-    return {canonicalize_name(requirement.name): requirement for requirement in found}
-
-
-@pytest.mark.parametrize("where", IMPORTS)
-def test_every_import_is_declared(where, cfg):
-    in_functions, groups = IMPORTS[where]
-    paths = [*ROOT.glob(where.partition(",")[0])]
-    scripts = [p for x in SCRIPTS for p in ROOT.glob(f"{x}/*.py")]
-    ours = {path.stem for path in scripts} | {cfg["lib_path"]}
-    names = {name for path in paths for name in imported(code_in(path), in_functions)}
-    distributions, known = packages_distributions(), declared(cfg, groups).keys()
-    missing = [
-        name
-        for name in names - ours - sys.stdlib_module_names
-        if not known & set(map(canonicalize_name, distributions.get(name, [])))
-    ]
-    assert names and missing == [], "declare them, or install what brings them"
-
 
 def test_constraints_are_exact_and_allowed(cfg):
     "One exact version for each distribution that settings.ini names, within its range."
@@ -207,9 +140,10 @@ def test_constraints_are_exact_and_allowed(cfg):
     pins = dict(re.fullmatch(r"([\w.-]+)==([\w.]+)", line).groups() for line in lines)
     assert len(pins) == len(lines), "a distribution has two versions"
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    keys = [key.partition("_")[0] for key in cfg if key.endswith("_requirements")]
-    for name, requirement in declared(cfg, keys).items():
-        assert requirement.specifier.contains(pins.get(name, "0")), requirement
+    groups = [cfg[key] for key in cfg if key.endswith("requirements")]
+    for requirement in map(Requirement, " ".join(groups).split()):
+        pin = pins.get(canonicalize_name(requirement.name), "0")
+        assert requirement.specifier.contains(pin), requirement
 
 
 def test_a_mistake_does_not_wait_for_torch():

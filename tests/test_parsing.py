@@ -119,6 +119,7 @@ HAND = {  # what is wrong: gold, predicted, and the brackets matched, of gold, o
     "half of a chain": ("(S (VP (VB go)))", "(VP (VB go))", 1, 2, 1),
     "a label three times": ("(NP (NN dog))", "(NP (NP (NP (NN dog))))", 1, 1, 3),
     "PRT": ("(VP (VB go) (PRT (RP up)))", "(VP (VB go) (ADVP (RP up)))", 2, 2, 2),
+    "over punctuation alone": ("(S (NN a) (NP (. .)))", "(S (NN a) (. .))", 1, 1, 1),
     "functions": ("(S (NP-SBJ-1 (NN a)))", "(S (NP=2 (NN a)))", 2, 2, 2),
 }
 

@@ -30,7 +30,7 @@ from annotated_transformer.runs.hooks import append_json, count_steps
 from annotated_transformer.runs.settings import Recipe, TrainConfig, get_recipe
 from annotated_transformer.runs.train_run import _choose_weights
 from annotated_transformer.training.optimizer import adam
-from annotated_transformer.training.train import StepRecord, Stop
+from annotated_transformer.training.train import OutOfMemory, StepRecord, Stop
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 LINES = ["the dog sleeps", "der Hund schläft", "the old cat drinks milk"]
@@ -93,7 +93,9 @@ def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("error, stays", [(UserError, False), (RuntimeError, True)])
+@pytest.mark.parametrize(
+    "error, stays", [(UserError, False), (RuntimeError, True), (OutOfMemory, True)]
+)
 def test_encoded_text_outlives_a_fault_before_the_first_step(
     corpus, tmp_path, error, stays
 ):

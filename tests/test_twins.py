@@ -32,12 +32,10 @@ from annotated_transformer.engines.fused_attention import (
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.engines.packed import (
     Int8Linear,
-    PreparedLinear,
-    _can_pack,
-    _PreparedStep,
+    _ShortStep,
     can_int8,
     fast_decoder,
-    ready_to_translate,
+    prepare_for_inference,
 )
 from annotated_transformer.model.attention import attention, attention_weights
 from annotated_transformer.model.config import ModelConfig
@@ -301,9 +299,9 @@ class NoPosition(nn.Module):
         return x
 
 
-def packed(model: nn.Module) -> KVCache:
-    decoder = fast_decoder(ready_to_translate(model))
-    assert all(type(step) is _PreparedStep for step in decoder.layer_steps)
+def short_steps(model: nn.Module) -> KVCache:
+    decoder = fast_decoder(prepare_for_inference(model))
+    assert all(type(step) is _ShortStep for step in decoder.layer_steps)
     return decoder
 
 
@@ -342,6 +340,7 @@ FUSED = {
     f"{name}, fused": case | dict(attention=FusedMultiHeadAttention)
     for name, case in DECODINGS.items()
 }
+PLAIN_PARTS = {name: case for name, case in FUSED.items() if "rotate" not in case}
 
 
 # ---- search: one sentence after another, and a batch that sentences leave
@@ -504,11 +503,11 @@ TWINS = [
         DECODING_TOLERANCE,
     ),
     Twin(
-        "KV cache of a prepared model",
+        "KV cache in short steps",
         partial(decode_steps, PrefixDecoder),
-        partial(decode_steps, packed),
+        partial(decode_steps, short_steps),
         decoding_inputs,
-        FUSED,
+        PLAIN_PARTS,
         DECODING_TOLERANCE,
         devices=("cpu",),
     ),
@@ -529,25 +528,6 @@ TWINS = [
         SEARCHES,
         SEARCH_TOLERANCE,
         devices=("cpu",),
-    ),
-    Twin(
-        "packed linear layer",
-        partial(apply_linear, plain_linear),
-        partial(apply_linear, PreparedLinear),
-        linear_inputs,
-        linear_cases(n_in=(1, 70), n_out=(1, 70), n=(0, 70))
-        | {
-            "no vectors": dict(n_in=5, n_out=7, n=0),
-            "one number": dict(n_in=1, n_out=1, n=1),
-            "a thousand vectors": dict(n_in=256, n_out=1000, n=1000),
-        },
-        # sums in another order; bf16 rounds product and result to 8 significant bits
-        {
-            "float32": Tolerance(1e-6, scale=1.0),
-            "bfloat16": Tolerance(2**-7, scale=1.0),
-        },
-        devices=("cpu",),
-        available=_can_pack,
     ),
     Twin(
         "8-bit linear layer",

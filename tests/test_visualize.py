@@ -1,6 +1,5 @@
 "Pictures: sweeps over models, bytes that repeat, colours measured."
 
-import re
 import subprocess
 import sys
 from functools import partial
@@ -13,7 +12,6 @@ from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show.visualize import (
     COLOURS,
-    attention_chart,
     attention_lines,
     attention_maps,
     attention_modules,
@@ -118,12 +116,3 @@ def test_lines_are_the_weights():
             for k in range(5)
             if weights[h, q, k] >= 0.01 and query in (None, q)
         ]
-
-
-def test_charts_share_no_ids():
-    one, two = (attention_chart(["a"], ["b"], [[w]]).svg for w in (0.25, 0.75))
-    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
-    assert ids[0] and not ids[0] & ids[1]
-    assert ids[0] == set(re.findall(r"url\(#([^)]+)\)", one))
-    for where in re.findall(r"https?://[^\"' ]+", one):
-        assert where.startswith("http://www.w3.org/")  # names, not addresses

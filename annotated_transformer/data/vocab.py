@@ -121,7 +121,7 @@ class Vocab:
         "The sentence, without special tokens and bytes that form no character."
         special = (self.pad_id, self.bos_id, self.eos_id, self.pieces.unk_id())
         text = self.pieces.decode([i for i in map(int, ids) if i not in special])
-        return text.replace("\ufffd", "").strip(" ")
+        return text.replace("\ufffd", "").lstrip(" ")
 
     def words(self, ids: Iterable[int]) -> list[str]:
         "The tokens as text."

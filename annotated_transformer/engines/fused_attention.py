@@ -11,12 +11,11 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .fast_dropout import FastDropout
-from ..model.attention import attention, attention_weights
+from ..model.attention import attention
 from ..model.multi_head import MultiHeadAttention
 from ..training.attention_dropout import AttentionDropout
 
@@ -74,8 +73,6 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         rotate: Callable | None = None,
     ):
         super().__init__(d_model, n_heads, d_k, d_v, attend, rotate)
-        # the three projections in one layer, for inference (90g)
-        self.register_module("w_qkv", None)
 
     def forward(
         self,
@@ -84,59 +81,17 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         value: Float[Tensor, "b n_k d_model"],
         mask: Bool[Tensor, "*#b_h #n_q #n_k"] | None = None,
     ) -> Float[Tensor, "b n_q d_model"]:
-        if query is key and key is value:
-            return self.output(*self.self_projections(query), mask)
-        return super().forward(query, key, value, mask)
-
-    def self_projections(
-        self,
-        x: Float[Tensor, "b n d_model"],
-        positions: Int[Tensor, " n"] | None = None,
-    ) -> tuple[
-        Float[Tensor, "b h n d_k"],
-        Float[Tensor, "b h n d_k"],
-        Float[Tensor, "b h n d_v"],
-    ]:
-        "Queries, keys and values of the same vectors, in one product if possible."
-        if self.w_qkv is not None:
-            product = self.w_qkv(x)
-        elif self.has_plain_projections():
-            product = F.linear(x, *self.joined_projections())
-        else:
-            return self.queries(x, positions), *self.keys_values(x, x, positions)
-        widths = [w.out_features for w in (self.w_q, self.w_k, self.w_v)]
-        q, k, v = map(self.split_heads, product.split(widths, dim=-1))
-        q, k = (self.with_positions(heads, positions) for heads in (q, k))
-        return q, k, v
-
-    def has_plain_projections(self) -> bool:
-        "Are the maps plain, and is this no subclass with queries or keys of its own?"
-        own, plain = type(self), MultiHeadAttention
-        if own.queries is not plain.queries or own.keys_values is not plain.keys_values:
-            return False
-        return all(type(w) is nn.Linear for w in (self.w_q, self.w_k, self.w_v))
-
-    def joined_projections(
-        self,
-    ) -> tuple[Float[Tensor, "n_out d_model"], Float[Tensor, " n_out"] | None]:
-        "Weight and bias of one linear map whose output is q, k and v, concatenated."
         maps = self.w_q, self.w_k, self.w_v
-        weight = torch.cat([w.weight for w in maps])
-        if all(w.bias is None for w in maps):
-            return weight, None
-        biases: list[Tensor] = []
-        for w in maps:
-            no_bias = weight.new_zeros(w.out_features)
-            biases.append(no_bias if w.bias is None else w.bias)
-        return weight, torch.cat(biases)
+        if not (query is key is value and all(type(w) is nn.Linear for w in maps)):
+            return super().forward(query, key, value, mask)
+        product = F.linear(query, torch.cat([w.weight for w in maps]))
+        parts = product.split([w.out_features for w in maps], dim=-1)
+        q, k, v = map(self.split_heads, parts)
+        return self.output(self.with_positions(q), self.with_positions(k), v, mask)
 
 # %% ../../nbs/90b_fused_attention.ipynb #90b00013
 class FusedAttentionDropout(AttentionDropout):
-    "`AttentionDropout` by PyTorch's fused kernel, or by `FastDropout` on a CPU."
-
-    def __init__(self, dropout: float):
-        super().__init__(dropout)
-        self.drop = FastDropout(dropout)
+    "`AttentionDropout` by PyTorch's fused kernel, except in training on a CPU."
 
     def forward(
         self,
@@ -148,5 +103,5 @@ class FusedAttentionDropout(AttentionDropout):
         if not self.training:
             return fused_attention(query, key, value, mask)
         if query.device.type == "cpu":
-            return self.drop(attention_weights(query, key, mask)) @ value
+            return super().forward(query, key, value, mask)
         return _fused_kernel(query, key, value, mask, self.dropout)

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from .fused_attention import FusedMultiHeadAttention
 from ..model.decode import DecodingState, next_log_probs
 from ..model.transformer import Transformer
 
@@ -71,15 +70,6 @@ class CacheStep(NamedTuple):
     slot_mask: Bool[Tensor, "b 1 beam n_slots"] | None
     src_mask: Bool[Tensor, "b 1 1 s"] | None
 
-# %% ../../nbs/90e_kv_cache.ipynb #90d0000f1
-def _project(
-    attn: nn.Module, y: Float[Tensor, "b n d_model"], positions: Int[Tensor, " n"]
-) -> tuple[Tensor, Tensor, Tensor]:
-    "Queries, keys and values of self-attention, in one product if the module can."
-    if isinstance(attn, FusedMultiHeadAttention):
-        return attn.self_projections(y, positions)
-    return attn.queries(y, positions), *attn.keys_values(y, y, positions)
-
 # %% ../../nbs/90e_kv_cache.ipynb #90d00010
 def decoder_layer_step(
     layer: nn.Module,
@@ -91,7 +81,8 @@ def decoder_layer_step(
     attn, cross_attn = layer.self_attn, layer.cross_attn
 
     def self_attention(y: Tensor) -> Tensor:
-        q, k, v = _project(attn, y, step.positions)
+        q = attn.queries(y, step.positions)
+        k, v = attn.keys_values(y, y, step.positions)
         keys, values = (t[:, :, : step.n_slots] for t in cache[:2])
         keys[:, :, step.n_past :], values[:, :, step.n_past :] = k, v
         return attn.output(q, keys, values, step.slot_mask)

@@ -38,7 +38,7 @@ class RestrictedAttention(nn.Module):
         "`r` is odd, 3 or more: the position itself and (r − 1)/2 on either side."
         super().__init__()
         if r < 3 or r % 2 == 0:
-            raise ValueError(f"r={r} must be an odd number: take 3 or more")
+            raise ValueError(f"r={r} must be an odd number of 3 or more")
         self.reach = r // 2
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -85,11 +85,6 @@ class _Convolution(nn.Module):
     def __init__(self, d: int, k: int, dilation: int = 1, n_ahead: int | None = None):
         super().__init__()
         n_ahead = k // 2 if n_ahead is None else n_ahead
-        if not 0 <= n_ahead < k:
-            raise ValueError(
-                f"k={k} and n_ahead={n_ahead} do not fit: "
-                "take k ≥ 1 and n_ahead from 0 to k − 1"
-            )
         # zeros before the first and after the last position
         self.padding = (dilation * (k - 1 - n_ahead), dilation * n_ahead)
         self.conv = nn.Conv1d(d, d, k, dilation=dilation)

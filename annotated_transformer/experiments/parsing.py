@@ -86,7 +86,7 @@ def linearise(tree: Tree, leaf: str = "tag") -> list[str]:
     `leaf` is the token of a word: its "tag", the "word" itself, or "XX" for all words.
     """
     if leaf not in ("tag", "word", _UNKNOWN_TAG):
-        raise ValueError(f"leaf={leaf!r} is none of tag, word, {_UNKNOWN_TAG}")
+        raise ValueError(f"leaf={leaf!r} must be tag, word or {_UNKNOWN_TAG}")
     tokens: list[str] = []
     stack: list[Tree | str] = [tree]
     while stack:

@@ -42,7 +42,7 @@ def load_treebank(data_dir: str | Path, split: str) -> list[Tree]:
     `split` is "train", "valid" or "test". The sample is for non-commercial use.
     """
     if split not in _TREEBANK:
-        raise ValueError(f"split={split!r} is unknown: take {', '.join(_TREEBANK)}")
+        raise ValueError(f"split={split!r} must be one of {', '.join(_TREEBANK)}")
     path = Path(data_dir) / "treebank" / "treebank.zip"
     names = [f"treebank/combined/wsj_{i:04}.mrg" for i in _TREEBANK[split]]
     try:

@@ -8,6 +8,7 @@ __all__ = ['export_ct2', 'CT2Search']
 # %% ../../nbs/92_ct2.ipynb #432c5773
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,12 +27,7 @@ from ..model.decode import Hypothesis
 from ..runs.folder import Run, load_run
 
 # %% ../../nbs/92_ct2.ipynb #f12f7751
-# theirs: ours
-_OUTSIDE = {  # one matrix in three places (§3.4), which the engine also stores once
-    "encoder/embeddings/0/weight": ["embedding.weight"],
-    "decoder/embeddings/weight": ["embedding.weight"],
-    "decoder/projection/weight": ["embedding.weight"],
-}
+# theirs: ours, in a layer of either side; several of ours are stacked
 _ENCODER_LAYER = {
     "self_attention/linear/0/weight": [
         "self_attn.w_q.weight",
@@ -58,20 +54,22 @@ _DECODER_LAYER = _ENCODER_LAYER | {
     "ffn/layer_norm/gamma": ["residuals.2.norm.weight"],
     "ffn/layer_norm/beta": ["residuals.2.norm.bias"],
 }
-# of a pre-norm stack
-_FINAL_NORM = {"layer_norm/gamma": ["norm.weight"], "layer_norm/beta": ["norm.bias"]}
 
 # %% ../../nbs/92_ct2.ipynb #8d2f3b36
 def _weight_table(config: ModelConfig) -> dict[str, list[str]]:
     "The engine's name of each weight, and our names of the weights stacked in it."
-    table = dict(_OUTSIDE)
+    table = {  # one matrix in three places (§3.4), which the engine also stores once
+        "encoder/embeddings/0/weight": ["embedding.weight"],
+        "decoder/embeddings/weight": ["embedding.weight"],
+        "decoder/projection/weight": ["embedding.weight"],
+    }
     for side, layer in (("encoder", _ENCODER_LAYER), ("decoder", _DECODER_LAYER)):
-        norm = _FINAL_NORM if config.norm == "pre" else {}
-        parts = [(f"layer/{i}/", f"layers.{i}.", layer) for i in range(config.n_layers)]
-        for theirs, ours, names in [*parts, ("", "", norm)]:
-            for name, stacked in names.items():
-                stacked = [f"{side}.{ours}{one}" for one in stacked]
-                table[f"{side}/{theirs}{name}"] = stacked
+        for i, (theirs, ours) in product(range(config.n_layers), layer.items()):
+            stacked = [f"{side}.layers.{i}.{name}" for name in ours]
+            table[f"{side}/layer/{i}/{theirs}"] = stacked
+        if config.norm == "pre":
+            table[f"{side}/layer_norm/gamma"] = [f"{side}.norm.weight"]
+            table[f"{side}/layer_norm/beta"] = [f"{side}.norm.bias"]
     return table
 
 # %% ../../nbs/92_ct2.ipynb #b056e4eb
@@ -121,11 +119,8 @@ def _empty_spec(config: ModelConfig):
     d_k, d_v = config.d_k or width, config.d_v or width
     if d_k != d_v:
         raise UserError(
-            "CTranslate2 needs keys as wide as values: "
-            f"d_k={d_k} and d_v={d_v} cannot be exported"
+            f"d_k={d_k} and d_v={d_v} cannot be exported: CTranslate2 needs equal widths"
         )
-    if config.position not in ("sinusoidal", "learned"):
-        raise UserError(f"CTranslate2 does not support position={config.position}")
     sizes = {
         "num_layers": config.n_layers,
         "num_heads": config.n_heads,
@@ -188,7 +183,7 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
     """
     if quantization not in _QUANTIZATIONS:
         raise UserError(
-            f"quantization={quantization!r} is none of {', '.join(_QUANTIZATIONS)}"
+            f"quantization={quantization!r} must be one of {', '.join(_QUANTIZATIONS)}"
         )
     check_new_folder(out)
     trained = load_run(run)
@@ -203,15 +198,15 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
 class CT2Search:
     "CTranslate2's search, as the `search` and as the decoder of a `Translator`."
 
-    step = None  # as a decoder: `start` hands on the source ids, and nothing follows
+    step = None  # as a decoder: `start` returns the source ids, and no step follows
 
     def __init__(self, engine: Any, vocab: Vocab, search: Callable):
         "`engine` is a `ctranslate2.Translator`, `search` a result of `search_with`."
-        greedy: dict[str, Any] = {"beam_size": 1, "n_best": 1, "penalty": lambda n: 1}
-        is_greedy = search is batched_greedy_search
-        settings = greedy if is_greedy else getattr(search, "keywords", {})
-        if settings.keys() != greedy.keys():
-            raise UserError("CTranslate2 does not support our sampling: use a beam")
+        settings = getattr(search, "keywords", {})
+        if search is batched_greedy_search:
+            settings = {"beam_size": 1, "n_best": 1, "penalty": lambda n: 1}
+        elif "beam_size" not in settings:
+            raise UserError("CTranslate2 does not support sampling: use a beam")
         self.n_best, self.penalty = settings["n_best"], settings["penalty"]
         self.vocab, beam_size = vocab, settings["beam_size"]
         patience = 1 if beam_size == 1 else 4
@@ -229,31 +224,29 @@ class CT2Search:
     def start(self, src: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
         return src
 
-    def __call__(
-        self, step: None, src: Int[Tensor, "b s"], bos_id, eos_id, max_lens: Tensor
-    ) -> list[list[Hypothesis]]:
-        vocab = self.vocab
+    def __call__(self, step: None, src: Tensor, bos_id, eos_id, max_lens: Tensor):
+        "The hypotheses of each sentence, best first."
+        vocab, found = self.vocab, {}
         (pad,) = vocab.words([vocab.pad_id])
-        found: list[list[Hypothesis]] = [[] for _ in src]
         for limit in max_lens.unique().tolist():
             translate = partial(self.translate, max_decoding_length=limit)
             at = (max_lens == limit).nonzero()[:, 0].tolist()
             # without EOS, which the engine appends itself
             rows = [vocab.words(src[i][src[i] != vocab.pad_id][:-1]) for i in at]
             for i, row, best in zip(at, rows, translate(rows)):
-                if any(pad in words for words in best.hypotheses):
+                if any(pad in tokens for tokens in best.hypotheses):
                     # not in every call: it changes the other probabilities a little
                     (best,) = translate([row], suppress_sequences=[[pad]])
                 found[i] = self._ranked(best, limit)
-        return found
+        return [found[i] for i in range(len(src))]
 
     def _ranked(self, best: Any, limit: int) -> list[Hypothesis]:
         "The hypotheses of a sentence by our score, best first."
         hypotheses = []
-        for words, log_prob in zip(best.hypotheses, best.scores):
+        for tokens, log_prob in zip(best.hypotheses, best.scores):
             # with EOS, where there was room for it
-            score = log_prob / self.penalty(min(len(words) + 1, limit))
-            ids = [self.vocab.pieces.piece_to_id(word) for word in words]
+            score = log_prob / self.penalty(min(len(tokens) + 1, limit))
+            ids = [self.vocab.pieces.piece_to_id(token) for token in tokens]
             hypotheses.append(Hypothesis(ids, score, log_prob))
         return sorted(hypotheses, key=lambda one: -one.score)[: self.n_best]
 
@@ -264,12 +257,15 @@ def load_ct2(
     "CTranslate2 with the weights of a run; UserError as for `export_ct2`."
     quantization = {"fp32": "float32", "int8": "int8"}.get(precision)
     if quantization is None or device.type not in ("cpu", "cuda"):
-        raise UserError("engine=ctranslate2 computes in fp32 or int8, on cpu or cuda")
+        raise UserError("engine=ctranslate2 supports fp32 and int8, on cpu and cuda")
     with TemporaryDirectory() as folder:
         _write_model(run, Path(folder), quantization)
         from ctranslate2 import Translator
 
-        place = {"device": device.type, "device_index": device.index or 0}
-        n_threads = torch.get_num_threads()
-        engine = Translator(folder, **place, intra_threads=n_threads)
+        engine = Translator(
+            folder,
+            device=device.type,
+            device_index=device.index or 0,
+            intra_threads=torch.get_num_threads(),
+        )
     return CT2Search(engine, run.vocab, search)

@@ -23,10 +23,10 @@ from .marian import (
     EXTRA_POSITIONS,
     MARIAN_FILES,
     MarianConfig,
+    build_marian,
     in_halves,
     load_marian,
     marian_names,
-    marian_shapes,
     write_sentencepiece,
 )
 from ..io.files import (
@@ -48,16 +48,13 @@ from ..runs.settings import Recipe
 def _check_sizes(config: ModelConfig) -> None:
     "UserError for what a Marian model of `transformers` cannot have."
     width = config.d_model // config.n_heads
-    for name, value, needed in (
-        ("position", config.position, "sinusoidal"),
-        ("norm", config.norm, "post"),
-        ("d_k", config.d_k or width, width),
-        ("d_v", config.d_v or width, width),
-    ):
-        if value != needed:
+    sizes = asdict(config) | {"d_k": config.d_k or width, "d_v": config.d_v or width}
+    needed = {"position": "sinusoidal", "norm": "post", "d_k": width, "d_v": width}
+    for name, value in needed.items():
+        if sizes[name] != value:
             raise UserError(
-                f"{name}={value} cannot be exported to transformers: "
-                f"its Marian model has {name}={needed}"
+                f"{name}={sizes[name]} cannot be exported to transformers: "
+                f"its Marian model has {name}={value}"
             )
 
 # %% ../../nbs/93_hugging_face.ipynb #93b0000e
@@ -99,9 +96,10 @@ def _reordered(name: str, weight: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 # %% ../../nbs/93_hugging_face.ipynb #93b00014
 def _marian_weights(model: nn.Module, config: MarianConfig) -> dict[str, Tensor]:
     "The weights of a run under Marian's names, in Marian's order of features."
-    shapes = marian_shapes(config)
-    zeros = {k: torch.zeros(s) for k, s in shapes.items() if k.endswith("bias")}
-    weights = zeros | model.state_dict()
+    with torch.device("meta"):
+        shapes = build_marian(config).state_dict()
+    weights = {ours: torch.zeros(like.shape) for ours, like in shapes.items()}
+    weights |= model.state_dict()
     return {
         theirs: _reordered(ours, weights[ours]).contiguous()
         for theirs, ours in marian_names(config).items()
@@ -120,30 +118,28 @@ def _write_model(
     save_file(weights, file, {"format": "pt"})
     # safetensors writes a file that only its owner can read
     file.chmod((folder / "vocab.json").stat().st_mode & 0o777)
-    sizes, bos_id = asdict(config), config.decoder_start_token_id
-    of_search = {name: sizes.pop(name) for name in ("num_beams", "length_penalty")}
-    if sizes.pop("renormalize_logits"):
-        search["renormalize_logits"] = True
+    sizes = asdict(config)
+    of_search = "num_beams", "length_penalty", "renormalize_logits"
+    generation = {name: sizes.pop(name) for name in of_search} | {
+        "early_stopping": "never",  # stop when no hypothesis can still win
+        "max_length": config.max_position_embeddings,  # BOS counted
+        "decoder_start_token_id": config.decoder_start_token_id,
+        "bos_token_id": config.decoder_start_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "bad_words_ids": [[config.pad_token_id]],
+    }
     model = {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
-        "bos_token_id": bos_id,
+        "bos_token_id": config.decoder_start_token_id,
         "forced_eos_token_id": None,  # their default is an id
         "is_encoder_decoder": True,
         "share_encoder_decoder_embeddings": True,
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
-    generation = {
-        "early_stopping": "never",  # stop when no hypothesis can still win
-        "max_length": config.max_position_embeddings,  # BOS counted
-        "decoder_start_token_id": bos_id,
-        "bos_token_id": bos_id,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
-        "bad_words_ids": [[config.pad_token_id]],
-    }
-    write_json(folder / "generation_config.json", of_search | generation | search)
+    write_json(folder / "generation_config.json", generation | search)
     write_json(folder / "config.json", model | sizes | dropout)
 
 # %% ../../nbs/93_hugging_face.ipynb #93b0002a
@@ -206,7 +202,6 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
     }
     passes = [record for record in read_metrics(run) if "valid_loss" in record]
     last = {k: v for record in passes[-1:] for k, v in record.items() if k != "seconds"}
-    scores = ", ".join(f"{key} {value:.4g}" for key, value in last.items())
     return _CARD.format(
         front="".join(f"{k}: {json.dumps(v)}\n" for k, v in front.items() if v),
         name=name,
@@ -215,7 +210,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         text=_text_of(about),
         steps=about.get("steps", "unknown"),
         weights=about.get("weights", "unknown"),
-        scores=scores or "none",
+        scores=", ".join(f"{k} {v:.4g}" for k, v in last.items()) or "none",
     )
 
 
@@ -237,16 +232,20 @@ def _languages(about: dict) -> list[str]:
 def _write_imported(run: Path, settings: dict, folder: Path) -> None:
     "Write an imported run as `transformers` publishes such models."
     model, _, config = load_marian(run, settings)
-    weights, names = model.state_dict(), marian_names(config)
+    weights = model.state_dict()
     for name in MARIAN_FILES:
         (folder / name).write_bytes(read_file(run / name))
-    n_positions = {"model_max_length": config.max_position_embeddings}
-    tokenizer = {"tokenizer_class": "MarianTokenizer"} | n_positions
-    write_json(folder / "tokenizer_config.json", tokenizer)
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "MarianTokenizer",
+            "model_max_length": config.max_position_embeddings,
+        },
+    )
     _write_model(
         folder,
         config,
-        {theirs: weights[ours] for theirs, ours in names.items()},
+        {theirs: weights[ours] for theirs, ours in marian_names(config).items()},
         {"dropout": 0.1, "attention_dropout": 0.0},
         forced_eos_token_id=config.eos_token_id,
     )
@@ -266,13 +265,11 @@ def export_hf(run: Path, out: Path) -> Path:
         return out
     model, vocab, recipe, about = load_run(path)
     _check_sizes(recipe.model)
-    config = _marian_config(recipe, vocab)
+    config, train = _marian_config(recipe, vocab), recipe.train
+    rates = {"dropout": train.dropout, "attention_dropout": train.attention_dropout}
     card = model_card(out.resolve().name, path, recipe, about)
-    rates = {
-        name: getattr(recipe.train, name) for name in ("dropout", "attention_dropout")
-    }
     with new_folder(out) as new:
-        _write_tokenizer(new, vocab, _languages(about), recipe.train.max_len)
+        _write_tokenizer(new, vocab, _languages(about), train.max_len)
         _write_model(new, config, _marian_weights(model, config), rates)
         (new / "README.md").write_text(card, encoding="utf-8")
     return out

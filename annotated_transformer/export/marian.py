@@ -25,7 +25,7 @@ from ..engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
 )
-from ..engines.fused_attention import FusedMultiHeadAttention
+from ..engines.fused_attention import fused_attention
 from ..io.files import (
     check_new_folder,
     new_folder,
@@ -36,6 +36,7 @@ from ..io.files import (
 from ..model.embedding import Embedding
 from ..model.feed_forward import FeedForward
 from ..model.masking import causal_mask
+from ..model.multi_head import MultiHeadAttention
 from ..model.position import SinusoidalPosition
 from ..model.stack import (
     Decoder,
@@ -47,11 +48,8 @@ from ..model.stack import (
 from ..model.transformer import Transformer
 from ..runs.checkpoint import (
     build_with_weights,
-    check_finite,
-    check_shapes,
     read_tensors,
     save_tensors,
-    tensor_shapes,
 )
 from ..runs.folder import FORMAT
 
@@ -72,11 +70,11 @@ class _SinusoidalHalves(SinusoidalPosition):
         return x + in_halves(super().forward(x.new_zeros(1, *x.shape[1:]), start))
 
 # %% ../../nbs/91_marian.ipynb #6eede217
-class _MarianAttention(FusedMultiHeadAttention):
+class _MarianAttention(MultiHeadAttention):
     "§3.2.2 with a bias in each of the four projections."
 
     def __init__(self, d_model: int, n_heads: int):
-        super().__init__(d_model, n_heads)
+        super().__init__(d_model, n_heads, attend=fused_attention)
         for name in ("w_q", "w_k", "w_v", "w_o"):
             setattr(self, name, nn.Linear(d_model, d_model))
 
@@ -137,22 +135,11 @@ class MarianConfig:
 
     @classmethod
     def from_dict(cls, path: Path, values: dict) -> "MarianConfig":
-        "The settings here among those of a file; UserError if one is missing or wrong."
+        "The settings here among those of a file; UserError if one is missing."
         defaults = {field.name: field.default for field in fields(cls)}
         required = {name for name, value in defaults.items() if value is MISSING}
         if missing := sorted(required - values.keys()):
-            raise UserError(f"{path} lacks {', '.join(missing)}")
-        d_model, activation = values["d_model"], values["activation_function"]
-        for n in (values["encoder_attention_heads"], values["decoder_attention_heads"]):
-            if d_model % 2 or d_model % n:
-                raise UserError(
-                    f"{path}: d_model={d_model} must be even and a multiple of {n} heads"
-                )
-        if activation not in _ACTIVATIONS:
-            raise UserError(
-                f"{path}: activation_function={activation!r} is not supported, only "
-                f"{', '.join(_ACTIVATIONS)} are"
-            )
+            raise UserError(f"{path} does not contain {', '.join(missing)}")
         return cls(**{k: v for k, v in values.items() if k in defaults})
 
 # %% ../../nbs/91_marian.ipynb #aa5a57eb
@@ -180,12 +167,7 @@ def build_marian(config: MarianConfig) -> MarianTransformer:
     )
 
 # %% ../../nbs/91_marian.ipynb #cbdfc27d
-# theirs: ours
-_OUTSIDE = {
-    "model.shared.weight": "embedding.weight",
-    "final_logits_bias": "embedding.bias",
-}
-# each of these has a weight and a bias
+# theirs: ours, in a layer of either side; each of these has a weight and a bias
 _ENCODER_LAYER = {
     "self_attn.q_proj": "self_attn.w_q",
     "self_attn.k_proj": "self_attn.w_k",
@@ -209,29 +191,22 @@ _DECODER_LAYER = _ENCODER_LAYER | {
 # %% ../../nbs/91_marian.ipynb #739c09b5
 def marian_names(config: MarianConfig) -> dict[str, str]:
     "Our name of every weight, by its name in their files."
-    table, sides = (
-        dict(_OUTSIDE),
-        {"encoder": _ENCODER_LAYER, "decoder": _DECODER_LAYER},
-    )
-    for side, layer in sides.items():
-        n_layers = range(getattr(config, f"{side}_layers"))
-        for i, name, kind in product(n_layers, layer, ("weight", "bias")):
-            ours = f"{side}.layers.{i}.{layer[name]}.{kind}"
-            table[f"model.{side}.layers.{i}.{name}.{kind}"] = ours
+    table = {
+        "model.shared.weight": "embedding.weight",
+        "final_logits_bias": "embedding.bias",
+    }
+    encoder = "encoder.layers", _ENCODER_LAYER, config.encoder_layers
+    decoder = "decoder.layers", _DECODER_LAYER, config.decoder_layers
+    for side, layer, n_layers in (encoder, decoder):
+        for i, name, kind in product(range(n_layers), layer, ("weight", "bias")):
+            table[f"model.{side}.{i}.{name}.{kind}"] = (
+                f"{side}.{i}.{layer[name]}.{kind}"
+            )
     return table
-
-# %% ../../nbs/91_marian.ipynb #18b575a5
-def marian_shapes(config: MarianConfig) -> dict[str, tuple[int, ...]]:
-    "The shapes of a model's weights under our names, without memory for them."
-    with torch.device("meta"):
-        return tensor_shapes(build_marian(config).state_dict())
 
 # %% ../../nbs/91_marian.ipynb #91000007
 def read_marian_weights(folder: Path, config: MarianConfig) -> dict[str, Tensor]:
-    """The weights of a checkpoint under our names, in float32.
-
-    UserError for a pickle, and for weights that are missing, unknown or misshapen.
-    """
+    "The weights of a checkpoint under our names; UserError if it has a pickle only."
     path, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     if not path.exists() and pickled.exists():
         raise UserError(
@@ -239,41 +214,28 @@ def read_marian_weights(folder: Path, config: MarianConfig) -> dict[str, Tensor]
             "If you trust it, convert it: transformers.MarianMTModel"
             f".from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
-    weights, shared = read_tensors(path), {}
-    for name in list(weights):
-        if name.endswith(("shared.weight", "embed_tokens.weight", "lm_head.weight")):
-            shared["model.shared.weight"] = weights.pop(name)
-        elif name.endswith("embed_positions.weight"):
-            del weights[name]
-    weights |= shared
-    check_finite(path, weights)
-    names, shapes = marian_names(config), marian_shapes(config)
-    needed = {theirs: shapes[ours] for theirs, ours in names.items()}
-    check_shapes(path, tensor_shapes(weights), needed)
-    return {ours: weights[theirs].float() for theirs, ours in names.items()}
+    names, weights = marian_names(config), {}
+    for name, weight in read_tensors(path).items():
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):  # copies
+            name = "model.shared.weight"
+        if not name.endswith("embed_positions.weight"):
+            weights[names.get(name, name)] = weight
+    return weights
 
 # %% ../../nbs/91_marian.ipynb #c1d96b97
-# the only value that our modules support; None: must not be set
-_ONLY = {
-    "model_type": "marian",
-    "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True,
-    "static_position_embeddings": True,
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "add_final_layer_norm": False,
-    "do_sample": False,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "num_beam_groups": 1,
-    "sequence_bias": None,
-    "forced_bos_token_id": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
+# the values that our modules support; None: must not be set
+_SUPPORTED: dict[str, tuple] = {
+    "model_type": ("marian",),
+    "activation_function": tuple(_ACTIVATIONS),
+    "share_encoder_decoder_embeddings": (True,),
+    "tie_word_embeddings": (True,),
+    "normalize_before": (False,),
+    "do_sample": (False,),
+    "min_length": (0,),
+    "no_repeat_ngram_size": (0,),
+    "repetition_penalty": (1.0,),
+    "forced_bos_token_id": (None,),
+    "suppress_tokens": (None,),
 }
 
 # %% ../../nbs/91_marian.ipynb #2cb918fb
@@ -288,15 +250,16 @@ def read_marian_config(folder: Path) -> MarianConfig:
         )
     values |= read_json(search) if search.exists() else {}
     values = {name: value for name, value in values.items() if value is not None}
-    only = _ONLY | {
-        "bad_words_ids": [[values.get("pad_token_id")]],
-        "forced_eos_token_id": values.get("eos_token_id"),
-        "decoder_vocab_size": values.get("vocab_size"),
+    of_ids = {
+        "bad_words_ids": ([[values.get("pad_token_id")]],),
+        "forced_eos_token_id": (values.get("eos_token_id"),),
+        "decoder_vocab_size": (values.get("vocab_size"),),
     }
-    for name, value in only.items():
-        if values.get(name, value) != value:
+    for name, supported in (_SUPPORTED | of_ids).items():
+        if values.get(name, supported[0]) not in supported:
+            known = ", ".join(map(repr, supported))
             raise UserError(
-                f"{folder}: {name}={values[name]!r} is not supported, only {value!r} is"
+                f"{folder}: {name}={values[name]!r} is not supported, only {known}"
             )
     return MarianConfig.from_dict(path, values)
 
@@ -306,35 +269,23 @@ MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 
 def _load_pieces(path: Path) -> spm.SentencePieceProcessor:
     "A SentencePiece model from its file; UserError if there is none."
-    pieces = spm.SentencePieceProcessor()
     try:
-        pieces.LoadFromSerializedProto(read_file(path))
+        return spm.SentencePieceProcessor(model_proto=read_file(path))
     except RuntimeError:
         raise UserError(f"{path} is not a SentencePiece model") from None
-    return pieces
-
-# %% ../../nbs/91_marian.ipynb #51b3e570
-def _read_ids(path: Path, config: MarianConfig) -> dict[str, int]:
-    "The id of each token; UserError if the list is not that of the model."
-    ids, n = read_json(path), config.vocab_size
-    if sorted(ids.values()) != list(range(n)):
-        raise UserError(
-            f"{path} has {len(ids)} tokens; "
-            f"this model needs the ids from 0 to {n - 1}, each once"
-        )
-    special = {"</s>": config.eos_token_id, "<pad>": config.pad_token_id}
-    if not special.items() <= ids.items() or "<unk>" not in ids:
-        raise UserError(f"{path} must name <unk>, and as config.json says {special}")
-    return ids
 
 # %% ../../nbs/91_marian.ipynb #91a0000e
 class MarianVocab:
     "The two tokenisers and the list of ids of a Marian model, as one vocabulary."
 
     def __init__(self, folder: Path, config: MarianConfig):
-        source, target, ids = (folder / name for name in MARIAN_FILES)
+        source, target, vocab = (folder / name for name in MARIAN_FILES)
         self.source, self.target = _load_pieces(source), _load_pieces(target)
-        self.ids = _read_ids(ids, config)
+        self.ids, n = read_json(vocab), config.vocab_size
+        if sorted(self.ids.values()) != list(range(n)) or "<unk>" not in self.ids:
+            raise UserError(
+                f"{vocab} must contain <unk> and each id from 0 to {n - 1} once"
+            )
         self.pieces = {i: piece for piece, i in self.ids.items()}
         self.unk_id = self.ids["<unk>"]
         codes = (p for p in self.ids if p.startswith(">>") and p.endswith("<<"))
@@ -381,13 +332,7 @@ def marian_search(config: MarianConfig, search: Callable | None = None) -> Calla
             penalty=lambda n: n**config.length_penalty,
         )
 
-    def with_rules(
-        step: Callable,
-        state: Any,
-        bos_id: int,
-        eos_id: int,
-        max_lens: Int[Tensor, " b"],
-    ):
+    def with_rules(step, state: Any, bos_id: int, eos_id: int, max_lens: Tensor):
         def step_with_rules(last_ids: Int[Tensor, "b beam"], state: Any):
             *own, n_left = state.per_sentence
             log_probs, state = step(last_ids, state._replace(per_sentence=own))
@@ -413,11 +358,14 @@ def import_marian(folder: Path, run: Path) -> None:
     folder, run = Path(folder), Path(run)
     check_new_folder(run)
     config = read_marian_config(folder)
-    _, weights = MarianVocab(folder, config), read_marian_weights(folder, config)
+    MarianVocab(folder, config)  # can it be read?
+    weights = read_marian_weights(folder, config)
+    build = partial(build_marian, config)
+    model = build_with_weights(build, folder / "model.safetensors", weights)
     with new_folder(run) as new:
         for name in MARIAN_FILES:
             (new / name).write_bytes(read_file(folder / name))
-        save_tensors(weights, new / "model.safetensors")
+        save_tensors(model.state_dict(), new / "model.safetensors")
         values = {"format": FORMAT, "kind": "marian", "marian": asdict(config)}
         write_json(new / "config.json", values)
 
@@ -427,10 +375,11 @@ def load_marian(
     settings: dict,  # what config.json of the run says
 ) -> tuple[MarianTransformer, Any, MarianConfig]:
     "What `import_marian` wrote: the model, its `MarianVocab` and its settings."
-    path, file = run / "config.json", run / "model.safetensors"
-    config = MarianConfig.from_dict(path, settings.get("marian", {}))
-    build = partial(build_marian, config)
-    model: Any = build_with_weights(build, file, read_tensors(file))
+    config = MarianConfig.from_dict(run / "config.json", settings.get("marian", {}))
+    file = run / "model.safetensors"
+    model: Any = build_with_weights(
+        partial(build_marian, config), file, read_tensors(file)
+    )
     return model, MarianVocab(run, config), config
 
 

@@ -21,7 +21,6 @@ from ..data.grammar import (
     builtin,
 )
 from ..io.files import (
-    check_new_folder,
     lock_folder,
     read_json,
     remove_known,
@@ -31,6 +30,7 @@ from ..io.files import (
 from ..runs.folder import (
     FORMAT,
     RUN_FILES,
+    check_new_run,
     foreign_entries,
     read_config,
 )
@@ -84,10 +84,10 @@ def _check_demo(path: Path) -> None:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     "A folder for a new demo, whose files replace an earlier one when the block ends."
-    if path.is_dir() and any(path.iterdir()):
+    if (path / "config.json").exists():
         _check_demo(path)
     else:
-        check_new_folder(path)
+        check_new_run(path)  # also in what a killed process left
     path.mkdir(parents=True, exist_ok=True)
     # a name that `lock_folder` removes if a process was killed
     with (

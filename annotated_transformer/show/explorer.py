@@ -182,7 +182,7 @@ def _attention_example(
     if len(src) - 1 > translator.max_tokens:
         raise UserError(
             f"the sentence has {len(src) - 1} tokens, "
-            f"a page shows at most {translator.max_tokens}: take a part of it"
+            f"a page shows at most {translator.max_tokens}: use a part of it"
         )
     tgt = [vocab.bos_id] + translator.search_ids([src])[0][0].ids
     device = next(translator.model.parameters()).device

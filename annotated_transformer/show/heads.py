@@ -137,7 +137,7 @@ def antecedent_attention(
     for s, pair, maps in map_pairs(model, vocab, sentences, batch_size):
         if s.pronoun is None:
             raise ValueError(
-                f"there is no it in {s.en!r}: take sentences from pronoun_sentences"
+                f"{s.en!r} does not contain it: use sentences of pronoun_sentences"
             )
         antecedent, other = s.pronoun.antecedent, s.pronoun.other
         for kind, queries, query in (
@@ -195,16 +195,15 @@ def ablate_head(model: nn.Module, kind: str, layer: int, head: int) -> Iterator[
     """
     modules = attention_modules(model)
     if kind not in modules:
-        raise ValueError(f"kind={kind!r} is unknown: take {', '.join(modules)}")
+        raise ValueError(f"kind={kind!r} must be one of {', '.join(modules)}")
     n_layers, n_heads = len(modules[kind]), modules[kind][0].n_heads
     for name, i, n in (("layer", layer, n_layers), ("head", head, n_heads)):
         if not 0 <= i < n:
-            raise ValueError(f"{name}={i} is not there: take 0 to {n - 1}")
+            raise ValueError(f"{name}={i} is out of range: use 0 to {n - 1}")
     attn = modules[kind][layer]
     if not isinstance(attn.w_o, nn.Linear):
         raise ValueError(
-            "this model was made ready to translate, its weights are fixed: "
-            "take that of load_run"
+            "the linear layers of this model are in 8 bits: use load_run(…).model"
         )
     d_v = attn.w_o.in_features // attn.n_heads
     columns = attn.w_o.weight.detach()[:, head * d_v : (head + 1) * d_v]

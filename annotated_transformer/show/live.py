@@ -122,7 +122,7 @@ def pack_model(run: Run, weights: str = "int8") -> dict:
     """
     _check_live(run)
     if weights not in ("int8", "fp32"):
-        raise UserError(f"weights={weights!r} is none of int8, fp32")
+        raise UserError(f"weights={weights!r} must be int8 or fp32")
     tensors = {name: weight.float() for name, weight in run.model.state_dict().items()}
     return {
         "config": _pack_config(run),

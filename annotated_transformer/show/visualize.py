@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['panels', 'show_captions', 'lines', 'save_learning_curve', 'heatmap', 'attention_modules', 'attention_maps',
-           'attention_lines', 'attention_chart']
+           'attention_lines']
 
 # %% ../../nbs/80_visualize.ipynb #2437b645
 import importlib.util
@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -343,53 +342,3 @@ def attention_lines(
                 linewidth=1.6,
             )
     return ax
-
-# %% ../../nbs/80_visualize.ipynb #e880f919
-class _ShownChart(NamedTuple):
-    "A chart as its Vega-Lite description, for JupyterLab, and as a drawing."
-
-    spec: dict
-    svg: str
-
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        return {
-            "application/vnd.vegalite.v5+json": self.spec,
-            "image/svg+xml": self.svg,
-            "text/plain": "a chart",
-        }
-
-# %% ../../nbs/80_visualize.ipynb #779427c7
-def attention_chart(
-    query_tokens: Sequence[str], key_tokens: Sequence[str], weights: _Matrix
-) -> _ShownChart:
-    "An attention map that shows its weights when pointed at; for the end of a cell."
-    import altair as alt
-    import vl_convert
-
-    weights = torch.as_tensor(weights).detach().cpu().double()
-    _check_names("rows of weights", query_tokens, weights.size(0))
-    _check_names("columns of weights", key_tokens, weights.size(1))
-    # with its position, because a token may occur twice
-    queries, keys = (
-        [f"{i} {token}" for i, token in enumerate(tokens)]
-        for tokens in (query_tokens, key_tokens)
-    )
-    shades = alt.Scale(domain=[0, 1], range=[SHADES[0], SHADES[-1]], interpolate="rgb")
-    cells = [
-        {"query": query, "key": key, "weight": round(weight, 3)}
-        for query, row in zip(queries, weights.tolist(), strict=True)
-        for key, weight in zip(keys, row, strict=True)
-    ]
-    chart = (
-        alt.Chart(alt.Data(values=cells), width=alt.Step(22), height=alt.Step(22))
-        .mark_rect()
-        .encode(
-            alt.X("key:O", sort=None),
-            alt.Y("query:O", sort=None),
-            alt.Color("weight:Q", scale=shades),
-            tooltip=["query:N", "key:N", "weight:Q"],
-        )
-        .configure(font="DejaVu Sans", background="white")
-    )
-    spec = chart.to_dict()
-    return _ShownChart(spec, vl_convert.vegalite_to_svg(spec, vl_version="5.20"))

@@ -53,11 +53,9 @@ def check_aligned(
 ) -> None:
     "UserError unless there are as many lines as references, and at least one."
     if len(lines) != len(references):
-        raise UserError(
-            f"{len(lines)} {what} do not go with {len(references)} references"
-        )
+        raise UserError(f"got {len(lines)} {what} and {len(references)} references")
     if not references:
-        raise UserError("there is no sentence to score")
+        raise UserError("there are no sentences to score")
 
 # %% ../../nbs/61c_evaluate.ipynb #b685302d
 def score_of(result: Result, name: str, signature: Signature) -> Score:
@@ -222,8 +220,8 @@ def perplexity(
     limit = min(4096, translator.n_positions or 4096)
     if lengths.max() > limit:
         raise UserError(
-            f"a line of {lengths.max() - 1} tokens is too long: perplexity "
-            f"takes it as a whole, {limit - 1} tokens at most, so split it"
+            f"a line has {lengths.max() - 1} tokens: perplexity needs lines of at "
+            f"most {limit - 1} tokens, so split it"
         )
     budget = max(translator.batch_tokens, int(lengths.max()))
     nats = 0.0
@@ -250,10 +248,7 @@ _SUSTAINED_FLOPS = {"K80": 2.8e12, "K40": 3.7e12, "M40": 6.0e12, "P100": 9.5e12}
 def training_cost(days: float, n_gpus: int, gpu: str) -> float:
     "Floating-point operations that the hardware could have done (§6.1, Table 2)."
     if gpu not in _SUSTAINED_FLOPS:
-        raise UserError(
-            f"gpu={gpu!r} is none of those the paper estimates: "
-            f"{', '.join(_SUSTAINED_FLOPS)}"
-        )
+        raise UserError(f"gpu={gpu!r} must be one of {', '.join(_SUSTAINED_FLOPS)}")
     return days * 86_400 * n_gpus * _SUSTAINED_FLOPS[gpu]
 
 # %% ../../nbs/61c_evaluate.ipynb #626618e8

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import UserError
 from ..engines.batched_search import search_with
-from ..engines.packed import fast_decoder, ready_to_translate
+from ..engines.packed import fast_decoder, prepare_for_inference
 from ..export.ct2 import N_POSITIONS, load_ct2
 from ..export.marian import (
     EXTRA_POSITIONS,
@@ -55,7 +55,7 @@ def load(
     settings = read_settings(path)
     if settings.get("kind") == "marian" and engine == "pytorch":
         imported, pieces, config = load_marian(path, settings)
-        ready_to_translate(imported.to(where), precision)
+        prepare_for_inference(imported.to(where), precision)
         longest = max(4, config.max_position_embeddings - EXTRA_POSITIONS)
         search = marian_search(config, search)
         decoder = partial(fast_decoder, attends_padding=True)
@@ -70,5 +70,5 @@ def load(
         return Translator(
             model, vocab, batch_tokens, longest, ct2, decoder=lambda _: ct2
         )
-    ready_to_translate(model.to(where), precision)
+    prepare_for_inference(model.to(where), precision)
     return Translator(model, vocab, batch_tokens, longest, search)

@@ -52,9 +52,7 @@ def compare(
             f"test={test!r} must be 'ar', approximate randomisation, or 'bs', bootstrap"
         )
     if len(systems) < 2:
-        raise UserError(
-            f"{len(systems)} system is nothing to compare: give two at least"
-        )
+        raise UserError(f"got {len(systems)} system: at least two systems are required")
     for outputs in systems.values():
         check_aligned(outputs, references)
     paired = PairedTest(

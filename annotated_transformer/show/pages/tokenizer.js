@@ -67,7 +67,7 @@ class Vocab {
       }
     }
     text += decodeUtf8(bytes);
-    return text.replace(/^ +| +$/g, "");
+    return text.replace(/^ +/, "");
   }
 
   // The tokens as text.
