@@ -158,6 +158,7 @@ def _score(
     if perplexity and not folders:
         raise UserError("--perplexity needs a run, not a file of translations")
     files = [name for name in (src, ref, *run) if name and name not in folders]
+    files = [*dict.fromkeys(files)]  # each is read once: it may be a pipe
     texts = dict(zip(files, evaluate.read_aligned(*files)))
     translators = {}
     for name in folders:
