@@ -85,6 +85,7 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012
 _SCORES = """Print score, tab, translation. The score is the log-probability, which beam
 search divides by the length penalty."""
+_SEED = click.IntRange(0, 2**63 - 1)  # as PyTorch's generators accept
 _ENGINE = """ctranslate2 is faster for one sentence at a time. It needs the extra ct2,
 computes in fp32 or int8, and has our translations unless --alpha is large."""
 
@@ -97,7 +98,7 @@ computes in fp32 or int8, and has our translations unless --alpha is large."""
 @flag("--sample", help="Draw translations at random instead of searching.")
 @option("--temperature", type=float, help="In sampling, below 1 favours likely tokens.")
 @option("--top-p", type=float, help="In sampling, total probability of tokens used.")
-@option("--seed", type=int, help="In sampling, another seed gives other translations.")
+@option("--seed", type=_SEED, help="In sampling, another seed draws others.")
 @_TRANSLATOR
 @option("--batch-tokens", default=4096, help="Source tokens translated at once.")
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
