@@ -310,8 +310,11 @@ def test_long_lines_keep_their_code(folder, vocab):
     model = build_marian(read_marian_config(folder))
     translator = MarianTranslator(model, vocab, max_tokens=10)
     line = " ".join(s.en for s in builtin(4, seed=5))
-    code, first = vocab.encode(">>deu<<")[0], translator.split(line)
-    parts = translator.split(">>deu<< " + line)
+    code, first = (
+        vocab.encode(">>deu<<")[0],
+        [part.ids for part in translator.parts(line)],
+    )
+    parts = [part.ids for part in translator.parts(">>deu<< " + line)]
     assert len(parts) > 3 and all(part[0] == code for part in parts)
     assert [i for part in first for i in part] == vocab.encode(line)
     assert [i for part in parts for i in part if i != code] == vocab.encode(line)

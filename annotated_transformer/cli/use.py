@@ -102,9 +102,20 @@ computes in fp32 or int8, and has our translations unless --alpha is large."""
 @_TRANSLATOR
 @option("--batch-tokens", default=4096, help="Source tokens translated at once.")
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
+@flag("--no-split", help="Translate a line at once, even if it has several sentences.")
 @flag("--quiet", help="No progress bar.")
 def _translate(
-    run, file, n_best, scores, precision, device, batch_tokens, engine, quiet, **options
+    run,
+    file,
+    n_best,
+    scores,
+    precision,
+    device,
+    batch_tokens,
+    engine,
+    no_split,
+    quiet,
+    **options,
 ) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     search = _search(n_best, **options)
@@ -121,7 +132,7 @@ def _translate(
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
-        found = translate.translate_stream(translator, lines, name)
+        found = translate.translate_stream(translator, lines, name, not no_split)
         for translations in tqdm(found, unit=" lines", disable=silent or None):
             _write_translations(translations, n_best, scores)
 
