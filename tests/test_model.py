@@ -99,6 +99,15 @@ def load_layer(theirs, ours):
         getattr(theirs, f"norm{i}").load_state_dict(residual.norm.state_dict())
 
 
+@torch.no_grad()
+def test_query_key_and_value_are_three_inputs():
+    ours = MultiHeadAttention(16, 4)
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    load_attention(theirs, ours)
+    q, k, v = torch.randn(3, 2, 5, 16)
+    torch.testing.assert_close(ours(q, k, v), theirs(q, k, v)[0])
+
+
 class Torchs(nn.Module):
     "Our weights in PyTorch's single stacks: `nn.Transformer` always has final norms."
 

@@ -139,7 +139,7 @@ def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkey
         ("minutes=-1", [], {"minutes": -1}),
         ("minutes=inf", [], {"minutes": math.inf}),
         ("minutes=nan", [], {"minutes": math.nan}),
-        ("sharded and score", [], {"sharded": True, "score": validation_bleu}),
+        ("exclude each other", [], {"sharded": True, "score": validation_bleu}),
         ("pip install tensorboard", [], {"tensorboard": True}),
     ):
         with pytest.raises(UserError, match=what):

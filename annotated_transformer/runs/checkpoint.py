@@ -204,7 +204,7 @@ def load_weights(
 ) -> dict:  # what the header says
     "Fill the model from a file; UserError for one that cannot be read or does not fit."
     about = read_metadata(path)
-    if config and about.get("model", asdict(config)) != asdict(config):
+    if config and not about.get("model", {}).items() <= asdict(config).items():
         raise UserError(f"{path} has weights of other sizes than config.json names")
     with _read_errors(path):
         set_weights(model, unpack_weights(load_file(path)))

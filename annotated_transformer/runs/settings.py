@@ -216,7 +216,8 @@ def fine_tune(recipe: Recipe) -> Recipe:
 def recipe_from_dict(values: dict) -> Recipe:
     """The recipe of `dataclasses.asdict` of one; other entries are ignored.
 
-    UserError if a part or a setting is missing, unknown, or has a wrong value.
+    A setting that is missing has its default. UserError if a part is missing, or if a
+    setting is unknown or has a wrong value.
     """
     parts: dict[str, Any] = {}
     if not isinstance(values, dict):
@@ -225,9 +226,8 @@ def recipe_from_dict(values: dict) -> Recipe:
         given, names = values.get(part), {field.name for field in fields(kind)}
         if not isinstance(given, dict):
             raise UserError(f"not the settings of a recipe: {part} is missing")
-        for name in sorted(names ^ given.keys()):
-            what = "missing" if name in names else "unknown"
-            raise UserError(f"not the settings of a recipe: {part}.{name} is {what}")
+        for name in sorted(given.keys() - names):
+            raise UserError(f"not the settings of a recipe: {part}.{name} is unknown")
         parts[part] = kind(**given)
     return Recipe(**parts)
 

@@ -98,8 +98,8 @@ class RunOptions:
         check_minutes(self.minutes)
         if self.sharded and self.score:
             raise UserError(
-                "sharded and score exclude each other, since a score (--bleu) needs "
-                "the whole model on one device: leave one of them out"
+                "sharded (--shard) and score (--bleu) exclude each other, since a score "
+                "needs the whole model on one device: leave one of them out"
             )
         if self.tensorboard:
             summary_writer()
@@ -136,8 +136,12 @@ def _choose_weights(
     They are the average, else the best on validation, else the last. `is_best`: the
     last ones are better than those of all passes that count.
     """
-    n = min(run.recipe.train.average_last, len(checkpoints(run.checkpoint_folder)))
+    wanted, found = run.recipe.train.average_last, checkpoints(run.checkpoint_folder)
+    n = min(wanted, len(found))
     if n and stop.reason not in STOP_SIGNALS:
+        if n < wanted:
+            what = f"average_last={wanted}, but there are {n} checkpoints"
+            print(f"{what}: the weights are their average", file=sys.stderr)
         return run.average(n)
     best, which = run.checkpoint_folder / "best.safetensors", run.progress.best_weights
     # after a kill, the file may be of a later pass, which the resumed run has not made
