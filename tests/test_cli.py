@@ -153,10 +153,17 @@ train --out run {TEXT} | already holds a run
 train --resume run --tgt x | pass either --data, or --src with --tgt
 train --resume run --from demo | --from cannot be used with --resume
 train --resume run --config tiny | --config cannot be used with --resume
+train --resume run max_steps=1 | max_steps=1 is less than the
 train --resume run dropout=0.3 | dropout of a run cannot be changed
 train --resume demo | demo is not a run folder
 average demo --last 2 | demo is not a run folder
-translate empty_folder asked | is not a run folder
+translate empty_folder asked | empty_folder is not a run folder: it has no config.json
+translate Some/model asked | there is none of this name; a model of the Hub
+translate theirs asked | theirs is not a run folder: it is for transformers
+import-marian Some/model new | hf download NAME
+translate run asked --device mps | device 'mps' cannot be used here: PyTorch sees no
+translate run asked --device gpu | device 'gpu' cannot be used here: use cpu, cuda
+score asked --ref asked --tokenize ko-mecab | needs pip install sacrebleu[ko]
 translate run asked --sample --seed 9999999999999999999 | is not in the range
 translate run bad.gz | bad.gz cannot be read: Not a gzipped file
 {SAY} --beam-size 0 | beam_size=0
@@ -192,6 +199,8 @@ def test_mistakes(case, run):
     Path("bad.gz").write_bytes(b"not compressed")
     Path("mine.html").write_text("<p>mine</p>")
     Path("empty_folder").mkdir()
+    Path("theirs").mkdir()
+    Path("theirs/config.json").write_text('{"model_type": "marian"}')
     line, message = case.split(" | ")
     assert message in refused(run, line)
 
@@ -204,6 +213,17 @@ def test_prepare_then_train(run):
     _, err = done(run, f"train --resume other {QUIET}")
     assert err.endswith("other is ready: annotated-transformer translate other\n")
     assert same_weights("other", "run")
+
+
+def test_a_run_that_has_ended_goes_on_with_more_steps(run):
+    _, err = done(run, f"train --resume run {QUIET}")
+    assert "run had ended (max_steps=4 reached), and nothing was done" in err
+    _, err = done(run, f"train --resume run {QUIET} max_steps=6")
+    assert "falls to 0 there" in err and "run is ready" in err
+    losses = [json.loads(line) for line in Path("run/metrics.jsonl").open()]
+    assert losses[-1]["step"] == 6
+    wrong = f"train {TEXT} --config tiny {TINY} warmup_steps=9 max_steps=1 --out short"
+    assert "training ends before the learning rate reaches" in done(run, wrong)[1]
 
 
 def test_what_a_run_is_made_of(run):
@@ -291,6 +311,15 @@ def test_lines_in_lines_out(run):
         assert done(run, f"translate run {name}") == done(run, "translate run asked")
 
 
+def test_a_line_of_several_sentences(run):
+    "Each is translated as if it were alone, unless the line is to be one."
+    write("three", ["Where is the cat? The dog was tired. Where is the dog?"])
+    write("each", ["Where is the cat?", "The dog was tired.", "Where is the dog?"])
+    each = lines_of(run, "translate demo each")
+    assert lines_of(run, "translate demo three") == [" ".join(each)]
+    assert lines_of(run, "translate demo three --no-split") != [" ".join(each)]
+
+
 def test_the_best_few(run):
     "As many lines out for each line in, best first; with scores, and a tab."
     how = "translate run asked --beam-size 5 --alpha 1 --batch-tokens 30"
@@ -353,6 +382,14 @@ def test_scores(run):
     assert third.startswith("few.de: BLEU = 100.00")
     assert third.endswith("p = 1.0000, 1 sentences differ")
     assert unsure.startswith("run: perplexity = ")
+
+
+def test_scores_of_chinese(run):
+    write("zh", ["你好，世界。", "我很好。"])
+    out, err = done(run, "score zh --ref zh")
+    assert "tok:13a" in out and "--tokenize zh" in err
+    out, err = done(run, "score zh --ref zh --tokenize zh")
+    assert out.startswith("BLEU = 100.00 ") and "tok:zh" in out and not err
 
 
 def test_pages(run):

@@ -134,8 +134,11 @@ def _recipe(start: Path | None, config: str | None, settings: tuple) -> Recipe:
     return override(recipe, list(settings))
 
 # %% ../../nbs/94a_cli_train.ipynb #7cf76f08
-def _report_end(run: Path) -> None:
-    "One line on standard error; an interrupted run exits with its signal's status."
+def _report_end(run: Path, n_before: int | None = None) -> None:
+    """One line on standard error; an interrupted run exits with its signal's status.
+
+    `n_before` is the number of steps that a run had done when it ended before.
+    """
     from ..runs.folder import read_config
     from ..runs.hooks import STOP_SIGNALS, Interrupted
     from ..show.visualize import save_learning_curve
@@ -147,7 +150,11 @@ def _report_end(run: Path) -> None:
         say(f"annotated-transformer: {where}; to continue: {again}")
         raise click.exceptions.Exit(Interrupted(stopped).exit_status)
     save_learning_curve(run)
-    say(f"{run} is ready: {shell_line('translate', run)}")
+    if about["steps"] == n_before:
+        more = shell_line("train", "--resume", run, f"max_steps={2 * about['steps']}")
+        say(f"{run} had ended ({stopped}), and nothing was done; to go on: {more}")
+    else:
+        say(f"{run} is ready: {shell_line('translate', run)}")
 
 # %% ../../nbs/94a_cli_train.ipynb #95ab0010
 _OPTIONS = ("device", "minutes", "sharded", "tensorboard", "quiet")
@@ -174,6 +181,7 @@ def _train(settings, start, config, out, resume, bleu, **text) -> None:
     if resume:
         forbid("with --resume", {"config": config, "from": start})
     from ..runs import train_run as runs
+    from ..runs.folder import read_config
     from ..training.distributed import launched
     from ..translating.evaluate import validation_bleu
 
@@ -181,7 +189,9 @@ def _train(settings, start, config, out, resume, bleu, **text) -> None:
     options = runs.RunOptions(score=validation_bleu if bleu else None, **given)
     load = partial(_load_text, **text)
     is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    n_before = None
     if resume or (is_restart and (run / "config.json").exists()):
+        n_before = read_config(run)[1].get("steps")
         has_text = any(text[name] for name in text if name != "data_dir")
         changes = () if is_restart else settings
         runs.resume_run(run, options, load if has_text else None, changes)
@@ -189,7 +199,7 @@ def _train(settings, start, config, out, resume, bleu, **text) -> None:
         recipe = _recipe(start, config, settings)
         runs.train_run(load, recipe, run, options, start)
     if not launched() or os.environ["RANK"] == "0":
-        _report_end(run)
+        _report_end(run, n_before)
 
 # %% ../../nbs/94a_cli_train.ipynb #33e7cfaf
 @program.command("prepare")

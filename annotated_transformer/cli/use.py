@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0004
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -139,6 +140,7 @@ def _translate(
 # %% ../../nbs/94b_cli_use.ipynb #95ab0015
 _SYSTEMS = f"""A run folder, {MODELS}, or a file of translations; further ones are
 compared with the first."""
+_TOKENIZERS = "13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "none"
 _FLAVOURS = "Also BLEU as papers compute it, for a --ref in LANGUAGE: de, en, â€¦"
 
 
@@ -146,13 +148,24 @@ _FLAVOURS = "Also BLEU as papers compute it, for a --ref in LANGUAGE: de, en, â€
 @argument("run", type=PATH, nargs=-1, required=True, help=_SYSTEMS)
 @path("--ref", required=True, help="The reference translation, plain or .gz.")
 @path("--src", help="Source text, line by line what --ref translates.")
+@choice("--tokenize", *_TOKENIZERS, help="How BLEU splits words.")
 @flag("--chrf", help="Also chrF.")
 @flag("--confidence", help="95 % intervals, from 1,000 resampled test sets.")
 @option("--flavours", metavar="LANGUAGE", help=_FLAVOURS)
 @flag("--perplexity", help="Perplexity of --ref under a run, per token and per word.")
 @_TRANSLATOR
 def _score(
-    run, ref, src, chrf, confidence, flavours, perplexity, precision, device, **beam
+    run,
+    ref,
+    src,
+    tokenize,
+    chrf,
+    confidence,
+    flavours,
+    perplexity,
+    precision,
+    device,
+    **beam,
 ) -> None:
     """Translate a test set and print its BLEU; of several systems also whether they
     differ by more than chance.
@@ -178,9 +191,18 @@ def _score(
         translators[name] = load(name, device, _search(**beam), precision=precision)
         texts[name] = translators[name].translate(texts[src])
     hypotheses = {str(name): texts[name] for name in run}
-    for metric in [BLEU, CHRF] if chrf else [BLEU]:
-        n_bootstrap = 1000 if confidence else 0
-        for score in score_systems(hypotheses, texts[ref], metric(), n_bootstrap):
+    if tokenize == "13a" and re.search(
+        "[\u3040-\u30ff\u4e00-\u9fff]", "".join(texts[ref])
+    ):
+        say("13a does not split Chinese and Japanese: --tokenize zh or ja-mecab does")
+    try:
+        bleu = BLEU(tokenize=tokenize)
+    except RuntimeError:  # which asks for it in several lines
+        extra = f"sacrebleu[{tokenize[:2]}]"
+        raise UserError(f"--tokenize {tokenize} needs pip install {extra}") from None
+    n_bootstrap = 1000 if confidence else 0
+    for metric in [bleu, CHRF()][: 2 if chrf else 1]:
+        for score in score_systems(hypotheses, texts[ref], metric, n_bootstrap):
             click.echo(score)
     show = lambda name, found: click.echo(f"{name}: {found}" if run[1:] else found)
     for name, lines in hypotheses.items() if flavours else ():

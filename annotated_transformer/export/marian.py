@@ -242,6 +242,11 @@ _SUPPORTED: dict[str, tuple] = {
 def read_marian_config(folder: Path) -> MarianConfig:
     "The settings of a checkpoint; UserError for those that our modules do not support."
     path, search = folder / "config.json", folder / "generation_config.json"
+    if not path.exists():
+        raise UserError(
+            f"{folder} is not a folder of transformers, with config.json: download a "
+            "model of the Hub first (hf download NAME --local-dir FOLDER)"
+        )
     values = read_json(path)
     if "format" in values:
         raise UserError(

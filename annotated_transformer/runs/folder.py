@@ -8,6 +8,7 @@ __all__ = ['About', 'Run', 'read_config', 'load_run', 'read_metrics', 'RunFolder
 # %% ../../nbs/97_run_folder.ipynb #52d00004
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -54,7 +55,12 @@ from .checkpoint import (
     weights_metadata,
     write_checkpoint,
 )
-from .settings import Recipe, override, recipe_from_dict
+from .settings import (
+    Recipe,
+    TrainConfig,
+    override,
+    recipe_from_dict,
+)
 from ..training.distributed import is_main, main_process_first
 from ..training.train import OutOfMemory
 
@@ -140,10 +146,24 @@ def pretrained_run(path: Path) -> Path | None:
     return Path(str(files("annotated_transformer"))) / "pretrained" / path
 
 # %% ../../nbs/97_run_folder.ipynb #52d00010
+def _what_else(path: Path) -> str | None:
+    "Why a path is not a run folder; None if it may be one."
+    config = path / "config.json"
+    if not path.exists():
+        return "there is none of this name; a model of the Hub is downloaded first"
+    if (path / "model.bin").exists():
+        return "it is for CTranslate2"
+    if not config.exists():
+        return "it has no config.json"
+    if "model_type" in read_json(config):
+        return "it is for transformers (import-marian makes a run of a Marian model)"
+    return None
+
+
 def read_settings(path: Path) -> dict:
     "What config.json of a run says, of any kind; UserError for a folder without it."
-    if not (path / "config.json").exists():
-        raise UserError(f"{path} is not a run folder: it has no config.json")
+    if why := _what_else(path):
+        raise UserError(f"{path} is not a run folder: {why}")
     return read_json(path / "config.json", About)
 
 # %% ../../nbs/97_run_folder.ipynb #1828ca3e
@@ -235,7 +255,7 @@ def _load_start(start: Path, recipe: Recipe) -> Run:
 
 # %% ../../nbs/97_run_folder.ipynb #97f00008
 # settings that may change when a run is resumed: its batches stay the same
-_CHANGEABLE = ("accumulate", "compile", "valid_every", "save_every")
+_CHANGEABLE = ("accumulate", "compile", "valid_every", "save_every", "max_steps")
 
 
 class RunFolder:
@@ -369,9 +389,24 @@ class RunFolder:
                     f"only {', '.join(_CHANGEABLE)} can"
                 )
         if recipe != self.recipe:
+            if recipe.train.max_steps != self.recipe.train.max_steps:
+                self._check_more_steps(recipe.train)
             self.recipe = recipe
             if is_main():
                 write_config(self.path, recipe, self.about)
+
+    def _check_more_steps(self, settings: TrainConfig) -> None:
+        "UserError for fewer steps than were done; say what more mean for the rate."
+        if settings.max_steps < (n := self.about.get("steps", 0)):
+            raise UserError(
+                f"max_steps={settings.max_steps} is less than the {n} steps of {self.path}"
+            )
+        if settings.schedule == "linear" and is_main():
+            print(
+                f"max_steps={settings.max_steps}: the linear schedule falls to 0 there, "
+                "so the learning rate first rises again",
+                file=sys.stderr,
+            )
 
     def encoded(self, quiet: bool = False) -> Prepared:
         """The vocabulary and the ids of the text, which the main process encodes once.

@@ -185,6 +185,12 @@ def _announce(run: RunFolder, device: torch.device, options: RunOptions) -> None
     say(f"training on {describe_device(device)}, {precision}, {processes}")
     if options.device is None and (remark := unused_gpu()):
         say(remark)
+    settings = run.recipe.train
+    if settings.warmup_steps >= settings.max_steps:
+        what = (
+            f"warmup_steps={settings.warmup_steps} and max_steps={settings.max_steps}"
+        )
+        say(f"{what}: training ends before the learning rate reaches its peak")
 
 # %% ../../nbs/97c_train_run.ipynb #378eaa23
 @contextmanager

@@ -63,9 +63,9 @@ def pick_device(
         result = torch.ones(1, device=name) + 1
         result.cpu()  # waits for the operation
     except (RuntimeError, AssertionError, ImportError) as e:
-        raise UserError(
-            f"device {name!r} cannot be used here: {str(e).splitlines()[0]}"
-        ) from None
+        known = {"cuda": str(e).splitlines()[0], "mps": "PyTorch sees no Apple GPU"}
+        why = known.get(name.partition(":")[0], "use cpu, cuda, cuda:1 or mps")
+        raise UserError(f"device {name!r} cannot be used here: {why}") from None
     return result.device
 
 # %% ../../nbs/52a_distributed.ipynb #f919e1a7
