@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -38,6 +37,7 @@ from annotated_transformer.training.optimizer import adam
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 RECIPE = Recipe(SIZES, TrainConfig(n_pieces=300))
+ABOUT = {"data": "ä\u2028ß", "src_lang": "en", "tgt_lang": "de"}
 MODEL, ADAM, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 EMBEDDING = "embedding.weight"
 
@@ -53,16 +53,12 @@ def model(vocab):
     return build_transformer(SIZES, len(vocab), vocab.pad_id).eval()
 
 
-def new_run(path, recipe, vocab, about):
-    (path / "checkpoints").mkdir(parents=True)
-    write_file(path / "vocab.model", vocab.model)
-    write_config(path, recipe, about)
-
-
 @pytest.fixture
 def run(tmp_path, vocab, model):
     path = tmp_path / "run"
-    new_run(path, RECIPE, vocab, {"data": "test", "src_lang": "en", "tgt_lang": "de"})
+    (path / "checkpoints").mkdir(parents=True)
+    write_file(path / "vocab.model", vocab.model)
+    write_config(path, RECIPE, ABOUT)
     about = weights_metadata(SIZES, "best on validation, step 1")
     save_weights(model, path / MODEL, about)
     return path
@@ -71,27 +67,12 @@ def run(tmp_path, vocab, model):
 # a run folder, and what may be wrong with it
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"norm": "pre", "d_v": 5}, {"position": "learned", "n_positions": 20}],
-    ids=str,
-)
-def test_round_trip_to_the_bit(tmp_path, vocab, changes):
-    sizes = replace(SIZES, **changes)
-    model = build_transformer(sizes, len(vocab), vocab.pad_id, dropout=0.1).eval()
-    with torch.no_grad():  # numbers that are easily lost
-        for i, p in enumerate(model.parameters()):
-            p.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
-    recipe, about = Recipe(sizes, TrainConfig(max_len=19)), {"data": "ä\u2028ß", "n": 1}
-    new_run(tmp_path / "a/run", recipe, vocab, about)
-    save_weights(model, tmp_path / "a/run" / MODEL)
-    found = load_run(tmp_path / "a/run")
+def test_what_is_saved_is_loaded(run, model, vocab):
+    found = load_run(run)
     for name, weight in model.state_dict().items():
-        mine = found.model.state_dict()[name]
-        assert weight.numpy().tobytes() == mine.numpy().tobytes(), name
-    assert not found.model.training and found.recipe == recipe
-    assert found.vocab.model == vocab.model and found.about.items() >= about.items()
-    assert all(p.requires_grad for p in model.parameters())
+        assert torch.equal(found.model.state_dict()[name], weight), name
+    assert not found.model.training and found.recipe == RECIPE
+    assert found.vocab.model == vocab.model and found.about.items() >= ABOUT.items()
 
 
 def edited(part, **values):

@@ -219,19 +219,16 @@ def test_page_transformers(served, trained, monkeypatch):
     monkeypatch.chdir(served)
     space: dict = {}
     exec(code_with("AutoTokenizer"), space)
-    expected = load(folder / "run", search=search_with(4, 0.0)).translate(
-        sentences[:20]
-    )
-    assert space["translate"](sentences[:20]) == expected
+    translator = load(folder / "run", search=search_with(4, 0.0))
+    assert space["translate"](sentences[:20]) == translator.translate(sentences[:20])
 
 
 def test_page_ctranslate2(served, trained, monkeypatch):
     "Without the option of 8 bits, as the page says, the same sentences; with it, most of them where the processor has 8-bit dot products."
     pytest.importorskip("ctranslate2")
     run, folder, sentences = trained
-    expected = load(folder / "run", search=search_with(4, 0.0)).translate(
-        sentences[:50]
-    )
+    translator = load(folder / "run", search=search_with(4, 0.0))
+    expected = translator.translate(sentences[:50])
     monkeypatch.chdir(served)
     code, space = code_with("import ctranslate2"), {}
     exec(code, space)
