@@ -191,3 +191,17 @@ def test_a_folder_of_the_users_stays_as_it_is(tmp_path, name):
         with RunFolder.create(tmp_path, Recipe(SIZES, TrainConfig(n_pieces=310))):
             pass
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_made_meanwhile_is_not_overwritten(tmp_path):
+    "Another process makes it while this one reads its text."
+    recipe, path = Recipe(SIZES, TrainConfig(n_pieces=310)), tmp_path / "run"
+
+    def text():
+        path.mkdir()
+        write_config(path, recipe, {})
+
+    with pytest.raises(UserError, match="already holds a run"):
+        with RunFolder.create(path, recipe, text):
+            pass
+    assert (path / "config.json").exists()
