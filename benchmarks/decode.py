@@ -162,7 +162,7 @@ class CTranslate2:
         )
 
     def prepare(self, rows: list[list[int]]) -> list[list[str]]:
-        return [self.vocab.words(row) for row in rows]
+        return [self.vocab.tokens(row) for row in rows]
 
     def decode(self, batch: list[list[str]], beam: int) -> list:
         return self.engine.translate_batch(

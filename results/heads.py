@@ -66,8 +66,8 @@ def animal(translator: Translator, s: Sentence) -> dict:
         *(pad_ids([ids], vocab.pad_id) for ids in (pair.src, pair.tgt_in)),
     )
     return {
-        "src": display_tokens(vocab.words(pair.src)),
-        "tgt": display_tokens(vocab.words(pair.tgt_in)),
+        "src": display_tokens(vocab.tokens(pair.src)),
+        "tgt": display_tokens(vocab.tokens(pair.tgt_in)),
         "it": pair.src_words.index(s.pronoun.word),
         "writes": pair.predicts.index(s.pronoun.answer_word),
         "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()},

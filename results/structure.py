@@ -138,8 +138,8 @@ def example(run: Run, s: Sentence) -> dict:
         "de": s.de,
         "dependencies": [list(d) for d in dependencies(s)],
         "prefix": list(verb) if verb else None,
-        "src": display_tokens(vocab.words(src)),
-        "tgt": display_tokens(vocab.words(tgt_in)),
+        "src": display_tokens(vocab.tokens(src)),
+        "tgt": display_tokens(vocab.tokens(tgt_in)),
         "maps": {
             kind: thousandths(maps[kind][:, 0]) for kind in ("encoder", "decoder")
         },

@@ -157,6 +157,7 @@ train --resume run dropout=0.3 | dropout of a run cannot be changed
 train --resume demo | demo is not a run folder
 average demo --last 2 | demo is not a run folder
 translate empty_folder asked | is not a run folder
+translate run asked --sample --seed 9999999999999999999 | is not in the range
 translate run bad.gz | bad.gz cannot be read: Not a gzipped file
 {SAY} --beam-size 0 | beam_size=0
 {SAY} --n-best 5 | n_best=5 with beam_size=4

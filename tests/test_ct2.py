@@ -47,7 +47,7 @@ def largest_gap(folder, run, src, tgt) -> float:
         inputs = [row + [eos] for row in src], [[bos] + row for row in tgt]
         hidden = run.model(*(pad_ids(rows, pad) for rows in inputs))
         log_probs = run.model.embedding.logits(hidden).log_softmax(dim=-1)
-    gaps, words = [], [[vocab.words(row) for row in side] for side in (src, tgt)]
+    gaps, words = [], [[vocab.tokens(row) for row in side] for side in (src, tgt)]
     theirs = engine.score_batch(*words, max_input_length=0)
     for found, ours, row in zip(theirs, log_probs, tgt, strict=True):
         mine = ours[range(len(row) + 1), [*row, eos]]
@@ -149,7 +149,7 @@ def test_limits_and_padding(tmp_path):
             load(tmp_path / "run", search=search_with(**how), engine=engine)
             for engine in ("pytorch", CT2)
         )
-        raw = other.search.translate([run.vocab.words(rows[0])], max_decoding_length=5)
+        raw = other.search.translate([run.vocab.tokens(rows[0])], max_decoding_length=5)
         assert "<pad>" in raw[0].hypotheses[0]
         mine, other = mine.search_ids(rows), other.search_ids(rows)
         lengths = [[len(one.ids) for one in found] for found in other]

@@ -262,13 +262,16 @@ SEARCHES = {  # options of translate, and of how many sentences
 both = pytest.mark.parametrize("name", ["demo", "tatoeba"])
 
 
+WHOLE = ("--quiet", "--no-split")  # a line as the model sees it
+
+
 @both
 def test_translations(name, tmp_path):
     "Of sentences that a change of every weight by 3e-4 leaves as they are."
     found = {}
     for options, n in SEARCHES.items():
         file = write(tmp_path / "src", SENTENCES[name][:n])
-        found[options] = done("translate", name, file, "--quiet", *options.split())
+        found[options] = done("translate", name, file, *WHOLE, *options.split())
     hold(f"translations-{name}", found, rel=1e-3)
 
 
@@ -294,7 +297,7 @@ def test_hugging_face(name, tmp_path):
     batch = tokenizer(SENTENCES[name], return_tensors="pt", padding=True)
     found = tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
     done("import-marian", there, back)
-    again = done("translate", back, write(tmp_path / "src", SENTENCES[name]), "--quiet")
+    again = done("translate", back, write(tmp_path / "src", SENTENCES[name]), *WHOLE)
     assert found == again == stored(f"translations-{name}")["--alpha 0"]
 
 

@@ -31,7 +31,7 @@ from annotated_transformer.export.marian import (
     read_marian_weights,
 )
 from annotated_transformer.runs.folder import load_run, read_config
-from annotated_transformer.translating.load import load
+from annotated_transformer.translating.load import MarianTranslator, load
 
 transformers = pytest.importorskip(
     "transformers", reason="needs the library that published checkpoints were made for"
@@ -248,6 +248,21 @@ def test_text_of_any_ids_is_theirs(vocab, tokenizer, data):
 
 
 # folder to run to text
+
+
+def test_long_lines_keep_their_code(folder, vocab):
+    model = build_marian(read_marian_config(folder))
+    translator = MarianTranslator(model, vocab, max_tokens=10)
+    line = " ".join(s.en for s in builtin(4, seed=5))
+    ids_of = lambda line: [part.ids for part in translator.parts(line)]
+    (code,), first, parts = (
+        vocab.encode(">>deu<<"),
+        ids_of(line),
+        ids_of(">>deu<< " + line),
+    )
+    assert len(parts) > 3 and all(part[0] == code for part in parts)
+    assert [i for part in first for i in part] == vocab.encode(line)
+    assert [i for part in parts for i in part if i != code] == vocab.encode(line)
 
 
 def test_an_imported_run(folder, run, tmp_path):

@@ -15,6 +15,8 @@ from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import annotated_transformer
+
 
 @pytest.fixture(scope="module")
 def tracked() -> list[str]:
@@ -101,9 +103,19 @@ def test_installed_wheel_works(wheel, tmp_path):
     assert (german, slow) == ("Der Hund ist müde.", "[]")
 
 
-def test_version_has_one_source(cfg):
-    import annotated_transformer
+def test_types_of_the_readme(tmp_path):
+    "mypy accepts README's lines, and knows each name at the top of the package."
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    names = [f"annotated_transformer.{name}" for name in annotated_transformer.__all__]
+    lines = ["import annotated_transformer", *(f"reveal_type({x})" for x in names)]
+    (tmp_path / "readme.py").write_text("\n".join([*blocks, *lines]), "utf-8")
+    command = ["-m", "mypy", "--strict", "--follow-imports=silent", "readme.py"]
+    found = python(*command, cwd=tmp_path, MYPYPATH=str(ROOT))
+    assert found.count("Revealed type is") == len(names)
+    assert 'is "Any"' not in found
 
+
+def test_version_has_one_source(cfg):
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert annotated_transformer.__version__ == citation["version"] == cfg["version"]
     assert citation["license"] == cfg["license"]

@@ -39,12 +39,12 @@ def test_links_to_the_repository(cfg):
 
 PLACES = {
     "Vocab": {"vocab.html": "vocab"},
-    "Vocab.words": {"vocab.html": "vocab"},
+    "Vocab.tokens": {"vocab.html": "vocab"},
     "put_ids": {"stack.html": "put_ids", "ct2.html": "put_ids"},
     "train": {"train.html": "train"},
 }
 LINKED = {  # a text, and what becomes of it if that is another
-    "`Vocab` and `Vocab.words()`": "[`Vocab`](vocab.html#vocab) and [`Vocab.words()`](vocab.html#vocab)",
+    "`Vocab` and `Vocab.tokens()`": "[`Vocab`](vocab.html#vocab) and [`Vocab.tokens()`](vocab.html#vocab)",
     "```\n`a`\n```\n| `Vocab` | [x](y) |": "```\n`a`\n```\n| [`Vocab`](vocab.html#vocab) | [x](y) |",
     "`put_ids`, `train`, `other`, `Vocab of words`, ``Vocab``": None,
     "```python\n# as `Vocab`\n```\n    `Vocab`\n# `Vocab`\n<code>`Vocab`</code> <!-- `Vocab` -->": None,

@@ -35,7 +35,7 @@ TEXT = [
 ]
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 ONE_LINE = st.text(max_size=40).filter(
-    lambda s: "\n" not in s and not s.startswith("\ufeff")
+    lambda s: not {*"\r\n"} & {*s} and not s.startswith("\ufeff")
 )
 MIXED = st.one_of(st.sampled_from(TEXT), ONE_LINE, st.just(""))
 LINES = st.lists(MIXED, max_size=12)
@@ -66,6 +66,10 @@ class Echo(Translator):
         return [[Hypothesis(list(row[:-1]), 0.0, 0.0)] for row in rows]
 
 
+def plain(vocab, line: str) -> str:
+    return vocab.decode(vocab.encode(line))
+
+
 # cutting
 
 
@@ -73,7 +77,7 @@ class Echo(Translator):
 @given(st.text(max_size=200), st.integers(4, 30))
 def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
     ids = vocab.encode(text)
-    pieces = vocab.words(ids)
+    pieces = vocab.tokens(ids)
     starts = Echo(vocab, max_tokens=max_tokens)._part_starts(pieces)
     cuts = list(zip(starts, [*starts[1:], None]))
     parts = [pieces[a:b] for a, b in cuts]
@@ -93,7 +97,7 @@ def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
 def test_what_goes_in_comes_out(vocab, lines, max_tokens, batch_tokens):
     "With a model that repeats its input, the lines come back: any Unicode, cut into parts or not, in any batches."
     echo = Echo(vocab, max_tokens=max_tokens, batch_tokens=batch_tokens)
-    assert echo.translate(lines) == [vocab.decode(vocab.encode(line)) for line in lines]
+    assert echo.translate(lines) == [plain(vocab, line) for line in lines]
     limit = max([batch_tokens, *map(max, echo.batches)])
     assert all(sum(batch) <= limit for batch in echo.batches)
 
@@ -120,6 +124,41 @@ def test_a_line_break_said_is_no_line_break_written(vocab):
     assert Breaks(vocab).translate(["x", "y"]) == ["a  b"] * 2
 
 
+SENTENCES = """
+Good morning. How are you?  I am fine! | 3
+Mr. Smith met Dr. No at 3.50 on 12. May. | 1
+I met J. S. Bach. Did he say "No." then? Yes. | 3
+"Go!" he said. "Why?" | 2
+Es ist z. B. gut, d. h. usw. am 3. Mai. Ja… Nein. | 3
+hello. how are you? i am fine. | 3
+你好。你叫什么名字？我很好！ | 3
+… | 1
+ | 0
+"""
+
+
+def test_sentences(vocab):
+    "Each is translated alone, and what stood between them stays."
+    for row in SENTENCES.strip("\n").split("\n"):
+        text, n = row.split(" | ")
+        assert len(Echo(vocab).parts(text, split=True)) == int(n), text
+        found = Echo(vocab).translate(text, split=True)
+        assert found.replace("…", "...").replace("  ", " ") == plain(vocab, text), text
+    text = " Two lines. And\r\n\r\none more.\tThen\u00a0this! "
+    assert [part.gap for part in Echo(vocab).parts(text, True)] == [
+        *("", " ", "\r\n\r\n", "\t")
+    ]
+    assert Echo(vocab).translate(text) == "Two lines. And\r\n\r\none more. Then this!"
+
+
+def test_one_text_or_several(vocab):
+    echo = Echo(vocab)
+    assert echo.translate("a\n") == "a" and echo.translate(iter("ab")) == ["a", "b"]
+    for wrong, says in ((None, "NoneType"), (b"a", "bytes"), (["a", None], "text 1")):
+        with pytest.raises(TypeError, match=says):
+            echo.translate(wrong)
+
+
 # the best few
 
 
@@ -140,9 +179,9 @@ def test_best_first(translator):
 def test_ranks_of_a_long_line(translator):
     "The k-th translation consists of the k-th of each part; scores are added up."
     three, line = searching(translator, search_with(4, 0.6, 3)), " ".join(TEXT)
-    parts = three.split(line)
+    parts = three.parts(line)
     (found,) = three.n_best([line])
-    each = three.search_ids([[*part, three.vocab.eos_id] for part in parts])
+    each = three.search_ids([[*part.ids, three.vocab.eos_id] for part in parts])
     sums = [sum(those[k].score for those in each) for k in range(3)]
     assert len(parts) > 2 and [best.score for best in found] == pytest.approx(sums)
     assert len({best.text for best in found}) == 3

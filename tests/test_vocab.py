@@ -138,7 +138,7 @@ def test_same_text_same_model():
     )
     # the file notes the number of threads; the tokens are the same
     one, two = (learn_bpe(TEXT, 400, n_threads=n) for n in (1, 2))
-    assert one.words(range(len(one))) == two.words(range(len(two)))
+    assert one.tokens(range(len(one))) == two.tokens(range(len(two)))
 
 
 def test_every_line_has_the_same_chance():

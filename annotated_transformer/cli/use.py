@@ -85,6 +85,7 @@ def _write_translations(translations: list, n_best: int, scores: bool) -> None:
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012
 _SCORES = """Print score, tab, translation. The score is the log-probability, which beam
 search divides by the length penalty."""
+_SEED = click.IntRange(0, 2**63 - 1)  # as PyTorch's generators accept
 _ENGINE = """ctranslate2 is faster for one sentence at a time. It needs the extra ct2,
 computes in fp32 or int8, and has our translations unless --alpha is large."""
 
@@ -97,13 +98,24 @@ computes in fp32 or int8, and has our translations unless --alpha is large."""
 @flag("--sample", help="Draw translations at random instead of searching.")
 @option("--temperature", type=float, help="In sampling, below 1 favours likely tokens.")
 @option("--top-p", type=float, help="In sampling, total probability of tokens used.")
-@option("--seed", type=int, help="In sampling, another seed gives other translations.")
+@option("--seed", type=_SEED, help="In sampling, another seed draws others.")
 @_TRANSLATOR
 @option("--batch-tokens", default=4096, help="Source tokens translated at once.")
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
+@flag("--no-split", help="Translate a line at once, even if it has several sentences.")
 @flag("--quiet", help="No progress bar.")
 def _translate(
-    run, file, n_best, scores, precision, device, batch_tokens, engine, quiet, **options
+    run,
+    file,
+    n_best,
+    scores,
+    precision,
+    device,
+    batch_tokens,
+    engine,
+    no_split,
+    quiet,
+    **options,
 ) -> None:
     "Translate: one line in, one line out, in order. At a terminal, type the lines."
     search = _search(n_best, **options)
@@ -120,7 +132,7 @@ def _translate(
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
-        found = translate.translate_stream(translator, lines, name)
+        found = translate.translate_stream(translator, lines, name, not no_split)
         for translations in tqdm(found, unit=" lines", disable=silent or None):
             _write_translations(translations, n_best, scores)
 
@@ -158,6 +170,7 @@ def _score(
     if perplexity and not folders:
         raise UserError("--perplexity needs a run, not a file of translations")
     files = [name for name in (src, ref, *run) if name and name not in folders]
+    files = [*dict.fromkeys(files)]  # each is read once: it may be a pipe
     texts = dict(zip(files, evaluate.read_aligned(*files)))
     translators = {}
     for name in folders:

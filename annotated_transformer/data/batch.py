@@ -343,7 +343,7 @@ def training_steps(
     if not 0 <= rank < world_size or accumulate < 1:
         raise UserError(
             f"rank={rank} of world_size={world_size}, accumulate={accumulate}: "
-            "take 0 ≤ rank < world_size and accumulate ≥ 1"
+            "use 0 ≤ rank < world_size and accumulate ≥ 1"
         )
     lengths = data.lengths()
     kept = _short_rows(lengths, max_len)

@@ -273,11 +273,8 @@ class _Newstest2014:
             # sacreBLEU exits for this reason
             reason = e if isinstance(e, OSError) else "another checksum"
             raise UserError(
-                f"sacreBLEU cannot get wmt14/full ({reason}): delete "
-                f"{SACREBLEU_DIR}/wmt14/full if a "
-                "download broke off; without "
-                "network, copy that folder from where `sacrebleu -t "
-                "wmt14/full -l en-de --echo src` was run"
+                f"sacreBLEU cannot get wmt14/full ({reason}): delete {SACREBLEU_DIR}"
+                "/wmt14/full and try again, or copy that folder from another machine"
             ) from None
         return iter(TextPairs([(src, tgt)]))
 
@@ -367,26 +364,21 @@ def load_corpus(
     "A corpus by its name."
     if name not in DATA_SETS:
         raise UserError(
-            f"data={name!r} is unknown: take {', '.join(DATA_SETS)}, "
-            "or give two files of your own"
+            f"data={name!r} is unknown: use {', '.join(DATA_SETS)}, "
+            "or two files of your own"
         )
     return DATA_SETS[name].load(data_dir, **sizes)
 
 # %% ../../nbs/51a_corpus.ipynb #51aa0003
-# BCP 47 without its extensions: language, script, region, variants. This is the form
-# alone: whether a code is registered is not looked up.
-_LANGUAGE_CODE = re.compile(
-    "[a-z]{2,3}(-[a-z]{4})?(-([a-z]{2}|[0-9]{3}))?(-([a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*",
-    re.IGNORECASE,
-)
+# the form of BCP 47; whether a code is registered is not looked up
+_LANGUAGE_CODE = re.compile("[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 
 
 def _check_language(name: str, code: str | None) -> None:
     "UserError unless `code` is None or has the form of a language code."
     if code is not None and not _LANGUAGE_CODE.fullmatch(code):
         raise UserError(
-            f"{name}={code!r} is no language code as BCP 47 writes it: "
-            "take en, de, pt-BR or the like"
+            f"{name}={code!r} is not a BCP 47 language code, for example en, de, pt-BR"
         )
 
 
@@ -417,8 +409,8 @@ def _set_aside(files: tuple[Path, ...]) -> tuple[TextPairs, TextPairs]:
         train, valid = split(lambda s: s == last)
     if not any(train):
         raise UserError(
-            f"{files[0]} has {n} pairs of one and the same sentence: too few "
-            "to train and to validate on"
+            f"{files[0]} has only identical pairs ({n}): too few to train and to "
+            "validate on"
         )
     return train, valid
 

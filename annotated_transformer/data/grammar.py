@@ -964,39 +964,9 @@ ANIMAL_WIDE = _animal_sentence("wide", of_doer=False)
 
 # %% ../../nbs/51_grammar.ipynb #6fac087f
 PATTERNS: dict[str, tuple[Callable, int]] = {
-    pattern.__name__.removeprefix("_"): (pattern, weight)
-    for weight, patterns in (
-        (6, [_it_because]),
-        (3, [_transitive, _fronted, _yes_no, _it_although, _it_fit]),
-        (
-            2,
-            [
-                _place,
-                _motion,
-                _modal,
-                _perfect,
-                _separable,
-                _dative,
-                _giving,
-                _genitive,
-                _numeral,
-                _negation,
-                _wh,
-                _there_are,
-                _that,
-                _if_then,
-                _because,
-                _relative,
-                _relative_object,
-                _to_do,
-                _it_bought,
-                _predicate,
-                _pronoun_object,
-            ],
-        ),
-        (1, [_often, _because_of, _comparison]),
-    )
-    for pattern in patterns
+    pattern: (globals()[f"_{pattern}"], int(weight))
+    for weight, patterns in _LEXICON["patterns"]
+    for pattern in patterns.split()
 }
 
 # %% ../../nbs/51_grammar.ipynb #8a15f80d
@@ -1019,11 +989,10 @@ def builtin(
 ) -> list[Sentence]:
     "The first n sentences of a seed that belong to this split, of 3 to 16 words."
     if split not in ("train", "valid", "test"):
-        raise UserError(f"split={split!r} is unknown: take train, valid or test")
+        raise UserError(f"split={split!r} is unknown: use train, valid or test")
     if unknown := set(patterns) - set(PATTERNS):
         raise UserError(
-            f"patterns={sorted(unknown)} are unknown: take "
-            f"some of {', '.join(PATTERNS)}"
+            f"patterns={sorted(unknown)} are unknown: use some of {', '.join(PATTERNS)}"
         )
     rng, misses = random.Random(seed), 0
     found: dict[str, Sentence] = {}

@@ -123,7 +123,7 @@ class Vocab:
         text = self.pieces.decode([i for i in map(int, ids) if i not in special])
         return text.replace("\ufffd", "").lstrip(" ")
 
-    def words(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int]) -> list[str]:
         "The tokens as text."
         return [self.pieces.id_to_piece(int(i)) for i in ids]
 

@@ -93,7 +93,7 @@ def _set_weight(spec, path: str, value: Tensor) -> None:
 # %% ../../nbs/92_ct2.ipynb #ce86ab6a
 def _add_vocabulary(spec, vocab: Vocab) -> None:
     "The tokens, one list for both sides (§5.1), and which of them are special."
-    tokens = vocab.words(range(len(vocab)))
+    tokens = vocab.tokens(range(len(vocab)))
     spec.register_source_vocabulary(tokens)
     spec.register_target_vocabulary(tokens)
     special = {
@@ -227,12 +227,12 @@ class CT2Search:
     def __call__(self, step: None, src: Tensor, bos_id, eos_id, max_lens: Tensor):
         "The hypotheses of each sentence, best first."
         vocab, found = self.vocab, {}
-        (pad,) = vocab.words([vocab.pad_id])
+        (pad,) = vocab.tokens([vocab.pad_id])
         for limit in max_lens.unique().tolist():
             translate = partial(self.translate, max_decoding_length=limit)
             at = (max_lens == limit).nonzero()[:, 0].tolist()
             # without EOS, which the engine appends itself
-            rows = [vocab.words(src[i][src[i] != vocab.pad_id][:-1]) for i in at]
+            rows = [vocab.tokens(src[i][src[i] != vocab.pad_id][:-1]) for i in at]
             for i, row, best in zip(at, rows, translate(rows)):
                 if any(pad in tokens for tokens in best.hypotheses):
                     # not in every call: it changes the other probabilities a little

@@ -148,7 +148,7 @@ def _write_tokenizer(
 ) -> None:
     "The four files from which `transformers` makes the tokeniser."
     write_sentencepiece(folder, vocab)
-    tokens = vocab.words(range(len(vocab)))
+    tokens = vocab.tokens(range(len(vocab)))
     write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
     settings = {
         "tokenizer_class": "MarianTokenizer",

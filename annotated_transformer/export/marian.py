@@ -310,7 +310,7 @@ class MarianVocab:
         # a token that only the source has keeps its ▁
         return self.target.decode_pieces(pieces).replace(SPACE, " ").strip()
 
-    def words(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int]) -> list[str]:
         "The tokens themselves, as text; a language code is a word of its own."
         return [SPACE * (i in self.codes) + self.pieces[i] for i in map(int, ids)]
 

@@ -188,7 +188,7 @@ def _attention_example(
     device = next(translator.model.parameters()).device
     ids = (pad_ids([ids], vocab.pad_id).to(device) for ids in (src, tgt))
     maps = attention_maps(translator.model, *ids)
-    src_shown, tgt_shown = (display_tokens(vocab.words(ids)) for ids in (src, tgt))
+    src_shown, tgt_shown = (display_tokens(vocab.tokens(ids)) for ids in (src, tgt))
     return AttentionExample(
         src_shown, tgt_shown, {kind: weights[:, 0] for kind, weights in maps.items()}
     )

@@ -85,7 +85,7 @@ class WordPair(NamedTuple):
     @classmethod
     def encode(cls, vocab: Vocab, sentence: Sentence) -> "WordPair":
         src, tgt = vocab.encode(sentence.en), vocab.encode(sentence.de)
-        src_words, words = (word_ids(vocab.words(ids)) for ids in (src, tgt))
+        src_words, words = (word_ids(vocab.tokens(ids)) for ids in (src, tgt))
         first = [word if words.index(word) == i else -1 for i, word in enumerate(words)]
         return cls(
             [*src, vocab.eos_id],

@@ -86,7 +86,7 @@ def _pack_vocab(vocab: Vocab) -> dict:
     if ranks != list(range(len(ranks))):
         raise UserError("the vocabulary is not one of learn_bpe: its order is unknown")
     return {
-        "pieces": vocab.words(range(len(vocab))),
+        "pieces": vocab.tokens(range(len(vocab))),
         "first_byte_id": first_byte,
         "first_piece_id": first_piece,
         "pad_id": vocab.pad_id,

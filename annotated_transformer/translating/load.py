@@ -22,18 +22,19 @@ from ..export.marian import (
 )
 from ..runs.folder import load_run, pretrained_run, read_settings
 from ..training.distributed import pick_device
-from .translate import Translator
+from .translate import Part, Translator
 
 # %% ../../nbs/97e_load.ipynb #97f0000d
 class MarianTranslator(Translator):
-    "A translator that repeats a line's language code before each of its parts."
+    "A translator that repeats a text's language code before each of its parts."
 
     vocab: Any  # a `MarianVocab`
 
-    def split(self, line: str) -> list[list[int]]:
-        first, *rest = super().split(line) or [[]]
-        code = [i for i in first[:1] if i in self.vocab.codes]
-        return [part for part in [first, *(code + part for part in rest)] if part]
+    def parts(self, text: str, split: bool = False) -> list[Part]:
+        parts = super().parts(text, split)
+        code = [i for part in parts[:1] for i in part.ids[:1] if i in self.vocab.codes]
+        more = [part._replace(ids=code + part.ids) for part in parts[1:]]
+        return [*parts[:1], *more]
 
 # %% ../../nbs/97e_load.ipynb #97f00007
 def load(
