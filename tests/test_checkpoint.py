@@ -2,29 +2,22 @@
 
 import json
 import math
-import os
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
-from processes import run_ranks
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import save_file
 
 from annotated_transformer import UserError
 from annotated_transformer.data.vocab import learn_bpe
-from annotated_transformer.io.files import sha256, write_file
+from annotated_transformer.io.files import write_file
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.checkpoint import (
     Progress,
     _optimizer_state,
-    average_weights,
     checkpoints,
     copy_tensors,
-    gather_tensors,
     latest,
     load_checkpoint,
     load_weights,
@@ -37,20 +30,14 @@ from annotated_transformer.runs.folder import (
     RunFolder,
     load_run,
     read_config,
-    use_average,
     write_config,
 )
 from annotated_transformer.runs.settings import Recipe, TrainConfig
-from annotated_transformer.training.distributed import (
-    data_parallel,
-    is_main,
-    process_group,
-    shard,
-)
 from annotated_transformer.training.optimizer import adam
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 RECIPE = Recipe(SIZES, TrainConfig(n_pieces=300))
+ABOUT = {"data": "ä\u2028ß", "src_lang": "en", "tgt_lang": "de"}
 MODEL, ADAM, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 EMBEDDING = "embedding.weight"
 
@@ -66,16 +53,12 @@ def model(vocab):
     return build_transformer(SIZES, len(vocab), vocab.pad_id).eval()
 
 
-def new_run(path, recipe, vocab, about):
-    (path / "checkpoints").mkdir(parents=True)
-    write_file(path / "vocab.model", vocab.model)
-    write_config(path, recipe, about)
-
-
 @pytest.fixture
 def run(tmp_path, vocab, model):
     path = tmp_path / "run"
-    new_run(path, RECIPE, vocab, {"data": "test", "src_lang": "en", "tgt_lang": "de"})
+    (path / "checkpoints").mkdir(parents=True)
+    write_file(path / "vocab.model", vocab.model)
+    write_config(path, RECIPE, ABOUT)
     about = weights_metadata(SIZES, "best on validation, step 1")
     save_weights(model, path / MODEL, about)
     return path
@@ -84,27 +67,12 @@ def run(tmp_path, vocab, model):
 # a run folder, and what may be wrong with it
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"norm": "pre", "d_v": 5}, {"position": "learned", "n_positions": 20}],
-    ids=str,
-)
-def test_round_trip_to_the_bit(tmp_path, vocab, changes):
-    sizes = replace(SIZES, **changes)
-    model = build_transformer(sizes, len(vocab), vocab.pad_id, dropout=0.1).eval()
-    with torch.no_grad():  # numbers that are easily lost
-        for i, p in enumerate(model.parameters()):
-            p.view(-1)[0] = (0.0, -0.0, 1e-40, 3.4e38)[i % 4]
-    recipe, about = Recipe(sizes, TrainConfig(max_len=19)), {"data": "ä\u2028ß", "n": 1}
-    new_run(tmp_path / "a/run", recipe, vocab, about)
-    save_weights(model, tmp_path / "a/run" / MODEL)
-    found = load_run(tmp_path / "a/run")
+def test_what_is_saved_is_loaded(run, model, vocab):
+    found = load_run(run)
     for name, weight in model.state_dict().items():
-        mine = found.model.state_dict()[name]
-        assert weight.numpy().tobytes() == mine.numpy().tobytes(), name
-    assert not found.model.training and found.recipe == recipe
-    assert found.vocab.model == vocab.model and found.about.items() >= about.items()
-    assert all(p.requires_grad for p in model.parameters())
+        assert torch.equal(found.model.state_dict()[name], weight), name
+    assert not found.model.training and found.recipe == RECIPE
+    assert found.vocab.model == vocab.model and found.about.items() >= ABOUT.items()
 
 
 def edited(part, **values):
@@ -131,12 +99,8 @@ WRONG_RUNS = [
     *((removed(name), name) for name in ("config.json", "vocab.model", MODEL)),
     (written("config.json", b"\xff\xfe{}"), "cannot be read"),
     (edited(None, model=3), "not the settings of a recipe"),
-    (edited(None, steps="many"), "steps='many'"),
-    (edited("model", d_ff=64), OTHER_SIZES),
     (edited("model", n_heads=4), OTHER_SIZES),  # which shapes do not show
-    (edited("model", norm="pre"), OTHER_SIZES),
     (edited(None, kind="marian"), "was imported from Marian"),
-    (edited(None, kind="os"), "was imported from Os"),
 ]
 
 
@@ -159,46 +123,21 @@ def test_the_weights_know_which_they_are(run, model):
     assert load_run(run).about["weights"] == "best on validation, step 1"
 
 
-def test_an_average_says_that_it_is_one(run, model):
-    for step in (3, 4):
-        training = model, adam(model.parameters())
-        save_checkpoint(run / "checkpoints", *training, Progress(step))
-    which = use_average(run, 2)
-    assert which == "average of 2 checkpoints, step-0000003 to step-0000004"
-    assert read_config(run)[1]["weights"] == load_run(run).about["weights"] == which
-
-
-WRONG_WEIGHTS = [
-    (lambda t: t.pop(EMBEDDING), "Missing key.*embedding.weight"),
-    (lambda t: t.update(more=torch.ones(1)), "Unexpected key.*more"),
-    (lambda t: t.update({EMBEDDING: torch.ones(16, 2)}), "size mismatch for embedding"),
-]
-
-
-@pytest.mark.parametrize("edit, says", WRONG_WEIGHTS)
-def test_wrong_weights(model, vocab, tmp_path, unchecked, edit, says):
+def test_wrong_weights(model, vocab, tmp_path, unchecked):
     tensors, path = dict(model.state_dict()), tmp_path / "w.safetensors"
-    edit(tensors)
+    del tensors[EMBEDDING]
     save_file(tensors, path)
-    with pytest.raises(UserError, match=f"w.safetensors cannot be used: .*{says}") as e:
+    says = "w.safetensors cannot be used: .*Missing key.*embedding.weight"
+    with pytest.raises(UserError, match=says) as error:
         load_weights(build_transformer(SIZES, len(vocab), vocab.pad_id), path)
-    assert "\n" not in str(e.value)
-
-
-def test_loading_draws_no_random_numbers(run):
-    torch.manual_seed(0)
-    right = torch.rand(1)
-    torch.manual_seed(0)
-    load_run(run)
-    assert torch.equal(torch.rand(1), right)
+    assert "\n" not in str(error.value)
 
 
 # checkpoints: a small training whose steps depend on their numbers alone
 
 
 def save_checkpoint(folder, model, optimizer, progress):
-    tensors = copy_tensors(model, optimizer)
-    return write_checkpoint(folder, tensors, progress) if is_main() else None
+    return write_checkpoint(folder, copy_tensors(model, optimizer), progress)
 
 
 def new_training(seed):
@@ -207,27 +146,16 @@ def new_training(seed):
     return model.train(), adam(model.parameters())
 
 
-class Objective(nn.Module):
-    "The loss in one module, as the training loop has it: what is sliced over ranks must be made whole around all of it."
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, src, tgt):
-        logits = self.model.embedding.logits(self.model(src, tgt[:, :-1]))
-        return logits.log_softmax(-1).gather(-1, tgt[:, 1:, None]).neg().mean()
-
-
-def steps(model, optimizer, first, last, objective=None):
-    objective, losses = objective or Objective(model), []
+def steps(model, optimizer, first, last):
+    losses = []
     for step in range(first, last + 1):
         torch.manual_seed(step)
         src, tgt = torch.randint(4, 20, (2, 4, 6))
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 / step
         optimizer.zero_grad()
-        loss = objective(src, tgt)
+        logits = model.embedding.logits(model(src, tgt[:, :-1]))
+        loss = logits.log_softmax(-1).gather(-1, tgt[:, 1:, None]).neg().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -257,90 +185,18 @@ def third(folder, trained):
     return save_checkpoint(folder, *trained, Progress(3, i_batch=3))
 
 
-@pytest.mark.parametrize(
-    "progress",
-    [
-        Progress(),
-        Progress(3, 1, 2, 0.1 + 0.2, 1 / 3, 2, 1),
-        Progress(10**7, 10**6, 10**9, 1e9, 5e-324, 10, 7),
-    ],
-)
-def test_progress_survives(folder, trained, progress):
-    path = save_checkpoint(folder, *trained, progress)
-    assert load_checkpoint(path, *trained) == progress
-    assert path == folder / f"step-{progress.step:07d}"
-    assert {p.name for p in path.iterdir()} == {MODEL, ADAM, STATE}
-
-
 def test_six_steps_are_three_and_three(folder):
     "With dropout. What goes on is made of fresh objects; losses, weights and the optimiser's state are equal to the bit."
     whole, first, second = map(new_training, (0, 0, 1))
     losses = steps(*whole, 1, 6)
     assert steps(*first, 1, 3) == losses[:3]
-    path = save_checkpoint(folder, *first, Progress(3))
-    assert steps(*second, load_checkpoint(path, *second).step + 1, 6) == losses[3:]
+    progress = Progress(3, 1, 2, 0.1 + 0.2, 1 / 3, 2, 1)
+    path = save_checkpoint(folder, *first, progress)
+    assert path == folder / "step-0000003"
+    assert {p.name for p in path.iterdir()} == {MODEL, ADAM, STATE}
+    assert load_checkpoint(path, *second) == progress
+    assert steps(*second, 4, 6) == losses[3:]
     assert bits(*second) == bits(*whole)
-
-
-# two processes, each with a slice of every tensor
-
-
-def sliced(seed, whole=False):
-    "A training of this rank; its tensors are slices, or `whole` on both."
-    model, optimizer = new_training(seed)
-    objective = Objective(model)
-    layers = [*model.encoder.layers, *model.decoder.layers]
-    if whole:
-        parallel = data_parallel(objective, torch.device("cpu"))
-    else:
-        parallel = shard(objective, layers)
-    again = type(optimizer)(model.parameters(), **optimizer.defaults)
-    return (model, again), parallel
-
-
-def own_tensors(model, optimizer):
-    "Those of this rank, in a fixed order."
-    tensors = {**model.state_dict(), **_optimizer_state(model, optimizer)}
-    found = [tensor for _, tensor in sorted(tensors.items())]
-    return [t.to_local() if hasattr(t, "to_local") else t for t in found]
-
-
-def one_of_two(folder):
-    "What each of two processes does."
-    with process_group(torch.device("cpu")):
-        second, _ = sliced(1)
-        load_checkpoint(folder / "step-0000003", *second)  # written by one process
-        found = gather_tensors(second[0].state_dict())
-        found |= gather_tensors(_optimizer_state(*second))
-        written = [load_file(folder / "step-0000003" / name) for name in (MODEL, ADAM)]
-        wanted = written[0] | written[1] if is_main() else {}
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-        for at, whole in ((10, False), (20, True)):
-            runs = [sliced(seed, whole) for seed in (0, 0, 1)]
-            (straight, objective), (first, its), (second, other) = runs
-            losses = steps(*straight, 1, 6, objective)
-            assert steps(*first, 1, 3, its) == losses[:3]
-            path = save_checkpoint(folder, *first, Progress(at))
-            assert (path is None) != is_main()
-            if not whole:
-                save_weights(first[0], folder / "sliced.safetensors")
-            dist.barrier()
-            found = load_checkpoint(folder / f"step-{at:07d}", *second)
-            assert found.step == at and steps(*second, 4, 6, other) == losses[3:]
-            assert all(map(torch.equal, own_tensors(*straight), own_tensors(*second)))
-
-
-def test_any_number_of_processes(folder, third, tmp_path):
-    "Saved by one, loaded by two that hold slices; three steps and three on two are six on two; saved by two, loaded by one, to the bit."
-    status, said = run_ranks(2, one_of_two, folder, folder=tmp_path)
-    assert status == 0, said
-    training, path = new_training(1), folder / "step-0000010"
-    load_checkpoint(path, *training)
-    again = save_checkpoint(folder, *training, Progress(11))
-    for name in (MODEL, ADAM):
-        assert sha256(again / name) == sha256(path / name)
-    assert sha256(folder / "sliced.safetensors") == sha256(path / MODEL)
 
 
 # damaged checkpoints
@@ -362,9 +218,7 @@ DAMAGE = [
     *((removed(name), name, "no such file") for name in (MODEL, ADAM, STATE)),
     *((cut(name), name, "cannot be used: ") for name in (MODEL, ADAM)),
     (written(STATE, b'{"format": 1, "step"'), STATE, "cannot be read"),
-    (written(STATE, b'{"format": 1}'), STATE, "step=None"),
     (state(format=2), STATE, "not of format 1"),
-    (state(step="3"), STATE, "step='3'"),
     (state(seconds=None), STATE, "seconds=None"),
 ]
 
@@ -424,56 +278,17 @@ def test_killed_while_pruning(folder, trained, monkeypatch):
     assert checkpoints(folder) == [new] and not old.exists()
 
 
-def test_average_is_the_mean(folder):
-    "In double precision: as PyTorch's mean of the stacked weights, rounded once."
-    training, paths = new_training(0), []
-    for step in range(1, 4):
-        steps(*training, step, step)
-        path = save_checkpoint(folder, *training, Progress(step))
-        paths.append(path / MODEL)
-    files = [load_file(path) for path in paths]
-    mean = average_weights(paths)
-    assert mean.keys() == training[0].state_dict().keys()
-    for name, weight in mean.items():
-        right = torch.stack([f[name].double() for f in files]).mean(0).float()
-        # adding in another order may differ in the 53rd bit, so in the 24th after rounding
-        torch.testing.assert_close(weight, right, rtol=2**-23, atol=0)
-
-
 # crashes and full disks
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("name", [EMBEDDING, "exp_avg_sq." + EMBEDDING])
-def test_numbers_that_are_not_finite(folder, name, value):
+def test_numbers_that_are_not_finite(folder, name):
     training = new_training(0)
     steps(*training, 1, 1)
     with torch.no_grad():
-        {**training[0].state_dict(), **_optimizer_state(*training)}[name][3, 3] = value
+        {**training[0].state_dict(), **_optimizer_state(*training)}[name][3, 3] = (
+            math.nan
+        )
     with pytest.raises(UserError, match="embedding.weight is not finite"):
         save_checkpoint(folder, *training, Progress(1))
     assert list(folder.iterdir()) == []
-
-
-def test_what_windows_does_not_remove_goes_at_the_next_save(
-    folder, trained, monkeypatch
-):
-    "Somebody has a checkpoint open; saving and the newest checkpoints do not suffer."
-    rename = os.rename
-
-    def refuses(source, target):
-        if str(source).endswith(("step-0000001", "step-0000002/optimizer.safetensors")):
-            raise PermissionError(13, "Permission denied", str(source))
-        rename(source, target)
-
-    names = lambda: [path.name for path in checkpoints(folder)]
-    monkeypatch.setattr(os, "rename", refuses)
-    for step in (1, 2, 3, 4):
-        save_checkpoint(folder, *trained, Progress(step))
-        prune(folder, keep_last=3)
-    assert names() == [f"step-000000{i}" for i in (1, 2, 3, 4)]
-    assert (folder / "step-0000002/optimizer.safetensors").exists()
-    monkeypatch.undo()
-    prune(folder, keep_last=3)
-    assert names() == [f"step-000000{i}" for i in (2, 3, 4)]
-    assert not (folder / "step-0000002/optimizer.safetensors").exists()

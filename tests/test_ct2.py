@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -31,12 +32,15 @@ def small(tmp_path_factory):
     return folder
 
 
-def engine_of(folder):
-    return ctranslate2.Translator(str(folder), intra_threads=1, inter_threads=1)
+def random_rows(n: int, longest: int, n_vocab: int) -> list[list[int]]:
+    rng = torch.Generator().manual_seed(0)
+    lengths = [1 + i % longest for i in range(n)]
+    return [torch.randint(4, n_vocab, (n,), generator=rng).tolist() for n in lengths]
 
 
-def largest_gap(engine, run, src, tgt) -> float:
+def largest_gap(folder, run, src, tgt) -> float:
     "Of any word's log-probability, the end's included, over all sentences."
+    engine = ctranslate2.Translator(str(folder), intra_threads=1, inter_threads=1)
     vocab = run.vocab
     pad, bos, eos = vocab.pad_id, vocab.bos_id, vocab.eos_id
     with torch.no_grad():
@@ -49,14 +53,6 @@ def largest_gap(engine, run, src, tgt) -> float:
         mine = ours[range(len(row) + 1), [*row, eos]]
         gaps.append((torch.tensor(found.log_probs) - mine).abs().max().item())
     return max(gaps)
-
-
-def random_rows(n: int, longest: int, n_vocab: int) -> list[list[int]]:
-    rng = torch.Generator().manual_seed(0)
-    return [
-        torch.randint(4, n_vocab, (1 + i % longest,), generator=rng).tolist()
-        for i in range(n)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -73,18 +69,16 @@ def test_every_shape(tmp_path, sizes):
     run = load_run(random_run(tmp_path / "run", **sizes))
     n_vocab = len(run.vocab)
     src, tgt = random_rows(40, 40, n_vocab), random_rows(40, 39, n_vocab)[::-1]
-    engine = engine_of(export_ct2(tmp_path / "run", tmp_path / "out"))
-    assert largest_gap(engine, run, src, tgt) < 5e-5
+    out = export_ct2(tmp_path / "run", tmp_path / "out")
+    assert largest_gap(out, run, src, tgt) < 5e-5
 
 
 def test_long_input_is_not_cut(small):
-    "The engine cuts at 1,024 tokens unless told otherwise; the table holds twice as many, and beyond it the engine refuses."
-    run, engine = load_run(small / "run"), engine_of(small / "out")
+    "The engine cuts at 1,024 tokens unless told otherwise; the table holds twice as many."
+    run = load_run(small / "run")
     src = (random_rows(200, 200, len(run.vocab))[-1] * 11)[: N_POSITIONS - 1]
     assert len(src) == N_POSITIONS - 1  # with EOS, as many as there are
-    assert largest_gap(engine, run, [src], [[5, 6, 7]]) < 5e-5
-    with pytest.raises(RuntimeError, match=f"positions >= {N_POSITIONS}"):
-        engine.translate_batch([run.vocab.tokens([*src, 5])], max_input_length=0)
+    assert largest_gap(small / "out", run, [src], [[5, 6, 7]]) < 5e-5
 
 
 # sentences
@@ -116,16 +110,10 @@ def test_the_readme_translates(trained):
     run, folder, rows = trained
     lines = [run.vocab.decode(row) for row in rows[:50]]
     lines += ["Ünï — 漢字 went home.", "  two  spaces ", ""]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        cwd=folder / "out",
-        input="\n".join(lines).encode(),
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
+    command, asked = [sys.executable, "-c", ALONE], "\n".join(lines).encode()
+    said = subprocess.check_output(command, cwd=folder / "out", input=asked)
     expected = load(folder / "run", search=search_with(4, 0.0)).translate(lines)
-    assert done.stdout.decode().split("\n") == expected
+    assert said.decode().split("\n") == expected
 
 
 # inside our translator
@@ -186,29 +174,14 @@ def test_what_the_engine_cannot_do(small, how, says):
 
 
 def test_no_half_folder(small, tmp_path, monkeypatch):
-    full, module = OSError(28, "No space left on device"), export_ct2.__module__
-    fail = lambda *_: (_ for _ in ()).throw(full)
-    monkeypatch.setattr(f"{module}.write_sentencepiece", fail)
+    fail = mock.Mock(side_effect=OSError("No space left on device"))
+    monkeypatch.setattr(f"{export_ct2.__module__}.write_sentencepiece", fail)
     with pytest.raises(OSError, match="half cannot be written: .*No space left"):
         export_ct2(small / "run", tmp_path / "half")
     assert not (tmp_path / "half").exists()
 
 
-@pytest.mark.parametrize(
-    "sizes, kind, says",
-    [
-        ({}, "int4", "quantization='int4' must be one of float32"),
-        ({"d_k": 8}, "int8", "d_k=8 and d_v=16"),
-    ],
-)
-def test_refusals(tmp_path, sizes, kind, says):
-    with pytest.raises(UserError, match=says):
-        export_ct2(random_run(tmp_path / "run", **sizes), tmp_path / "out", kind)
+def test_refusal(tmp_path):
+    with pytest.raises(UserError, match="d_k=8 and d_v=16"):
+        export_ct2(random_run(tmp_path / "run", d_k=8), tmp_path / "out", "int8")
     assert not (tmp_path / "out").exists()
-
-
-def test_without_the_engine(small, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    says = r"^ctranslate2 is not installed: pip install 'annotated_transformer\[ct2\]'$"
-    with pytest.raises(UserError, match=says):
-        export_ct2(small / "run", tmp_path / "out")

@@ -9,7 +9,7 @@ from browser import Browser, click, hover, leave, press, tap
 from conftest import ROOT
 
 from annotated_transformer.cli.main import main
-from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE
+from annotated_transformer.data.grammar import ANIMAL_TIRED
 from annotated_transformer.show.explorer import (
     AttentionExample,
     attention_page,
@@ -19,30 +19,21 @@ CHECKS = (ROOT / "tests/page.js").read_text(encoding="utf-8")
 
 RUDE = ["</script>", "<script>bad()</script>", "<!--", "]]>", "&lt;", '"', "'", "\\"]
 RUDE += ["\u2028", "\x00", "\ud800", "", " ", "${x}", "$script", "$$", "🙂", "שלום"]
+LONG = ["Donaudampfschifffahrtsgesellschaftskapitän"] * 3 + RUDE[:3], ["<s>", "b"]
 ANIMAL = (
     "The animal did n't cross the street .".split(),
     "<s> Das Tier überquerte die Straße nicht .".split(),
 )
-LONG = ["Donaudampfschifffahrtsgesellschaftskapitän"] * 3 + RUDE[:3], ["<s>", "b"]
 
 
-def data_of(page: str) -> list:
-    return json.loads(page.split('id="data">')[1].split("</script>")[0])
-
-
-def drawn(
-    n_layers: int, n_heads: int, src: list[str], tgt: list[str]
-) -> AttentionExample:
-    "Random maps; the decoder's are causal."
+def drawn(src: list[str], tgt: list[str]) -> AttentionExample:
+    "Random maps of two layers with four heads; the decoder's are causal."
     s, t = len(src), len(tgt)
-    scores = {
-        kind: 2 * torch.randn(n_layers, n_heads, *shape)
-        for kind, shape in (("encoder", (s, s)), ("decoder", (t, t)), ("cross", (t, s)))
-    }
+    shapes = {"encoder": (s, s), "decoder": (t, t), "cross": (t, s)}
+    scores = {kind: 2 * torch.randn(2, 4, *shape) for kind, shape in shapes.items()}
     scores["decoder"].masked_fill_(torch.ones(t, t).triu(1).bool(), float("-inf"))
-    return AttentionExample(
-        src, tgt, {kind: x.softmax(-1) for kind, x in scores.items()}
-    )
+    maps = {kind: x.softmax(-1) for kind, x in scores.items()}
+    return AttentionExample(src, tgt, maps)
 
 
 # --- as text
@@ -53,7 +44,7 @@ def test_rude_tokens_stay_text():
     maps = {"cross": torch.eye(len(RUDE))[None, None] / 3}
     title = '"><script>bad()</script>'
     page = attention_page([AttentionExample(RUDE, RUDE, maps)], title=title)
-    (data,) = data_of(page)
+    (data,) = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert data["src"] == RUDE and data["maps"]["cross"][0][0][0][:2] == [0.333, 0]
     assert "<script>bad" not in page and "<!--" not in page
     assert page.count("<script") == page.count("</script") == 3
@@ -62,7 +53,7 @@ def test_rude_tokens_stay_text():
     assert "default-src 'none'" in page and '<html lang="en">' in page
 
 
-# --- in a browser -------------------------------------------------------------------------------------------------------------
+# --- in a browser
 
 
 @pytest.fixture
@@ -76,7 +67,7 @@ def page(browser, url) -> Browser:
 @pytest.fixture(scope="module")
 def examples() -> list[AttentionExample]:
     torch.manual_seed(0)
-    return [drawn(2, 4, *ANIMAL), drawn(2, 4, *LONG)]
+    return [drawn(*ANIMAL), drawn(*LONG)]
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +81,9 @@ def rounded(weights: torch.Tensor) -> list:
     return weights.double().round(decimals=3).tolist()
 
 
-def visible(rows: list[list[float]], query: int) -> list[list]:
-    "The curves of one query, for each head's row of weights."
-    return [
-        [head, query, k, w]
-        for head, row in enumerate(rows)
-        for k, w in enumerate(row)
-        if w >= 0.005
-    ]
-
-
-def numbers(row: list[float]) -> list[str]:
-    return [f"{w:.2f}" if w >= 0.005 else "" for w in row]
+def visible(row: list[float], query: int, head: int = 0) -> list[list]:
+    "The curves of one query for a head's row of weights."
+    return [[head, query, k, w] for k, w in enumerate(row) if w >= 0.005]
 
 
 def seen(browser) -> dict:
@@ -123,8 +105,8 @@ def test_hovering_shows_the_weights_of_the_map(page, examples):
     weights = examples[0].maps["encoder"][1, 2]
     got, row = seen(page), rounded(weights[1])
     assert got["selection"] == "Encoder, layer 2, head 3"
-    assert got["curves"] == visible([row], 1)
-    assert got["k"]["numbers"] == numbers(row)
+    assert got["curves"] == visible(row, 1)
+    assert got["k"]["numbers"] == [f"{w:.2f}" if w >= 0.005 else "" for w in row]
     # the style's arithmetic is in float32
     assert got["k"]["shades"] == [[pytest.approx(0.4 * w, abs=1e-6)] for w in row]
     assert got["q"] == {"numbers": [""] * 8, "shades": [[]] * 8}
@@ -165,14 +147,11 @@ def test_heads_compared(page, examples):
         click(page, "#heads button", i)
     hover(page, "#q button", 1)
     got, maps = seen(page), examples[0].maps["encoder"]
-    names = "layer 1, head 1", "layer 2, head 3", "layer 1, head 4"
-    rows = [rounded(maps[int(x[6]) - 1, int(x[-1]) - 1, 1]) for x in names]
-    assert got["curves"] == visible(rows, 1) and got["selection"] == "Encoder, 3 heads"
+    rows = [rounded(maps[i, j, 1]) for i, j in ((0, 0), (1, 2), (0, 3))]
+    curves = [visible(row, 1, head) for head, row in enumerate(rows)]
+    assert got["curves"] == sum(curves, []) and got["selection"] == "Encoder, 3 heads"
     shades = [[pytest.approx(0.4 * w, abs=1e-6) for w in key] for key in zip(*rows)]
     assert got["k"]["shades"] == shades
-    for row, name in zip(rows, names):
-        k = max(range(8), key=lambda k: row[k])
-        assert f"{name}{examples[0].src_tokens[k]} {row[k]:.2f}" in got["description"]
     click(page, "#heads button", 6)  # chosen again: let go
     for i in (1, 2, 4, 5):
         click(page, "#heads button", i)
@@ -182,25 +161,18 @@ def test_heads_compared(page, examples):
 
 
 def test_kind_layer_and_sentence(page, examples):
-    words = lambda side: page.ask(
-        f"[...document.querySelectorAll('#{side} button')].map(b => b.textContent)"
-    )
+    words = "[...document.querySelectorAll('#q button')].map(b => b.textContent)"
     click(page, "#kind span", 2)
     page.ask("byId('layer').focus()")
     press(page, "ArrowDown")
-    assert (words("q"), words("k")) == (examples[0].tgt_tokens, examples[0].src_tokens)
+    assert page.ask(words) == examples[0].tgt_tokens
     assert seen(page)["selection"] == "Cross, layer 2, head 1"
     weights = rounded(examples[0].maps["cross"][1, 0])
     assert seen(page)["curves"][0] == [0, 0, 0, weights[0][0]]
-    click(page, "#kind span", 1)
-    assert all(k <= q for _, q, k, _ in seen(page)["curves"])
-    assert seen(page)["selection"] == "Decoder, layer 2, head 1"
     page.ask("byId('sentence').focus()")
     press(page, "ArrowDown")
-    assert words("q") == ["<s>", "b"]
-    assert seen(page)["selection"] == "Decoder, layer 2, head 1"
     click(page, "#kind span", 0)
-    assert words("q") == LONG[0]
+    assert page.ask(words) == LONG[0]
     assert page.ask("[typeof bad, document.title]") == ["undefined", "A & B"]
 
 
@@ -209,7 +181,6 @@ def test_page_opens_with_the_head_that_follows_it(browser, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for line, selection, description in (
         (ANIMAL_TIRED.en, "Cross, layer ", "weil attends to animal "),
-        (ANIMAL_WIDE.en, "Cross, layer ", "weil attends to street "),
         ("The dog is tired.", "Encoder, layer 1, head 1", "Each source token attends"),
     ):
         with pytest.raises(SystemExit, match="0"):

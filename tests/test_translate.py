@@ -1,6 +1,5 @@
 "Lines in, lines out: order, length, bytes; the best first, whatever the search."
 
-import io
 from dataclasses import replace
 from functools import partial
 
@@ -26,9 +25,6 @@ from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translation,
     Translator,
-    _join,
-    line_groups,
-    translate_stream,
 )
 
 TEXT = [
@@ -90,7 +86,7 @@ def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
     texts = [vocab.decode(ids[a:b]) for a, b in cuts]
     gaps = [a > 0 and pieces[a].startswith(SPACE) for a in starts]
     joined = "".join(" " * gap + part for gap, part in zip(gaps, texts))
-    assert joined == plain(vocab, text)
+    assert joined == vocab.decode(ids)
 
 
 # translating
@@ -117,10 +113,6 @@ def searching(translator, search, batch_tokens=4096):
     "The same model under another search."
     t = translator
     return Translator(t.model, t.vocab, batch_tokens, t.max_tokens, search)
-
-
-def texts_of(found):
-    return [[one.text for one in those] for those in found]
 
 
 def test_a_line_break_said_is_no_line_break_written(vocab):
@@ -192,30 +184,10 @@ def test_ranks_of_a_long_line(translator):
     each = three.search_ids([[*part.ids, three.vocab.eos_id] for part in parts])
     sums = [sum(those[k].score for those in each) for k in range(3)]
     assert len(parts) > 2 and [best.score for best in found] == pytest.approx(sums)
-    expected: list[Translation] = []
-    for part, those in zip(parts, each):
-        expected = _join(expected, part, those, three.vocab)
-    assert texts_of([found]) == texts_of([expected])
     assert len({best.text for best in found}) == 3
 
 
-def test_any_search(translator):
-    "Its hypotheses keep their order, and it is given the limit of each row."
-    vocab, limits = translator.vocab, []
-    ids = vocab.encode("wo ist meine Katze?")
-
-    def mine(step, state, bos_id, eos_id, max_lens):
-        log_probs, _ = step(torch.full((len(max_lens), 1), bos_id), state)
-        assert log_probs.shape == (len(max_lens), 1, len(vocab))
-        limits.extend(max_lens.tolist())
-        two = [Hypothesis(ids, -2.0, -3.0), Hypothesis([], -1.0, -1.0)]
-        return [two] * len(max_lens)
-
-    found = searching(translator, mine).n_best(["a", "", "the dog"])
-    two = [Translation("wo ist meine Katze?", -2.0), Translation("", -1.0)]
-    assert found == [two, [Translation("", 0.0)], two]
-    n_tokens = [len(vocab.encode(line)) for line in ("a", "the dog")]
-    assert sorted(limits) == sorted(n + 50 for n in n_tokens)
+def test_samples_follow_their_seed(translator):
     once, again, other = (
         searching(translator, partial(sample, seed=seed)).translate(TEXT[2:])
         for seed in (1, 1, 2)
@@ -223,50 +195,7 @@ def test_any_search(translator):
     assert once == again != other
 
 
-# streams
-
-
-class Pieces(io.BytesIO):
-    "A stream that comes in pieces of sizes that turn."
-
-    def __init__(self, raw, sizes):
-        super().__init__(raw)
-        self.sizes, self.n_reads = sizes, 0
-
-    def read1(self, size=-1):
-        self.n_reads += 1
-        return super().read1(self.sizes[self.n_reads % len(self.sizes)])
-
-
-ENDS = st.sampled_from([b"\n", b"\r\n"])
-
-
-@settings(max_examples=40)
-@given(
-    LINES,
-    st.data(),
-    st.booleans(),
-    st.integers(1, 5),
-    st.lists(st.integers(1, 90), min_size=1, max_size=3),
-)
-def test_stream(vocab, lines, data, bom, n_most, sizes):
-    "Either line end, a byte order mark: one line out for each line in, in order."
-    lines = [line.removesuffix("\r") for line in lines]
-    raw = b"".join(line.encode() + data.draw(ENDS) for line in lines)
-    if bom and lines:
-        raw = b"\xef\xbb\xbf" + raw
-    groups = line_groups(Pieces(raw, sizes), n_most)
-    found = [best.text for (best,) in translate_stream(Echo(vocab), groups)]
-    assert found == [plain(vocab, line) for line in lines]
-
-
 # learned positions
-
-
-def learned_model(vocab, n_positions):
-    torch.manual_seed(0)
-    sizes = replace(SIZES, position="learned", n_positions=n_positions)
-    return build_transformer(sizes, len(vocab), vocab.pad_id)
 
 
 def endless(step, state, bos_id, eos_id, max_lens):
@@ -280,24 +209,21 @@ def endless(step, state, bos_id, eos_id, max_lens):
     return batched_greedy_search(without_end, state, bos_id, eos_id, max_lens)
 
 
-@pytest.mark.parametrize(
-    "n_positions, more", [(5, 0), (6, 50), (9, 0), (54, 50), (102, 0), (400, 50)]
-)
+@pytest.mark.parametrize("n_positions, more", [(5, 0), (54, 50), (400, 50)])
 def test_search_stays_within_learned_positions(vocab, n_positions, more):
-    "The longest source with EOS fits, and BOS with the longest translation."
-    model = learned_model(vocab, n_positions)
+    "The longest source with EOS fits, and BOS with the longest translation; no more room is given away than needed."
+    torch.manual_seed(0)
+    sizes = replace(SIZES, position="learned", n_positions=n_positions)
+    model = build_transformer(sizes, len(vocab), vocab.pad_id)
     translator = Translator(model, vocab, search=endless, extra_tokens=more)
     max_tokens, extra = translator.max_tokens, translator.extra_tokens
-    ids = vocab.encode("the dog" * 400)[:max_tokens]
-    row = [*ids, vocab.eos_id]
+    row = [*vocab.encode("the dog" * 400)[:max_tokens], vocab.eos_id]
     ((found,),) = translator.search_ids([row])
     assert len(found.ids) == max_tokens + extra and vocab.eos_id not in found.ids
     # as a picture of it is made
     model(torch.tensor([row]), torch.tensor([[vocab.bos_id, *found.ids]]))
-    # no more room is given away than needed
     assert max_tokens == 256 or extra == more or max_tokens + extra + 1 == n_positions
     assert max_tokens >= min(256, max(4, (n_positions - 1) // 2)) and extra <= more
-    assert len(translator.translate(["the dog " * 20, "x" * 60, "", "Ünï"])) == 4
 
 
 # runs and files
@@ -316,8 +242,6 @@ def test_load(tmp_path, vocab, position, longest):
     found = load(run)
     assert found.max_tokens == longest and not found.model.training
     assert found.search.func is batched_beam_search
-    other = load(run, search=batched_greedy_search, batch_tokens=7)
-    assert (other.search, other.batch_tokens) == (batched_greedy_search, 7)
-    assert len(other.translate(["the dog " * 30, "x" * 90])) == 2
+    assert len(found.translate(["the dog " * 30, "x" * 90])) == 2
     with pytest.raises(UserError, match="device 'nowhere' cannot be used here"):
         load(run, "nowhere")
