@@ -84,6 +84,14 @@ def wrong_result(monkeypatch):
     monkeypatch.setattr(packed, "_pack_int8", lambda w, bias: right(2 * w, bias))
 
 
+def test_one_product_in_8_bits_is_three():
+    "The projections of self-attention in a decoding step, to the bit."
+    attn = load("demo", precision="int8").model.decoder.layers[0].self_attn
+    y = torch.randn(3, 2, attn.w_q.weight.size(1))
+    three = [w(y) for w in (attn.w_q, attn.w_k, attn.w_v)]
+    assert torch.equal(attn.joined(y), torch.cat(three, dim=-1))
+
+
 @pytest.mark.parametrize("lack", [no_engine, wrong_result])
 def test_int8_is_refused_where_pytorch_lacks_it(monkeypatch, lack):
     assert can_int8() is True

@@ -7,6 +7,7 @@ __all__ = ['PRECISIONS', 'can_int8', 'Int8Linear', 'fast_decoder', 'prepare_for_
 
 # %% ../../nbs/90g_packed.ipynb #384e052c
 import warnings
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -105,7 +106,12 @@ class _ShortStep:
     def __init__(self, layer: nn.Module):
         attn, cross, ff = layer.self_attn, layer.cross_attn, layer.feed_forward
         self.n_heads = attn.n_heads
-        self.w_qkv = [w.forward for w in (attn.w_q, attn.w_k, attn.w_v)]
+        maps = attn.w_q, attn.w_k, attn.w_v
+        self.w_qkv, self.sizes = (
+            [w.forward for w in maps],
+            [len(w.weight) for w in maps],
+        )
+        self.joined = getattr(attn, "joined", None)  # in 8 bits
         self.w_o = attn.w_o.forward
         self.cross_w_q, self.cross_w_o = cross.w_q.forward, cross.w_o.forward
         self.w_1, self.w_2 = ff.w_1.forward, ff.w_2.forward
@@ -123,7 +129,7 @@ class _ShortStep:
         pre, (norm_1, norm_2, norm_3) = self.pre_norm, self.norms
         attend = F.scaled_dot_product_attention
         y = norm_1(x) if pre else x
-        q, k, v = (self._split_heads(w(y)) for w in self.w_qkv)
+        q, k, v = map(self._split_heads, self._project(y))
         keys, values = (t[:, :, : step.n_slots] for t in cache[:2])
         keys[:, :, step.n_past :], values[:, :, step.n_past :] = k, v
         y = attend(q, keys, values, step.slot_mask)
@@ -135,6 +141,12 @@ class _ShortStep:
         x = x if pre else norm_2(x)
         x = x + self.w_2(self.activation(self.w_1(norm_3(x) if pre else x)))
         return x if pre else norm_3(x)
+
+    def _project(self, y: Float[Tensor, "b n d_model"]) -> Sequence[Tensor]:
+        "The queries, keys and values of all heads, in one product if it is in 8 bits."
+        if self.joined is None:
+            return [w(y) for w in self.w_qkv]
+        return self.joined(y).split(self.sizes, dim=-1)
 
     def _split_heads(self, x: Float[Tensor, "b n width"]) -> Float[Tensor, "b h n d"]:
         return x.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)
@@ -196,6 +208,10 @@ def prepare_for_inference(
         for name, child in list(module.named_children()):
             if isinstance(child, (nn.Dropout, FastDropout)):
                 setattr(module, name, nn.Identity())
+            elif precision == "int8" and type(child) is FusedMultiHeadAttention:
+                weights = [w.weight for w in (child.w_q, child.w_k, child.w_v)]
+                if name == "self_attn" and isinstance(module, DecoderLayer):
+                    child.joined = Int8Linear(torch.cat(weights), None)
             elif precision == "int8" and isinstance(child, nn.Linear):
                 setattr(module, name, Int8Linear(child.weight, child.bias))
     if precision == "int8":
