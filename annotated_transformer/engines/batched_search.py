@@ -96,6 +96,25 @@ def batched_greedy_search(
         done = done | (last == eos_id) | (limits <= n)
     return found
 
+# %% ../../nbs/90f_batched_search.ipynb #90e00012
+def _best_tokens(
+    log_probs: Float[Tensor, "b beam n_vocab"], scores: Float[Tensor, "b beam"], n: int
+) -> tuple[Float[Tensor, "b m"], Int[Tensor, "b m"], Int[Tensor, "b m"]]:
+    "The `n` best continuations: log-probabilities, hypotheses continued, new tokens."
+    n_vocab = log_probs.size(-1)
+    sizes = (size for size in range(256, 15, -1) if n_vocab % size == 0)
+    size = next(sizes, n_vocab)  # of a block
+    blocks = log_probs.unflatten(-1, (-1, size))  # (b, beam, n_blocks, size)
+    maxima = (blocks.amax(dim=-1) + scores[..., None]).flatten(1)  # (b, beam·n_blocks)
+    chosen = maxima.topk(min(n, maxima.size(1)), dim=1).indices
+    inside = blocks.flatten(1, 2).gather(1, chosen[..., None].expand(-1, -1, size))
+    block_scores = scores.gather(1, chosen // (n_vocab // size))
+    inside = (inside + block_scores[..., None]).flatten(1)
+    scores, place = inside.topk(min(n, inside.size(1)), dim=1)
+    # among the beam · n_vocab continuations
+    place = chosen.gather(1, place // size) * size + place % size
+    return scores, place // n_vocab, place % n_vocab
+
 # %% ../../nbs/90f_batched_search.ipynb #90e00015
 class _Beam(NamedTuple):
     "The hypotheses of the sentences in the batch."
@@ -175,9 +194,7 @@ def _advance(
     log_probs[..., eos_id] = -torch.inf
     n_others = log_probs.size(1) * (log_probs.size(2) - 1)
     n_kept = min(beam_size, n_others)
-    continued = (log_probs + beam.scores[..., None]).flatten(1)  # (b, beam·n_vocab)
-    scores, place = continued.topk(n_kept, dim=1)
-    parents, last = place // log_probs.size(2), place % log_probs.size(2)
+    scores, parents, last = _best_tokens(log_probs, beam.scores, n_kept)
     if n_others > beam_size:  # where nothing is dropped, every EOS counts
         ends = ends.masked_fill(~_eos_among_best(ends, scores), -torch.inf)
     ends = ends.masked_fill(beam.done[:, None], -torch.inf)
