@@ -157,6 +157,8 @@ def test_one_text_or_several(vocab):
     for wrong, says in ((None, "NoneType"), (b"a", "bytes"), (["a", None], "text 1")):
         with pytest.raises(TypeError, match=says):
             echo.translate(wrong)
+    with pytest.raises(TypeError, match="several texts"):
+        echo.n_best("Hello.")  # not six letters
 
 
 # the best few

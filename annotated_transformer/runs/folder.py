@@ -162,9 +162,12 @@ def _what_else(path: Path) -> str | None:
 
 def read_settings(path: Path) -> dict:
     "What config.json of a run says, of any kind; UserError for a folder without it."
-    if why := _what_else(path):
-        raise UserError(f"{path} is not a run folder: {why}")
-    return read_json(path / "config.json", About)
+    try:
+        return read_json(path / "config.json", About)
+    except UserError:
+        if why := _what_else(path):
+            raise UserError(f"{path} is not a run folder: {why}") from None
+        raise
 
 # %% ../../nbs/97_run_folder.ipynb #1828ca3e
 def read_config(path: Path) -> tuple[Recipe, dict]:

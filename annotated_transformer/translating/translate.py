@@ -28,16 +28,16 @@ _ABBREVIATIONS = set(
     "Mr Mrs Ms Dr Prof St Sr Jr vs etc e.g i.e approx No Gen Col Inc Ltd "
     "bzw usw ca Nr Hr Fr z.B d.h u.a Str evtl ggf inkl Mio Mrd M Mme Mlle".split()
 )
-_END = re.compile(r"""[.!?…]+["'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*|\s*[\r\n]\s*""")
+_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*|[\r\n]\s*""")
 
 
 def _ends_sentence(before: str, mark: str, after: str, is_lower: bool) -> bool:
     "Whether a sentence ends with this mark; `is_lower` = the text has no capitals."
     if mark[0] not in ".!?…":
         return True
-    if after[:1].islower() and not is_lower:
+    if after.islower() and not is_lower:
         return False
-    word = before.split()[-1].lstrip("\"'“„«([") if before.split() else ""
+    word = before.split()[-1].lstrip("\"'“„«([").rstrip(".") if before.split() else ""
     short = word in _ABBREVIATIONS or re.fullmatch(r"\d{1,2}|(\w\.)*[^\W\dI]", word)
     return not (short and mark[0] == ".")
 
@@ -46,9 +46,11 @@ def sentences(text: str) -> list[tuple[str, str]]:
     "The sentences of a text, each with the white space that follows it."
     found, start, is_lower = [], 0, text == text.lower()
     for end in _END.finditer(text):
-        before, after = text[start : end.start()], text[end.end() :]
+        # a line may have millions of marks: only what is next to each is copied
+        before = text[max(start, end.start() - 40) : end.start()]
+        after = text[end.end() : end.end() + 1]
         if after and _ends_sentence(before, end[0], after, is_lower):
-            sentence = before + end[0].rstrip()
+            sentence = text[start : end.end()].rstrip()
             found.append((sentence, text[start + len(sentence) : end.end()]))
             start = end.end()
     return [*found, (text[start:].rstrip(), "")]
@@ -172,13 +174,14 @@ class Translator:
 
     def parts(self, text: str, split: bool = False) -> list[Part]:
         "The parts of a text; with `split` each sentence is one at least."
-        lines = re.findall(r"([^\r\n]+)([\r\n]*)", text)
+        lines = sentences if split else re.compile(r"([^\r\n]+)([\r\n]*)").findall
         parts, gap = [], ""
-        for sentence, after in sentences(text) if split else lines:
+        for sentence, after in lines(text):
             for i, ids in enumerate(self.split(sentence)):
-                is_word = self.vocab.tokens(ids[:1])[0].startswith(SPACE)
-                between = gap if i == 0 else " " if is_word else ""
-                parts.append(Part(ids, between, i > 0))
+                if i > 0:
+                    is_word = self.vocab.tokens(ids[:1])[0].startswith(SPACE)
+                    gap = " " if is_word else ""
+                parts.append(Part(ids, gap, i > 0))
                 gap = ""
             gap += after
         return parts
@@ -212,8 +215,15 @@ class Translator:
     ) -> list[list[Translation]]:
         """The best translations of each text, best first, as many as were found.
 
-        A text without a token has one, which is empty.
+        A text without a token has one, which is empty. TypeError for other things than
+        several texts.
         """
+        if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
+            raise TypeError(f"several texts are needed, not {type(texts).__name__}")
+        texts = list(texts)
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"text {i} is of type {type(text).__name__}, not str")
         return self.n_best_of_parts([self.parts(text, split) for text in texts])
 
     def n_best_of_parts(self, texts: list[list[Part]]) -> list[list[Translation]]:
@@ -241,16 +251,10 @@ class Translator:
         With `split`, a text is translated sentence by sentence. One without a token
         gives an empty translation. TypeError for other things than text.
         """
-        several = [texts] if isinstance(texts, str) else texts
-        if isinstance(several, bytes) or not isinstance(several, Iterable):
-            kind = type(several).__name__
-            raise TypeError(f"translate needs a string or several, not {kind}")
-        several = list(several)
-        for i, text in enumerate(several):
-            if not isinstance(text, str):
-                raise TypeError(f"text {i} is of type {type(text).__name__}, not str")
-        found = [best.text for best, *_ in self.n_best(several, split)]
-        return found[0] if isinstance(texts, str) else found
+        is_one = isinstance(texts, str)
+        found = self.n_best([texts] if is_one else texts, split)
+        translations = [best.text for best, *_ in found]
+        return translations[0] if is_one else translations
 
 # %% ../../nbs/61b_translate.ipynb #f5408749
 def line_groups(
