@@ -156,35 +156,6 @@ def build_with_weights(
         set_weights(model, weights)
     return model
 
-
-def tensor_shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    "The shape of each tensor."
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def check_shapes(
-    path: Path,
-    found: dict[str, tuple[int, ...]],
-    wanted: dict[str, tuple[int, ...]],
-) -> None:
-    "Refuse tensors that are missing, unexpected or of another shape."
-    for name, shape in wanted.items():
-        if name not in found:
-            raise UserError(f"{path}: lacks the weight {name}, which this model needs")
-        if found[name] != shape:
-            raise UserError(
-                f"{path}: {name} has shape {found[name]}, this model needs {shape}"
-            )
-    for name in sorted(found.keys() - wanted.keys()):
-        raise UserError(f"{path}: unexpected weight {name}")
-
-
-def check_finite(path: Path, weights: dict[str, Tensor]) -> None:
-    "Refuse values that are not finite, and integers."
-    for name, weight in weights.items():
-        if not (weight.is_floating_point() and weight.float().isfinite().all()):
-            raise UserError(f"{path}: {name} is not a tensor of finite floats")
-
 # %% ../../nbs/97a_checkpoint.ipynb #0ab07e02
 def weights_metadata(config: ModelConfig, which: str) -> dict:
     "For the header of a weights file: the sizes of its model, and which weights."
