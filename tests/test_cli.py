@@ -165,7 +165,15 @@ translate run asked --device mps | device 'mps' cannot be used here: PyTorch see
 translate run asked --device gpu | device 'gpu' cannot be used here: use cpu, cuda
 score asked --ref asked --tokenize ko-mecab | needs pip install sacrebleu[ko]
 translate run asked --sample --seed 9999999999999999999 | is not in the range
-translate run bad.gz | bad.gz cannot be read: Not a gzipped file
+translate run bad.gz | bad.gz cannot be read: Unknown compression method
+translate run nofile | nofile: no such file
+train --out new --pairs 4.tsv | line 1 has 4 columns (1 | a | 2 | b): choose source and
+train --out new --pairs 4.tsv --columns 2,5 | line 1 has 4 columns (1 | a | 2 | b)
+train --out new --pairs 4.tsv --columns 2 | '2' is not two numbers, such as 2,4
+{OWN} --columns 1,2 | --columns cannot be used with --src
+train --resume run --src de --tgt en | run was started with other text than the files given
+train --resume run --data builtin | other text than data=builtin
+score asked --ref asked --flavours xx | Moses does not know the language 'xx': use as,
 {SAY} --beam-size 0 | beam_size=0
 {SAY} --n-best 5 | n_best=5 with beam_size=4
 {SAY} --top-p 0.5 | --top-p cannot be used without --sample
@@ -196,12 +204,13 @@ demo --out de | choose another place
 
 @pytest.mark.parametrize("case", REFUSED.strip().split("\n"))
 def test_mistakes(case, run):
-    Path("bad.gz").write_bytes(b"not compressed")
+    Path("bad.gz").write_bytes(b"\x1f\x8bnot compressed")
+    write("4.tsv", ["1\ta\t2\tb"])
     Path("mine.html").write_text("<p>mine</p>")
     Path("empty_folder").mkdir()
     Path("theirs").mkdir()
     Path("theirs/config.json").write_text('{"model_type": "marian"}')
-    line, message = case.split(" | ")
+    line, message = case.split(" | ", 1)
     assert message in refused(run, line)
 
 
@@ -245,6 +254,19 @@ def test_pairs_in_one_file(run):
     shutil.rmtree("new/data")
     assert "pass --data, --pairs, or" in refused(run, f"train --resume new {QUIET}")
     done(run, f"train --resume new --pairs pairs.tsv {QUIET}")
+
+
+def test_what_was_read_is_said_once_and_kept(run):
+    "In the order of a wrong option; a resumed run is silent."
+    sides = zip(*(Path(name).read_text("utf-8").split("\n") for name in ("de", "en")))
+    write("4.tsv", [f"{i}\t{de}\t{i}\t{en}" for i, (de, en) in enumerate(sides) if en])
+    options = f"--config tiny --columns 2,4 --src-lang en --tgt-lang de {TINY}"
+    _, err = done(run, f"train --pairs 4.tsv {options} --out new")
+    kept = json.loads(Path("new/config.json").read_text(encoding="utf-8"))["text"]
+    assert f"text: {kept['train']:,} pairs to train on" in err and kept["too_long"] == 0
+    assert "warning: source and target look swapped: are they en and de?" in err
+    assert [src for src, _ in kept["examples"]] and kept["src_tokens"] > 3
+    assert "text:" not in done(run, "train --resume new max_steps=6")[1]
 
 
 def test_bleu_and_tensorboard(run, monkeypatch):
@@ -378,10 +400,16 @@ def test_scores(run):
     first, second, third, unsure = lines_of(run, f"score good run few.de {greedy}")
     assert first.startswith("good: BLEU = 9") and "p =" not in first
     assert second.startswith("run: BLEU = ")
-    assert second.endswith("p = 0.0001, 40 sentences differ")
+    assert second.endswith("p = 0.0001, sentences that differ: 40")
     assert third.startswith("few.de: BLEU = 100.00")
-    assert third.endswith("p = 1.0000, 1 sentences differ")
+    assert third.endswith("p = 1.0000, sentences that differ: 1")
     assert unsure.startswith("run: perplexity = ")
+
+
+def test_nothing_is_scored_too(run):
+    "A system that says nothing has a BLEU of 0."
+    write("empty", 40 * [""])
+    assert lines_of(run, "score empty --ref few.de")[0].startswith("BLEU = 0.00")
 
 
 def test_scores_of_chinese(run):

@@ -54,14 +54,16 @@ ODD = "one\u2028two\x0bthree\x85four"
         (b"a\n\nb\n", ["a", "", "b"]),
         ((ODD + "\nb\n").encode(), [ODD, "b"]),
         (b"a\rb\n", ["a\rb"]),
+        (b"a\rb\r\rc", ["a", "b", "", "c"]),
         ("a\n\ufeffb\n".encode(), ["a", "\ufeffb"]),
     ],
 )
-@pytest.mark.parametrize("name", ["f.en", "f.en.gz"])
-def test_lines(tmp_path, name, data, lines):
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    assert read_lines(path) == lines == read_lines(str(path))
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_lines(tmp_path, compress, data, lines):
+    "Whether a file is compressed is in its bytes, and not in its name."
+    for name in ("f.en", "f.en.gz"):
+        (path := tmp_path / name).write_bytes(compress(data))
+        assert read_lines(path) == lines == read_lines(str(path))
 
 
 def test_pairs(tmp_path):
@@ -305,8 +307,8 @@ def test_same_sentences_are_set_aside_as_ever(tmp_path, n):
 
 
 def test_pairs_in_one_file(tmp_path):
-    "As two files: the same sentences are set aside; what follows a second tab is not read."
-    lines = [f"s {i}\tt {i}\tby {i}" for i in range(300)] + ["", "\tx", "x\t", "a\tb"]
+    "As two files: the same sentences are set aside."
+    lines = [f"s {i}\tt {i}" for i in range(300)] + ["", "\tx", "x\t", "a\tb"]
     one = corpus_from_pairs(write(tmp_path / "pairs", lines))
     both = [
         write(tmp_path / side, [f"{side} {i}" for i in range(300)]) for side in "st"
@@ -326,3 +328,84 @@ def test_pairs_in_one_file(tmp_path):
         for files in ((name, "pairs"), ("pairs", name)):
             with pytest.raises(UserError, match=says):
                 corpus_from_pairs(*(tmp_path / name for name in files))
+
+
+# ---- text as people have it
+
+PAIRS = [("Go, now!", 'He said "go".'), ("Hi.", "Hallo.")]
+FORMS = {
+    "quoted by pandas": (b'Go, now!\t"He said ""go""."\nHi.\tHallo.\n', None),
+    "quoted by a spreadsheet": (
+        b'"Go, now!"\t"He said ""go""."\r\nHi.\tHallo.\r\n',
+        None,
+    ),
+    "all quoted": (b'"Go, now!"\t"He said ""go""."\n"Hi."\t"Hallo."\n', None),
+    "headings": (b'Source\tTarget\nGo, now!\tHe said "go".\nHi.\tHallo.\n', None),
+    "headings with codes": (b'en\tde\nGo, now!\tHe said "go".\nHi.\tHallo.', None),
+    "an index and a licence": (
+        b'\ten\tde\tby\n0\tGo, now!\tHe said "go".\tCC\n1\tHi.\tHallo.\tCC\n',
+        (2, 3),
+    ),
+    "the other way round": (b'He said "go".\tGo, now!\nHallo.\tHi.\n', (2, 1)),
+    "tatoeba.org": (
+        b'\xef\xbb\xbf7\tGo, now!\t9\tHe said "go".\n\n8\tHi.\t9\tHallo.\n',
+        (2, 4),
+    ),
+    "empty columns": (b'Go, now!\tHe said "go".\t\t\nHi.\tHallo.\t\t\n', None),
+    "CR": (b'Go, now!\tHe said "go".\rHi.\tHallo.\r', None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tables_as_programs_write_them(tmp_path, form):
+    data, columns = FORMS[form]
+    (path := tmp_path / "pairs").write_bytes(data)
+    assert [*TextPairs([(path,)], columns=columns)] == PAIRS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'"Go."\t"Los", sagte er.\nHi.\tHallo.\n',
+        b'"Go."\tLos, los!\nHi.\tHallo.\n',
+        b'"Go."\tLos!\nHi.\tHallo.\n',
+    ],
+)
+def test_quotation_marks_of_a_sentence_stay(tmp_path, data):
+    (path := tmp_path / "pairs").write_bytes(data)
+    assert next(iter(TextPairs([(path,)])))[0] == '"Go."'
+
+
+@pytest.mark.parametrize(
+    "data, columns, says",
+    [
+        (
+            b"1\ta\t2\tb\n",
+            None,
+            r"line 1 has 4 columns \(1 \| a \| 2 \| b\): .* --columns",
+        ),
+        (b"a\tb\nc\td\te\n", None, r"line 2 has 3 columns \(c \| d \| e\)"),
+        (b"1\ta\t2\tb\n1\ta\n", (2, 4), r"line 2 has 2 columns \(1 \| a\)"),
+        (
+            b"PK\x03\x04...",
+            None,
+            "is a zip archive or a spreadsheet: unpack it, or save",
+        ),
+        (b"BZh9...", None, "is compressed with bzip2: unpack it first"),
+        (b"\xfd7zXZ\0", None, "is compressed with xz: unpack it first"),
+        ("a\tb\n".encode("utf-16"), None, "is UTF-16: save it as UTF-8"),
+        ("a\tb\n".encode("utf-16-be"), None, "is UTF-16 or no text: save it as UTF-8"),
+        (gzip.compress(b"a\tb\n")[:-9], None, "cannot be read: "),
+        (b"\x1f\x8b", None, "cannot be read: "),
+    ],
+)
+def test_text_of_another_kind_is_named(tmp_path, data, columns, says):
+    (path := tmp_path / "pairs.tsv").write_bytes(data)
+    with pytest.raises(UserError, match=says):
+        corpus_from_pairs(path, columns=columns)
+
+
+def test_columns_are_part_of_a_text(tmp_path):
+    (path := tmp_path / "pairs").write_bytes(b"1\ta\tb\n")
+    texts = [TextPairs([(path,)], columns=columns) for columns in ((2, 3), (1, 3))]
+    assert fingerprint(texts[0]) != fingerprint(texts[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from gate import drift, refused, remake
-from notebooks import write_clean
+from notebooks import export, write_clean
 
 
 def cell(source: str, kind: str = "code") -> dict:
@@ -136,6 +136,8 @@ def test_conflict_markers(toy, kind):
     ours = cell("`<<<<<<< HEAD`\n1 < 2" if kind == "markdown" else "<<<<<<< HEAD", kind)
     notebook(toy / NOTEBOOK, cell("# Toy\n> Twice", "markdown"), ours)
     assert refused(toy) == ["11_toy.ipynb, cell 1: has conflict markers of a merge"]
+    with pytest.raises(SystemExit, match="11_toy.ipynb, cell 1: has conflict"):
+        export(toy)
     (toy / NOTEBOOK).write_text("{\n<<<<<<< HEAD\n")
     [line] = refused(toy)
     assert line.startswith("11_toy.ipynb: not JSON")

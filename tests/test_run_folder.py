@@ -12,6 +12,7 @@ from annotated_transformer import UserError
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.data.vocab import learn_bpe
+from annotated_transformer.io.files import remove
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs import checkpoint
@@ -123,6 +124,27 @@ def test_a_start_that_was_killed_is_made_again(corpus, tmp_path):
         assert run.encoded(quiet=True).text_sha256 == text_sha256(corpus)
     names = {"checkpoints", "config.json", "data", "vocab.model"}
     assert {file.name for file in path.iterdir()} == names
+
+
+def test_a_damaged_newest_checkpoint_leaves_the_one_before(run, training):
+    model, optimizer = training
+    with RunFolder.open(run) as folder:
+        for step in (1500, 3000):
+            folder.progress = folder.progress._replace(step=step)
+            folder.save_checkpoint(model, optimizer)
+            folder.wait_written()
+        older, newest = checkpoints(folder.checkpoint_folder)
+        (newest / "model.safetensors").write_bytes(b"cut")
+        says = f"cannot be used: .*; remove {newest} to continue from the one before"
+        with pytest.raises(UserError, match=says):
+            folder.load_latest(model, optimizer)
+        remove(newest)
+        folder.load_latest(model, optimizer)
+        assert folder.progress.step == 1500
+        (older / "model.safetensors").write_bytes(b"cut")
+        with pytest.raises(UserError) as only:
+            folder.load_latest(model, optimizer)
+    assert "remove" not in str(only.value)
 
 
 @pytest.mark.parametrize(

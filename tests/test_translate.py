@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,6 +163,21 @@ def test_one_text_or_several(vocab):
 
 
 # the best few
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate")]
+)
+def test_out_of_memory_says_what_to_lower(vocab, error):
+    def fails(*_):
+        raise error
+
+    decoder = lambda model: SimpleNamespace(start=fails, step=None)
+    model = torch.nn.Linear(1, 1)
+    small = Translator(model, vocab, batch_tokens=64, decoder=decoder)
+    says = "^out of memory on cpu: lower batch_tokens=64 or the beam size$"
+    with pytest.raises(UserError, match=says):
+        small.translate("Hello.")
 
 
 def test_best_first(translator):

@@ -29,6 +29,19 @@ def joined(text: str | list[str]) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
+def conflicts(path: Path) -> list[str]:
+    "One line for each cell of a notebook that has markers of a merge, or for the whole if it is not JSON."
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except ValueError:
+        return [f"{path.name}: not JSON, as after a merge with conflicts"]
+    return [
+        f"{path.name}, cell {i}: has conflict markers of a merge"
+        for i, cell in enumerate(cells)
+        if re.search(r"^`?(<{7}|>{7})", joined(cell["source"]), re.M)
+    ]
+
+
 # ---- cells
 
 

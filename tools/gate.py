@@ -6,14 +6,13 @@ Makes it all again in a copy and compares. The checkout itself is only read, and
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from cells import ROOT, joined, options, settings, strict_yaml
+from cells import ROOT, conflicts, joined, options, settings, strict_yaml
 from translate import of_gate
 
 # nbdev keeps the version line of __init__.py, people keep the rest
@@ -77,26 +76,19 @@ def drift(root: Path) -> list[str]:
 
 
 def wrong_cells(path: Path) -> list[str]:
-    "One line for each cell that has a merge conflict, or options that Quarto would refuse."
-    try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    except ValueError:
-        return [f"{path.name}: not JSON, as after a merge with conflicts"]
+    "One line for each cell that has options that Quarto would refuse."
     lines = []
-    for i, cell in enumerate(cells):
-        source, where = joined(cell["source"]), f"{path.name}, cell {i}"
-        if re.search(r"^`?(<{7}|>{7})", source, re.M):
-            lines.append(f"{where}: has conflict markers of a merge")
+    for i, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         if cell["cell_type"] == "code":
             try:
-                options(source, where)
+                options(joined(cell["source"]), f"{path.name}, cell {i}")
             except ValueError as e:
                 lines.append(" ".join(str(e).split()))
     return lines
 
 
 def refused(root: Path) -> list[str]:
-    "The wrong cells of all notebooks, and settings of the site that Quarto would refuse."
+    "What a merge left in notebooks, their wrong cells, and settings of the site that Quarto would refuse."
     lines, quarto = [], root / "_quarto.yml"
     if quarto.exists():
         try:
@@ -104,7 +96,7 @@ def refused(root: Path) -> list[str]:
         except ValueError as e:
             lines.append(" ".join(str(e).split()))
     for path in sorted(root.glob("nbs/[!_.]*.ipynb")):
-        lines += wrong_cells(path)
+        lines += conflicts(path) or wrong_cells(path)
     return lines
 
 

@@ -2,7 +2,8 @@
 """Export the notebooks, run them, make README.md from the index.
 
 tools/notebooks.py export            notebooks → package, notebooks cleaned, README.md made; nothing is run
-tools/notebooks.py setup             once in an environment: nbdev's own commands find what settings.ini names in tools/
+tools/notebooks.py setup             once in an environment: nbdev's own commands find what settings.ini names in tools/, and git merges
+                                     notebooks by cells
 tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default: all) run top to bottom, their outputs stored
 tools/notebooks.py alone [NAME ...]  each runs in an empty folder, with the package that is installed; nothing is exported or stored
 """
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -19,7 +21,16 @@ from functools import partial
 from pathlib import Path
 
 import nbformat
-from cells import FOLDED, ROOT, directives, is_folded, is_hidden, readme, settings
+from cells import (
+    FOLDED,
+    ROOT,
+    conflicts,
+    directives,
+    is_folded,
+    is_hidden,
+    readme,
+    settings,
+)
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from translate import begun, languages, site, translated
@@ -135,10 +146,13 @@ def export(root: Path = ROOT) -> None:
     "Notebooks → package, notebooks cleaned, README.md and translations of it made, in `root`, which is the current directory."
     from nbdev.doclinks import nbdev_export
 
+    notebooks = sorted((root / "nbs").glob("[!_.]*.ipynb"))
+    if lines := [line for path in notebooks for line in conflicts(path)]:
+        sys.exit("\n".join(lines))
     nbdev_export()
     unix_lines(root / settings(root)["lib_path"])
     relative_imports(root / settings(root)["lib_path"])
-    for path in (root / "nbs").glob("[!_.]*.ipynb"):
+    for path in notebooks:
         write_clean(json.loads(path.read_text(encoding="utf-8")), path)
     index = root / "nbs" / settings(root)["readme_nb"]
     made = {}
@@ -168,6 +182,10 @@ def main() -> int:
         to = Path(sysconfig.get_path("purelib"), "tools.pth")
         to.write_text(f"{ROOT / 'tools'}\n", encoding="utf-8")
         (ROOT / "README.md").touch()  # nbdev would make it anew from a newer index
+        if (ROOT / ".git").exists():
+            driver = Path(sysconfig.get_path("scripts"), "nbdev_merge")
+            setting = ["merge.nbdev-merge.driver", f'"{driver}" %O %A %B %P']
+            subprocess.run(["git", "config", *setting], check=True)
         return 0
     if args.command != "alone":
         export()

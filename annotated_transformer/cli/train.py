@@ -7,6 +7,7 @@ __all__ = ['say', 'program', 'shell_line']
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0004
 import os
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,20 @@ _FOLDER = "ANNOTATED_TRANSFORMER_DATA"
 _RECIPES = click.Choice([*RECIPES, "fine-tune"])
 _CONFIG = f"Recipe: {', '.join(RECIPES)}; without it small, with --from fine-tune."
 _START = f"Start from the weights and the vocabulary of this run, or of {MODELS}."
+_COLUMNS = (
+    "Of source and target in --pairs, counted from 1, if there are more than two."
+)
+
+
+def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None):
+    "Two numbers; an error of usage for anything else."
+    if text is None:
+        return None
+    if not (found := re.fullmatch(r"([1-9]\d{0,3}),([1-9]\d{0,3})", text)):
+        raise click.BadParameter(f"{text!r} is not two numbers, such as 2,4")
+    return int(found[1]), int(found[2])
+
+
 _NEW_RUN = shared(
     argument(
         "settings", nargs=-1, metavar="[KEY=VALUE]...", help="dropout=0.3 seed=1 …"
@@ -89,6 +104,7 @@ _NEW_RUN = shared(
     path("--valid-tgt", help="Its translation."),
     path("--pairs", help="In place of --src and --tgt: source, tab, target a line."),
     path("--valid-pairs", help="Pairs to validate on; else a part of --pairs."),
+    option("--columns", metavar="N,N", callback=_columns, help=_COLUMNS),
     option("--src-lang", metavar="CODE", help="Source language, such as en or pt-BR."),
     option("--tgt-lang", metavar="CODE", help="Target language."),
     path("--from", "start", metavar="RUN", help=_START),
@@ -100,7 +116,7 @@ _NEW_RUN = shared(
 _GO_WITH: dict[str, tuple[str, ...]] = {
     "data": (),
     "src": ("tgt", "valid_src", "valid_tgt", "src_lang", "tgt_lang"),
-    "pairs": ("valid_pairs", "src_lang", "tgt_lang"),
+    "pairs": ("valid_pairs", "columns", "src_lang", "tgt_lang"),
 }
 
 

@@ -47,6 +47,7 @@ _TRANSLATOR = shared(
     option("--beam-size", type=int, help=_BEAM),
     option("--alpha", type=float, help="Length penalty: larger for longer sentences."),
     choice("--precision", "fp32", "bf16", "int8", help="int8 is the fastest on a CPU."),
+    option("--batch-tokens", default=4096, help="Source tokens translated at once."),
     _DEVICE,
 )
 
@@ -101,7 +102,6 @@ computes in fp32 or int8, and has our translations unless --alpha is large."""
 @option("--top-p", type=float, help="In sampling, total probability of tokens used.")
 @option("--seed", type=_SEED, help="In sampling, another seed draws others.")
 @_TRANSLATOR
-@option("--batch-tokens", default=4096, help="Source tokens translated at once.")
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
 @flag("--no-split", help="Translate a line at once, even if it has several sentences.")
 @flag("--quiet", help="No progress bar.")
@@ -126,11 +126,11 @@ def _translate(
     from ..translating import translate
     from ..translating.load import load
 
-    _say_which_model(run)
-    translator = load(run, device, search, batch_tokens, precision, engine)
     typing = file is None and sys.stdin.isatty()
     silent = quiet or typing or sys.stdout.isatty()
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
+        _say_which_model(run)
+        translator = load(run, device, search, batch_tokens, precision, engine)
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
         found = translate.translate_stream(translator, lines, name, not no_split)
@@ -164,6 +164,7 @@ def _score(
     flavours,
     perplexity,
     precision,
+    batch_tokens,
     device,
     **beam,
 ) -> None:
@@ -177,6 +178,8 @@ def _score(
     from ..translating.load import load
     from ..translating.significance import score_systems
 
+    if flavours:
+        evaluate.moses_tokenize([], flavours)  # a wrong language is found now
     folders = [name for name in run if pretrained_run(name) or name.is_dir()]
     if folders and src is None:
         raise UserError(f"--src is missing: it is what {folders[0]} translates")
@@ -188,7 +191,8 @@ def _score(
     translators = {}
     for name in folders:
         _say_which_model(name)
-        translators[name] = load(name, device, _search(**beam), precision=precision)
+        search = _search(**beam)
+        translators[name] = load(name, device, search, batch_tokens, precision)
         texts[name] = translators[name].translate(texts[src])
     hypotheses = {str(name): texts[name] for name in run}
     if tokenize == "13a" and re.search(

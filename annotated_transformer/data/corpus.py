@@ -391,27 +391,29 @@ def known_languages(about: dict) -> tuple[str | None, str | None]:
     return src, tgt
 
 # %% ../../nbs/51a_corpus.ipynb #9161102a
-def _set_aside(files: tuple[Path, ...]) -> tuple[TextPairs, TextPairs]:
+def _set_aside(
+    files: tuple[Path, ...], columns: tuple[int, int] | None = None
+) -> tuple[TextPairs, TextPairs]:
     """Split text by the hash of the source, to train and to validate on.
 
     UserError if all sentences are the same.
     """
-    n, (last, _) = deque(enumerate(TextPairs([files]), 1), maxlen=1).pop()
+    n, (last, _) = deque(
+        enumerate(TextPairs([files], None, columns), 1), maxlen=1
+    ).pop()
     limit = min(0.05, 1000 / n) * 2**32
 
     def split(aside):
         keeps = (lambda s: not aside(s)), aside
-        return tuple(TextPairs([files], keep) for keep in keeps)
+        return tuple(TextPairs([files], keep, columns) for keep in keeps)
 
     train, valid = split(lambda s: zlib.crc32(s.encode()) < limit)
     if not (any(train) and any(valid)):
         # a very small file: hold out its last sentence
         train, valid = split(lambda s: s == last)
     if not any(train):
-        raise UserError(
-            f"{files[0]} has only identical pairs ({n}): too few to train and to "
-            "validate on"
-        )
+        which = "only one pair" if n == 1 else f"the same source in all {n} pairs"
+        raise UserError(f"{files[0]} has {which}: too few to train and to validate on")
     return train, valid
 
 # %% ../../nbs/51a_corpus.ipynb #94dbb1c3
@@ -419,6 +421,7 @@ def _own_corpus(
     given: dict[str, str | Path | None],  # by option: to train on, then to validate on
     src_lang: str | None,
     tgt_lang: str | None,
+    columns: tuple[int, int] | None = None,  # as for `TextPairs`
 ) -> Corpus:
     "A corpus of text of your own, read once to check it."
     _check_language("src_lang", src_lang)
@@ -437,9 +440,9 @@ def _own_corpus(
     half = len(paths) // 2
     train, valid = (tuple(filter(None, part)) for part in (paths[:half], paths[half:]))
     if len(valid) < len(train):
-        splits = _set_aside(train)
+        splits = _set_aside(train, columns)
     else:
-        splits = TextPairs([train]), TextPairs([valid])
+        splits = TextPairs([train], None, columns), TextPairs([valid], None, columns)
         for pairs in splits:
             # find mistakes in the files now, and not during training
             deque(pairs, maxlen=0)
@@ -464,10 +467,11 @@ def corpus_from_pairs(
     valid_pairs: str | Path | None = None,  # None: some of `pairs` are set aside
     src_lang: str | None = None,  # as for `corpus_from_files`
     tgt_lang: str | None = None,
+    columns: tuple[int, int] | None = None,  # of source and target, from 1; None: two
 ) -> Corpus:  # without a test set
     "A file of pairs with a tab between source and target, read once to check it."
     given = {"pairs": pairs, "valid_pairs": valid_pairs}
-    return _own_corpus(given, src_lang, tgt_lang)
+    return _own_corpus(given, src_lang, tgt_lang, columns)
 
 # %% ../../nbs/51a_corpus.ipynb #04687200
 def corpus_from_source(source: dict) -> Corpus:

@@ -12,13 +12,16 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from importlib import import_module
 from itertools import chain, zip_longest
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from .. import UserError
@@ -66,42 +69,73 @@ def optional(what: str, name: str) -> Any:
         ) from None
 
 
+# what files of another kind begin with, and what to do about them
+_KINDS = {
+    b"PK\x03\x04": "a zip archive or a spreadsheet: unpack it, or save the sheet as text",
+    b"BZh": "compressed with bzip2: unpack it first",
+    b"\xfd7zXZ": "compressed with xz: unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed with Zstandard: unpack it first",
+    b"7z\xbc\xaf": "a 7z archive: unpack it first",
+    b"%PDF": "a PDF: save its text first",
+    b"\xff\xfe": "UTF-16: save it as UTF-8",
+    b"\xfe\xff": "UTF-16: save it as UTF-8",
+}
+
+
+def _kind(head: bytes) -> str | None:
+    "What a file is that begins with these bytes; None for text in UTF-8."
+    found = [kind for start, kind in _KINDS.items() if head.startswith(start)]
+    if not found and b"\0" in head:
+        return "UTF-16 or no text: save it as UTF-8"
+    return found[0] if found else None
+
+
 @contextmanager
 def open_text(
-    path: str | Path,  # plain or .gz
+    path: str | Path,  # plain or compressed with gzip
 ) -> Iterator[Any]:
-    "A file opened in binary; UserError if it cannot be read."
-    try:
-        file = (gzip.open if Path(path).suffix == ".gz" else open)(path, "rb")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    try:
-        with file:
+    "A file opened in binary; UserError if it cannot be read, or is of another kind."
+    with ExitStack() as stack:
+        try:
+            file: Any = stack.enter_context(open(path, "rb"))
+            if file.peek(2)[:2] == b"\x1f\x8b":
+                file = stack.enter_context(gzip.open(file))
+            kind = _kind(file.peek(4))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file") from None
+        except (OSError, EOFError, zlib.error) as e:
+            reason = getattr(e, "strerror", None) or e
+            raise UserError(f"{path} cannot be read: {reason}") from None
+        if kind:
+            raise UserError(f"{path} is {kind}")
+        try:
             yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile) as e:  # others may be of the output
-        raise UserError(f"{path} cannot be read: {e}") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as e:  # others are not of it
+            raise UserError(f"{path} cannot be read: {e}") from None
 
 # %% ../../nbs/96a_text.ipynb #62841706
 def _stream_lines(
-    path: str | Path,  # UTF-8, plain or .gz
+    path: str | Path,  # UTF-8, plain or compressed with gzip
 ) -> Iterator[str]:
-    """The lines of a file, one at a time, cut at line feeds only.
+    """The lines of a file, one at a time, which end with LF, CR LF or CR.
 
     UserError names what is wrong.
     """
-    has_text = False
+    line = None
     with open_text(path) as file:
-        for line in decode_lines(file, f"{path}, "):
-            has_text = has_text or line != ""
+        lines, head = file, file.peek(1)
+        if b"\r" in head and b"\n" not in head:
+            # Latin-1 makes each byte a character, and back
+            text = io.TextIOWrapper(file, encoding="latin-1", newline="\r")
+            lines = (line.encode("latin-1") for line in text)
+        for line in decode_lines(lines, f"{path}, "):
             yield line
-    if not has_text:
+    if line is None:
         raise UserError(f"{path} is empty: it needs one sentence per line")
 
 # %% ../../nbs/96a_text.ipynb #d9bad3c9
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a UTF-8 file, plain or .gz, cut at line feeds only.
+    """All lines of a UTF-8 file, plain or compressed with gzip.
 
     UserError names what is wrong with the file.
     """
@@ -124,27 +158,80 @@ def _aligned_pairs(
         )
 
 # %% ../../nbs/96a_text.ipynb #96a00009
-def _tab_pairs(path: str | Path) -> Iterator[tuple[str, str]]:
-    "The pairs of a file with tabs; UserError names a line that has none."
+@lru_cache
+def _is_quoted(
+    path: Path,
+    changed: float,  # its time of modification
+) -> bool:
+    "Whether fields are in quotation marks as spreadsheets and pandas write them."
+    doubled = quoted = plain = plain_comma = no_comma = False
+    for line in _stream_lines(path):
+        for field in filter(None, line.split("\t")):
+            has_comma = "," in field
+            if re.fullmatch('"([^"]|"")*"', field):
+                quoted, no_comma = True, no_comma or not has_comma
+                doubled = doubled or '""' in field[1:-1]
+            elif '"' in field:
+                return False
+            else:
+                plain, plain_comma = True, plain_comma or has_comma
+    return quoted and (doubled or not plain or not (plain_comma or no_comma))
+
+
+_HEADINGS = set(
+    "source target src tgt text sentence translation original input output "
+    "english german french spanish italian portuguese dutch russian chinese japanese "
+    "en de fr es it pt nl ru zh ja deutsch".split()
+)
+
+
+def _is_heading(pair: tuple[str, str]) -> bool:
+    return all(side.strip().lower() in _HEADINGS for side in pair)
+
+
+def _fields(line: str, quoted: bool) -> list[str]:
+    "The columns of a line; at its end, empty ones after the second are left out."
+    fields = line.split("\t")
+    while len(fields) > 2 and not fields[-1].strip():
+        fields.pop()
+    return [
+        x[1:-1].replace('""', '"') if quoted and x[:1] == '"' else x for x in fields
+    ]
+
+
+def _tab_pairs(
+    path: Path,
+    columns: tuple[int, int] | None = None,  # of source and target, from 1; None: both
+) -> Iterator[tuple[str, str]]:
+    "The pairs of a file with tabs, without headings; UserError names a line without."
+    quoted = _is_quoted(path, os.path.getmtime(path)) if path.is_file() else False
     for i, line in enumerate(_stream_lines(path), start=1):
-        src, tab, rest = line.partition("\t")
-        if line.strip() and not tab:
+        if not line.strip():
+            yield "", ""
+            continue
+        fields = _fields(line, quoted)
+        if len(fields) == 1:
             raise UserError(
                 f"{path}, line {i} has no tab: write the source, a tab, the target"
             )
-        yield src, rest.partition("\t")[0]
+        if len(fields) < max(columns or (2,)) or len(fields) > 2 and not columns:
+            read = " | ".join(shorten(field, 24, placeholder="…") for field in fields)
+            raise UserError(
+                f"{path}, line {i} has {len(fields)} columns ({read}): choose source and "
+                "target, for example --columns 1,2"
+            )
+        src, tgt = (fields[k - 1] for k in columns or (1, 2))
+        if i > 1 or not _is_heading((src, tgt)):
+            yield src, tgt
 
 # %% ../../nbs/96a_text.ipynb #96a0000c
-def _pairs_of(files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-    "The pairs of two aligned files or of one, without those of an empty side."
-    n_pairs = 0
-    for src, tgt in _tab_pairs(*files) if len(files) == 1 else _aligned_pairs(*files):
-        if src.strip() and tgt.strip():
-            n_pairs += 1
-            yield src, tgt
-    if not n_pairs:
-        names = " and ".join(map(str, files))
-        raise UserError(f"{names}: no pair with text on both sides")
+def _pairs_of(
+    files: tuple[Path, ...], columns: tuple[int, int] | None = None
+) -> Iterator[tuple[str, str]]:
+    "The pairs of two aligned files or of one, also those of an empty side."
+    if len(files) == 1:
+        return _tab_pairs(*files, columns)
+    return _aligned_pairs(*files)
 
 # %% ../../nbs/96a_text.ipynb #43da96ca
 class TextPairs:
@@ -160,25 +247,43 @@ class TextPairs:
         parts: Iterable[tuple[str | Path, ...]],
         # True for source sentences whose pairs are kept; None keeps all
         keep: Callable[[str], bool] | None = None,
+        # of source and target in files that have both, from 1; None: there are two
+        columns: tuple[int, int] | None = None,
     ):
         self.parts = [tuple(map(Path, files)) for files in parts]
         self.keep = keep
+        self.columns = columns
+        self.n_empty = 0  # pairs with an empty side, found in the last whole pass
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        pairs = chain.from_iterable(map(_pairs_of, self.parts))
-        return (pair for pair in pairs if self.keep is None or self.keep(pair[0]))
+        n_empty = 0
+        for files in self.parts:
+            n_pairs = 0
+            for src, tgt in _pairs_of(files, self.columns):
+                if not (src.strip() and tgt.strip()):
+                    n_empty += 1
+                    continue
+                n_pairs += 1
+                if self.keep is None or self.keep(src):
+                    yield src, tgt
+            if not n_pairs:
+                names = " and ".join(map(str, files))
+                raise UserError(f"{names}: no pair with text on both sides")
+        self.n_empty = n_empty
 
 # %% ../../nbs/96a_text.ipynb #bbf41d8d
 def fingerprint(pairs: Iterable[tuple[str, str]]) -> str:
     """The SHA-256 of a text, as 64 hexadecimal digits.
 
-    For `TextPairs` without `keep` it is that of the bytes of the files, otherwise that
-    of the pairs.
+    For `TextPairs` without `keep` it is that of the bytes of the files and the columns,
+    otherwise that of the pairs.
     """
     total = hashlib.sha256()
     if isinstance(pairs, TextPairs) and pairs.keep is None:
         for path in chain.from_iterable(pairs.parts):
             total.update(bytes.fromhex(sha256(path)))
+        if pairs.columns:
+            total.update(repr(pairs.columns).encode())
     else:
         for pair in pairs:
             total.update(json.dumps(pair).encode())

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 from .. import UserError
 from ..data.corpus import Corpus, corpus_from_source
-from ..data.prepared import Prepared, open_prepared, prepare
+from ..data.prepared import (
+    Prepared,
+    describe,
+    open_prepared,
+    prepare,
+    summarise,
+)
 from ..data.vocab import Vocab
 from ..engines.choose import FAST
 from ..io.files import (
@@ -121,6 +127,7 @@ About = TypedDict(
         "weights": str | None,
         "case_variants": bool | None,  # copies of training sentences in other cases
         "examples": list | None,  # sentences that the live page begins with
+        "text": dict | None,  # what `summarise` says of the text
         "text_sha256": str | None,
         "vocab_sha256": str | None,
     },
@@ -424,6 +431,11 @@ class RunFolder:
             if not (self.path / "vocab.model").exists():
                 data.vocab.save(self.path / "vocab.model")
             self.note(text_sha256=data.text_sha256)
+            if self.corpus is not None and "text" not in self.about:
+                found = summarise(self.corpus, data, self.recipe.train.max_len)
+                self.note(text=found)
+                if not quiet:
+                    print(describe(found), file=sys.stderr)
             return data
 
     def _encode(self, quiet: bool) -> Prepared:
@@ -444,9 +456,10 @@ class RunFolder:
             ) from None
         text = text_sha256(corpus)
         if self.about.get("text_sha256", text) != text:
+            given = "the files given" if corpus.name == "own" else f"data={corpus.name}"
             raise UserError(
-                f"{self.path} was started with other text than {corpus.name}: it "
-                "cannot continue with this one"
+                f"{self.path} was started with other text than {given}: it cannot "
+                "continue with this one"
             )
         n_pieces = self.recipe.train.n_pieces
         splits = corpus.train, corpus.valid
@@ -458,7 +471,15 @@ class RunFolder:
         Without one, the weights that the run starts from are loaded, if it has them.
         """
         if last := latest(self.checkpoint_folder):
-            self.progress = load_checkpoint(last, model, optimizer, self.recipe.model)
+            sizes = self.recipe.model
+            try:
+                self.progress = load_checkpoint(last, model, optimizer, sizes)
+            except UserError as e:
+                if len(checkpoints(self.checkpoint_folder)) == 1:
+                    raise
+                raise UserError(
+                    f"{e}; remove {last} to continue from the one before"
+                ) from None
             self.saved_step = self.progress.step
         elif self.start.exists():
             load_weights(model, self.start)

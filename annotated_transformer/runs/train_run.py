@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +62,8 @@ from ..training.distributed import (
 from ..training.train import (
     Hook,
     NotFinite,
-    OutOfMemory,
     Stop,
+    memory_errors,
     train,
 )
 
@@ -193,22 +193,13 @@ def _announce(run: RunFolder, device: torch.device, options: RunOptions) -> None
         say(f"{what}: training ends before the learning rate reaches its peak")
 
 # %% ../../nbs/97c_train_run.ipynb #378eaa23
-@contextmanager
-def _memory_errors(run: RunFolder, device: torch.device) -> Iterator[None]:
-    "Turn an allocation that fails into one line, which says how to continue the run."
-    try:
-        yield
-    except (RuntimeError, MemoryError) as e:
-        # PyTorch's words for GPUs and for the CPU
-        signs = "out of memory", "can't allocate memory"
-        if not isinstance(e, MemoryError) and not any(x in str(e) for x in signs):
-            raise
-        n = 2 * run.recipe.train.accumulate
-        raise OutOfMemory(
-            f"out of memory on {device}: continue with smaller micro-batches, which "
-            "leave the step as it is: annotated-transformer train --resume "
-            f"{shlex.quote(str(run.path))} accumulate={n}"
-        ) from None
+def _smaller_batches(run: RunFolder) -> str:
+    "What continues a run that is out of memory."
+    n, path = 2 * run.recipe.train.accumulate, shlex.quote(str(run.path))
+    return (
+        "continue with smaller micro-batches, which leave the step as it is: "
+        f"annotated-transformer train --resume {path} accumulate={n}"
+    )
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0021
 def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
@@ -270,8 +261,9 @@ def _open_and_train(
 ) -> None:
     "Train a run, which is opened in the group of its processes."
     device = pick_device(options.device)
-    with process_group(device), opened as run, _memory_errors(run, device):
-        _train(run, device, options)
+    with process_group(device), opened as run:
+        with memory_errors(device, _smaller_batches(run)):
+            _train(run, device, options)
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0022
 def train_run(

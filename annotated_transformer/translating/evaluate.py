@@ -124,7 +124,14 @@ def validation_bleu(
     return {"valid_bleu": bleu(hypotheses, references).value}
 
 # %% ../../nbs/61c_evaluate.ipynb #6358ea97
-_MOSES = "to split words as Moses does", "sacremoses"
+def _moses(language: str) -> Any:
+    "The package of Moses' scripts; UserError if it does not know the language."
+    moses = optional("to split words as Moses does", "sacremoses")
+    known = {*moses.corpus.NonbreakingPrefixes().available_langs.values()}
+    if language not in known:
+        codes = ", ".join(sorted(known))
+        raise UserError(f"Moses does not know the language {language!r}: use {codes}")
+    return moses
 
 
 def moses_tokenize(
@@ -132,7 +139,7 @@ def moses_tokenize(
     language: str,  # "de", "en", …: which abbreviations keep their full stop
 ) -> list[str]:
     "Lines split into words as by the Moses scripts, with a space between words."
-    tokenize = optional(*_MOSES).MosesTokenizer(lang=language).tokenize
+    tokenize = _moses(language).MosesTokenizer(lang=language).tokenize
     return [tokenize(line, return_str=True, escape=False) for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #98e8501d
@@ -149,7 +156,7 @@ def moses_lowercase(
     language: str,  # whose quotation marks and numbers are normalised
 ) -> list[str]:
     "Lowercased lines with Moses' normalised punctuation, as Multi30k was published."
-    normalize = optional(*_MOSES).MosesPunctNormalizer(lang=language).normalize
+    normalize = _moses(language).MosesPunctNormalizer(lang=language).normalize
     return [normalize(line).lower() for line in lines]
 
 # %% ../../nbs/61c_evaluate.ipynb #93be9a11

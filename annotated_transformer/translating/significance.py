@@ -33,7 +33,7 @@ class _Comparison(NamedTuple):
     def __str__(self) -> str:
         if self.p_value is None:
             return f"{self.system}: {self.score}"
-        beside = f"  p = {self.p_value:.4f}, {self.n_differ} sentences differ"
+        beside = f"  p = {self.p_value:.4f}, sentences that differ: {self.n_differ}"
         return f"{self.system}: {self.score}{beside}"
 
 # %% ../../nbs/61d_significance.ipynb #aeea14f4

@@ -22,6 +22,7 @@ from ..engines.choose import FAST
 from ..io.text import MAX_LINE_BYTES, decode_lines
 from ..model.decode import Hypothesis
 from ..model.transformer import Transformer
+from ..training.train import memory_errors
 
 # %% ../../nbs/61b_translate.ipynb #5e47e001
 _ABBREVIATIONS = set(
@@ -193,7 +194,8 @@ class Translator:
         # without EOS on either side
         max_lens = (src != vocab.pad_id).sum(dim=1) - 1 + self.extra_tokens
         # less bookkeeping than under no_grad; none of its tensors leaves
-        with torch.inference_mode():
+        advice = f"lower batch_tokens={self.batch_tokens} or the beam size"
+        with torch.inference_mode(), memory_errors(src.device, advice):
             decoder, ends = self.decoder(model), (vocab.bos_id, vocab.eos_id)
             return self.search(decoder.step, decoder.start(src), *ends, max_lens)
 
