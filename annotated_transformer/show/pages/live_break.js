@@ -110,7 +110,7 @@ function exampleOf(name) {
   if (!text || [text, shuffled.text].includes(state.text)) return [];
   const button = actionButton(`example:${name}`, say("off.example", {text}), () => {
     byId("sentence").value = text;
-    change({text, off: [name], step: 0, seed: 0, row: -1, column: -1});
+    change({text, part: 0, off: [name], step: 0, seed: 0, row: -1, column: -1});
   });
   return [element("div", {className: "buttons"}, button)];
 }
@@ -138,7 +138,7 @@ function orderComparison() {
 }
 
 function shuffleWords() {
-  const original = shuffled.text === state.text ? shuffled.original : state.text;
+  const original = shuffled.text === state.text ? shuffled.original : run.text;
   const words = original.split(/\s+/).filter(Boolean);
   const order = words.map((_, i) => i);
   for (let i = order.length - 1; i > 0; i--) {
@@ -149,7 +149,7 @@ function shuffleWords() {
   const text = order.map(i => words[i]).join(" ");
   shuffled = {text, original: words.join(" "), order};
   byId("sentence").value = shuffled.text;
-  change({text: shuffled.text, step: 0, seed: 0});
+  change({text: shuffled.text, part: 0, step: 0, seed: 0});
 }
 
 function restoreOrder() {

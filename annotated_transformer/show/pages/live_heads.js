@@ -70,7 +70,7 @@ function tryEachHead() {
     if (trials.key !== trialKey()) return;
     const name = names[names.length - trials.left];
     const changes = {...switches(), headsOff: [...state.headsOff, name]};
-    const ids = generatedIds(searchTranslation(state.text, changes));
+    const ids = generatedIds(searchTranslation(run.text, changes));
     const isChanged = String(ids) !== String(trials.ids);
     trials.found.push({name, ids, isChanged, probability: probability(changes)});
     trials.left -= 1;

@@ -80,7 +80,7 @@ function matrixSvg() {
 
 function drawingTitle() {
   const title = byId("box-title").textContent;
-  return `${title}: ${view.shape.join(" × ")}, “${state.text}”`;
+  return `${title}: ${view.shape.join(" × ")}, “${run.text}”`;
 }
 
 // --- The lines: queries on the left, keys on the right
@@ -154,7 +154,7 @@ function treeSvg() {
   }));
   const first = written("BOS", xOf(-1) + width - GAP, yOf(0), {"text-anchor": "end"});
   const height = Math.max(...tree.map(candidates => candidates.length));
-  const title = `${say("beam")}: “${state.text}”`;
+  const title = `${say("beam")}: “${run.text}”`;
   return svgText(title, xOf(tree.length - 1) + node.width + GAP,
     2 * GAP + height * NODE_HEIGHT, [first, ...parts]);
 }

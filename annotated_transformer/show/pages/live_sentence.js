@@ -75,7 +75,8 @@ function isInOtherCase(text, words) {
 
 function remarkOn(typed) {
   const text = vocab.normalize(typed);
-  const ids = vocab.encode(text);
+  const sentences = sentencesOf(text);
+  const nTokens = Math.max(...sentences.map(each => vocab.encode(each).length));
   const words = wordsOf(text);
   const isByte = id => id >= vocab.firstByteId && id < vocab.firstPieceId;
   const letters = [...new Set(text)].filter(
@@ -85,8 +86,8 @@ function remarkOn(typed) {
   if (!text.trim()) {
     return say("remark.empty");
   }
-  if (ids.length > MAX_TOKENS) {
-    return say("remark.long", {n: ids.length, max: MAX_TOKENS});
+  if (nTokens > MAX_TOKENS) {
+    return say("remark.long", {n: nTokens, max: MAX_TOKENS});
   }
   if (isGerman(words.map(word => word.toLowerCase()))) {
     return say("remark.german");
@@ -97,13 +98,10 @@ function remarkOn(typed) {
   if (unknown.length) {
     return say("remark.words", {words: quoted(unknown)});
   }
-  if (about.words && /[.?!]\s+\p{Lu}/u.test(text)) {
-    return say("remark.several");
-  }
   if (isInOtherCase(text, words)) {
     return say("remark.case");
   }
-  const pair = unknownPair(text);
+  const pair = sentences.map(unknownPair).find(each => each);
   return pair ? pairRemark(pair) : "";
 }
 
@@ -116,7 +114,7 @@ function submit(text) {
   stopPlaying();
   stopTyping();
   byId("message").textContent = remark;
-  if (vocab.normalize(text).trim()) change({text, step: 0, seed: 0, row: -1, column: -1});
+  if (vocab.normalize(text).trim()) change({text, part: 0, step: 0, seed: 0, row: -1, column: -1});
 }
 
 function presetButton(text) {
@@ -128,14 +126,45 @@ function presetButton(text) {
   return button;
 }
 
+// --- Several sentences: all are translated, and one is shown token by token
+
+// the translations of sentences under the same settings
+const translations = new Map();
+
+function translationOf(text) {
+  const {off, headsOff, temperature, topK, topP, beam, seed} = state;
+  const key = JSON.stringify([text, off, headsOff, temperature, topK, topP, beam, seed]);
+  if (!translations.has(key)) {
+    translations.set(key, textOf(generatedIds(searchTranslation(text, switches()))));
+  }
+  return translations.get(key);
+}
+
+function partButton(textContent, i) {
+  const button = element("button", {type: "button", textContent});
+  button.dataset.key = `part:${i}`;
+  button.setAttribute("aria-pressed", i === run.part);
+  button.addEventListener("click", () => {
+    stopPlaying();
+    change({part: i, step: 0, row: -1, column: -1});
+  });
+  return button;
+}
+
 // --- The translation, token by token
 
 function drawSentence() {
-  const {ids, step, srcIds} = run;
+  const {ids, step, srcIds, texts, part} = run;
   const text = vocab.decode(ids.slice(0, step));
   const rest = vocab.decode(ids).slice(text.length);
+  const others = (from, to) => texts.slice(from, to).map(translationOf);
+  const [before, after] = [others(0, part), others(part + 1)].map(each => each.join(" "));
   byId("result").replaceChildren(
-    text || textOf(ids), element("span", {textContent: rest, ariaHidden: "true"}));
+    ...before ? [`${before} `] : [], text || textOf(ids),
+    element("span", {textContent: rest, ariaHidden: "true"}),
+    ...after ? [` ${after}`] : []);
+  byId("parts").hidden = texts.length === 1;
+  byId("parts").replaceChildren(...texts.length > 1 ? texts.map(partButton) : []);
   byId("source").replaceChildren(...shownTokens(srcIds).map((textContent, i) =>
     element("li", {textContent, title: say("source.id", {id: srcIds[i]})})));
   byId("translation").replaceChildren(...shownTokens(ids).map(generatedToken));

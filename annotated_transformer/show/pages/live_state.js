@@ -13,13 +13,15 @@ const N_LAYERS = {
 const [MAX_BEAM, MAX_TEMPERATURE] = [8, 3];
 const MAX_TOKENS = Math.min(config.max_len, 64);  // of a sentence, for a quick answer
 
-// `step` is the number of generated tokens, 0 for all of them; `row` and `column` are
+// `part` is the sentence that is shown of a text of several, counted from 0; `step` is
+// the number of generated tokens, 0 for all of them; `row` and `column` are
 // those of the chosen number, -1 for a good first choice; `off` names switches and
 // `headsOff` heads; `seed` 0 means no sampling, `topK` 0 all tokens; `tour` is the step
 // of the tour, 0 for none.
 const EXAMPLES = about.examples;
 const START = {
   text: EXAMPLES[0],
+  part: 0,
   box: "decoder.cross",
   stage: "weights",
   layer: 0,
@@ -70,8 +72,8 @@ function readAddress(address) {
       found[key] = Number(text);
     }
   }
-  for (const key of ["layer", "head", "row", "column", "step", "seed", "beam", "topK",
-    "tour"]) {
+  for (const key of ["part", "layer", "head", "row", "column", "step", "seed", "beam",
+    "topK", "tour"]) {
     found[key] = Math.floor(found[key]);
   }
   found.beam = Math.min(Math.max(found.beam, 1), MAX_BEAM);
@@ -101,6 +103,20 @@ const PLAIN = {temperature: START.temperature, seed: START.seed};
 const isPlain = () =>
   !isChanged() && Object.keys(PLAIN).every(key => state[key] === PLAIN[key]);
 
+// The sentences of a text, each translated alone. The browser knows no abbreviations.
+const segmenter = new Intl.Segmenter(about.src_lang ?? [], {granularity: "sentence"});
+const ABBREVIATION = /(^|[\s("'])(\p{Lu}|Mrs?|Ms|Dr|St|Prof|No|vs)\.\s+$/u;
+
+function sentencesOf(text) {
+  const found = [""];
+  for (const {segment} of segmenter.segment(text)) {
+    if (!found.at(-1) || ABBREVIATION.test(found.at(-1))) found.push(found.pop() + segment);
+    else found.push(segment);
+  }
+  const sentences = found.map(sentence => sentence.trim());
+  return sentences.filter((sentence, i) => i === 0 || vocab.encode(sentence).length);
+}
+
 function sourceIds(text) {
   return [...vocab.encode(text).slice(0, MAX_TOKENS), vocab.eosId];
 }
@@ -125,13 +141,16 @@ function searchTranslation(text, changes, settings = state) {
 
 function runModel() {
   run.trace = new Map();
-  run.srcIds = sourceIds(state.text);
+  run.texts = sentencesOf(state.text);
+  run.part = Math.min(state.part, run.texts.length - 1);
+  run.text = run.texts[run.part];
+  run.srcIds = sourceIds(run.text);
   run.memory = encode(model, run.srcIds, switches(), run.trace);
-  run.search = searchTranslation(state.text, switches());
+  run.search = searchTranslation(run.text, switches());
   run.ids = generatedIds(run.search);
   run.logProbs = run.search.hypotheses[0].tokenLogProbs;
   run.intactIds = isPlain() ? run.ids
-    : generatedIds(searchTranslation(state.text, SWITCHES, {...state, ...PLAIN}));
+    : generatedIds(searchTranslation(run.text, SWITCHES, {...state, ...PLAIN}));
   runDecoder();
 }
 
@@ -203,7 +222,7 @@ function randomNumbers(seed) {
 
 // --- Every change of the state goes through here
 
-const SEARCHED = ["text", "off", "headsOff", "temperature", "beam", "seed"];
+const SEARCHED = ["text", "part", "off", "headsOff", "temperature", "beam", "seed"];
 
 function change(changes) {
   const isNew = key => key in changes && asText(changes[key]) !== asText(state[key]);

@@ -45,7 +45,7 @@ const isTouring = () => byId("tour").contains(document.activeElement);
 function goTo(tour) {
   const wasTouring = isTouring();
   stopPlaying();
-  change({...START, text: state.text, ...tourState(tour)});
+  change({...START, text: state.text, part: state.part, ...tourState(tour)});
   if (!wasTouring) byId("tour-title").focus({preventScroll: true});
   else if (!isTouring() || document.activeElement.disabled) {
     byId(tour === 1 ? "tour-next" : "tour-end").focus();

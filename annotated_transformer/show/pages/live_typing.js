@@ -12,6 +12,11 @@ function stopTyping() {
 }
 
 function* translateDraft(text) {
+  let before = "";
+  for (const sentence of sentencesOf(text)) before += yield* draftSentence(sentence, before);
+}
+
+function* draftSentence(text, before) {
   const srcIds = sourceIds(text);
   const part = {model, switches: switches(), trace: null};
   let memory = embed(part, "encoder", srcIds);
@@ -23,10 +28,11 @@ function* translateDraft(text) {
   const ids = [];
   for (let id = vocab.bosId; ids.length < lengthLimit(srcIds); ids.push(id)) {
     [id] = largest(nextLogProbs(model, id, cache, part.switches, 1), 1);
-    if (id === vocab.eosId) return;
-    byId("draft").textContent = say("draft", {text: textOf([...ids, id])});
+    if (id === vocab.eosId) break;
+    byId("draft").textContent = say("draft", {text: before + textOf([...ids, id])});
     yield;
   }
+  return `${textOf(ids)} `;
 }
 
 byId("sentence").addEventListener("input", () => {
