@@ -2,12 +2,13 @@
 """Train a run that comes with the package, and replace it: annotated_transformer/pretrained/NAME.
 
     make pretrained                              the model of the synthetic corpus, demo, in about five minutes on two cores
-    tools/pretrain.py tatoeba --data-dir DATA    the model of everyday sentences, in about two hours on one core
-    … --work FOLDER                              keeps the run there; the same command goes on from it
+    tools/pretrain.py tatoeba --data-dir DATA    the model of everyday sentences, in some four hours on one core
+    … --work FOLDER                              keeps the runs there; the same command goes on from them
     … --scores FILE                              writes what `tatoeba` reaches, for tools/record.py
 
-Both are trained also on copies of some sentences as people type them. Their translations are unchanged, in the usual German spelling. The
-weights are stored in 8 bits (97b).
+Both are trained also on copies of some sentences as people type them. Their translations are unchanged, in the usual German spelling. `tatoeba`
+learns twice: first from the corpus, then also from what a larger model, its teacher, makes of each English sentence (sequence-level
+knowledge distillation, Kim and Rush 2016). The weights are stored in 8 bits (97b).
 """
 
 import argparse
@@ -16,10 +17,10 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tqdm import trange
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
@@ -29,8 +30,12 @@ from annotated_transformer.runs.checkpoint import (
     weights_metadata,
 )
 from annotated_transformer.runs.folder import load_run, write_config
-from annotated_transformer.runs.settings import Recipe, get_recipe, override
-from annotated_transformer.runs.train_run import train_or_resume
+from annotated_transformer.runs.settings import get_recipe, override
+from annotated_transformer.runs.train_run import (
+    resume_run,
+    train_or_resume,
+    train_run,
+)
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.translating.evaluate import bleu, chrf, pronoun_accuracy
 from annotated_transformer.translating.load import load
@@ -40,6 +45,16 @@ PRETRAINED = ROOT / "annotated_transformer/pretrained"
 Pairs = list[tuple[str, str]]
 Change = Callable[[str], str]
 EMOJI = "😀😂🙂😉😊😍😎😢😭😡👍👎👏🙏💪🎉🔥❤⭐✨🌧🌞🐶🐱🍕🍺☕🚗🏠📚"
+SIGNS = [
+    *"-.,!?;:()%$&+=*/#@€£°§",
+    "...",
+    "OK",
+    "10:30",
+    "5 €",
+    "100 %",
+    "€ 20",
+    "3.50",
+]
 
 
 def first_lower(text: str) -> str:
@@ -49,13 +64,6 @@ def first_lower(text: str) -> str:
 def without_end(text: str) -> str:
     "The sentence without its final punctuation."
     return text.rstrip(".!?") or text
-
-
-def curly(text: str) -> str:
-    "Every other straight quotation mark opens."
-    parts = text.split('"')
-    marks = ["“”"[i % 2] for i in range(len(parts) - 1)]
-    return "".join(part + mark for part, mark in zip(parts, [*marks, ""]))
 
 
 # how people type a sentence, and the share of the training sentences copied so
@@ -74,55 +82,81 @@ TYPED: dict[str, Change] = {
     "first letter in lower case": first_lower,
     "all in lower case": str.lower,
     "all in capitals": str.upper,
-    "with ’ for the apostrophe": lambda text: text.replace("'", "’"),
     "without the final punctuation": without_end,
 }
 
 
 def with_copies(name: str, pairs: Pairs) -> Pairs:
-    "The pairs, and after them copies as people type them; quotes and emoji for `tatoeba`."
+    "The pairs, and after them copies as people type them; for `tatoeba` also with signs that stay as they are."
     rng, copies = random.Random(0), []
     for change, share in CASES[name]:
         copies += [(change(src), tgt) for src, tgt in pairs if rng.random() < share]
     if name == "tatoeba":
         for src, tgt in pairs:
-            if '"' in src and rng.random() < 0.5:
-                copies.append((curly(src), tgt))
             if rng.random() < 0.015:
                 mark = rng.choice(EMOJI)
                 copies.append((f"{src} {mark}", f"{tgt} {mark}"))
     return [*pairs, *copies]
 
 
-def text_of(name: str, data_dir: Path | None) -> Corpus:
+def text_of(name: str, data_dir: Path | None, distilled: Pairs) -> Corpus:
     "The training text: the synthetic corpus, or Tatoeba with sentences of the grammar."
     if name == "demo":
         corpus = load_corpus("builtin")
         return corpus._replace(train=with_copies(name, list(corpus.train)))
     corpus = load_corpus("tatoeba", data_dir)
     grammar = [(s.en, s.de) for s in builtin(20_000)]
-    train = with_copies(name, [*corpus.train, *grammar])
-    return corpus._replace(train=train, source={})
+    signs = [(sign, sign) for sign in [*SIGNS, *map(str, range(200))]]
+    pairs = [*corpus.train, *grammar, *distilled, *(10 * signs if distilled else [])]
+    return corpus._replace(train=with_copies(name, pairs), source={})
 
 
-def recipe_of(name: str) -> Recipe:
-    "`tiny` trained for longer; for real text the tiny recipe of Multi30k, wider inside."
-    if name == "demo":
-        return override(get_recipe("tiny"), ["max_steps=4000"])
-    recipe = get_recipe("multi30k-tiny")
-    train = replace(
-        recipe.train,
-        batch_tokens=2048,
-        max_len=100,
-        max_steps=9000,
-        peak_lr=3e-3,
-        dropout=0.05,
-        precision="fp32",
-        valid_every=1000,
-        save_every=500,
-        average_last=0,
-    )
-    return Recipe(replace(recipe.model, d_ff=384), train)
+def distil(teacher: Path, sources: list[str], path: Path) -> Pairs:
+    "Each source with its translation by the teacher, kept in a file that grows; ten minutes on two cores."
+    path.touch()
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    found = [(src, tgt) for src, tgt in (line.split("\t") for line in lines)]
+    translator = load(teacher, precision="bf16")
+    with path.open("a", encoding="utf-8") as file:
+        for i in trange(len(found), len(sources), 4096, desc="distillation"):
+            some = sources[i : i + 4096]
+            new = list(zip(some, translator.translate(some)))
+            file.writelines(f"{src}\t{tgt}\n" for src, tgt in new)
+            found += new
+    return found
+
+
+# `tiny` trained for longer
+DEMO = override(get_recipe("tiny"), ["max_steps=4000"])
+# for real text the tiny recipe of Multi30k, wider and with less dropout: the teacher, the
+# student alone, and the student with its teacher
+_STUDENT = (
+    "d_model=160 d_ff=576 batch_tokens=4096 max_len=100 precision=bf16 average_last=0"
+)
+FIRST = override(
+    get_recipe("multi30k-tiny"),
+    f"{_STUDENT} max_steps=5000 peak_lr=2.5e-3 warmup_steps=500 dropout=0.1 valid_every=500 save_every=250".split(),
+)
+SECOND = override(
+    FIRST, "peak_lr=1.5e-3 max_steps=4000 warmup_steps=200 dropout=0.05".split()
+)
+TEACHER = override(
+    FIRST,
+    "d_model=256 d_ff=1024 max_steps=3200 peak_lr=1.5e-3 warmup_steps=400 dropout=0.15 valid_every=400 save_every=200".split(),
+)
+
+
+def train_everyday(work: Path, data_dir: Path | None) -> Path:
+    "The run of `tatoeba`, from its teacher and its first training."
+    corpus = load_corpus("tatoeba", data_dir)
+    train_or_resume(corpus, TEACHER, work / "teacher")
+    train_or_resume(text_of("tatoeba", data_dir, []), FIRST, work / "first")
+    sources = sorted({src for src, _ in corpus.train})
+    distilled = distil(work / "teacher", sources, work / "distilled.tsv")
+    text = text_of("tatoeba", data_dir, distilled)
+    if (run := work / "run").exists():
+        return resume_run(run, text=text)
+    return train_run(text, SECOND, run, start=work / "first")
 
 
 # sentences that the live page begins with: both translations of "it", two clauses, one
@@ -141,15 +175,16 @@ EXAMPLES = {
 def pack_run(run: Path, out: Path) -> None:
     "A run folder without checkpoints, its weights in 8 bits."
     loaded = load_run(run)
-    more: dict = {"case_variants": True}
+    about = {k: v for k, v in loaded.about.items() if k not in ("from", "text")}
+    about["case_variants"] = True
     if out.name in EXAMPLES:
-        more["examples"] = EXAMPLES[out.name]
+        about["examples"] = EXAMPLES[out.name]
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "vocab.model", out / "vocab.model")
-    write_config(out, loaded.recipe, loaded.about | more)
+    write_config(out, loaded.recipe, about)
     weights = pack_weights(dict(loaded.model.state_dict()))
-    about = weights_metadata(loaded.recipe.model, loaded.about["weights"])
-    save_tensors(weights, out / "model.safetensors", about)
+    header = weights_metadata(loaded.recipe.model, about["weights"])
+    save_tensors(weights, out / "model.safetensors", header)
     (out / "model.safetensors").chmod(0o644)  # whoever installs the package reads it
 
 
@@ -193,15 +228,17 @@ def main() -> None:
     )
     parser.add_argument("name", choices=tuple(CASES), nargs="?", default="demo")
     parser.add_argument("--data-dir", type=Path, help="holds tatoeba/ and multi30k/")
-    parser.add_argument("--work", type=Path, help="the run folder, kept")
+    parser.add_argument("--work", type=Path, help="folder of its runs, kept")
     parser.add_argument("--scores", type=Path, help="a JSON file to write")
     args = parser.parse_args()
-    if args.name == "tatoeba":
-        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        run = args.work or Path(scratch) / "run"
-        text = text_of(args.name, args.data_dir)
-        train_or_resume(text, recipe_of(args.name), run)
+        work = args.work or Path(scratch)
+        if args.name == "demo":
+            run = work / "run"
+            train_or_resume(text_of("demo", None, []), DEMO, run)
+        else:
+            torch.set_num_threads(1)
+            run = train_everyday(work, args.data_dir)
         out = PRETRAINED / args.name
         pack_run(run, out)
         scores = {"as trained": on_grammar(run), "in 8 bits": on_grammar(out)}
