@@ -167,9 +167,10 @@ score asked --ref asked --tokenize ko-mecab | needs pip install sacrebleu[ko]
 translate run asked --sample --seed 9999999999999999999 | is not in the range
 translate run bad.gz | bad.gz cannot be read: Unknown compression method
 translate run nofile | nofile: no such file
-train --out new --pairs 4.tsv | line 1 has 4 columns (1 | a | 2 | b): choose source and
+train --out new --pairs 4.tsv | (1 | a | 2 | b): choose source and target, for example --columns 2,4
 train --out new --pairs 4.tsv --columns 2,5 | line 1 has 4 columns (1 | a | 2 | b)
-train --out new --pairs 4.tsv --columns 2 | '2' is not two numbers, such as 2,4
+train --out new --pairs 4.tsv --columns 0,1 | '0,1' is not two numbers from 1, such as 2,4
+train --out new --pairs empty_folder | empty_folder is a folder: text to train on
 {OWN} --columns 1,2 | --columns cannot be used with --src
 train --resume run --src de --tgt en | run was started with other text than the files given
 train --resume run --data builtin | other text than data=builtin
@@ -264,6 +265,7 @@ def test_what_was_read_is_said_once_and_kept(run):
     _, err = done(run, f"train --pairs 4.tsv {options} --out new")
     kept = json.loads(Path("new/config.json").read_text(encoding="utf-8"))["text"]
     assert f"text: {kept['train']:,} pairs to train on" in err and kept["too_long"] == 0
+    assert kept["train"] + kept["valid"] == 300 and len(kept["examples"]) == 3
     assert "warning: source and target look swapped: are they en and de?" in err
     assert [src for src, _ in kept["examples"]] and kept["src_tokens"] > 3
     assert "text:" not in done(run, "train --resume new max_steps=6")[1]

@@ -341,6 +341,10 @@ FORMS = {
     ),
     "all quoted": (b'"Go, now!"\t"He said ""go""."\n"Hi."\t"Hallo."\n', None),
     "headings": (b'Source\tTarget\nGo, now!\tHe said "go".\nHi.\tHallo.\n', None),
+    "headings of pandas": (
+        b'english_sentence\tgerman_sentence\nGo, now!\tHe said "go".\nHi.\tHallo.\n',
+        None,
+    ),
     "headings with codes": (b'en\tde\nGo, now!\tHe said "go".\nHi.\tHallo.', None),
     "an index and a licence": (
         b'\ten\tde\tby\n0\tGo, now!\tHe said "go".\tCC\n1\tHi.\tHallo.\tCC\n',
@@ -382,15 +386,18 @@ def test_quotation_marks_of_a_sentence_stay(tmp_path, data):
         (
             b"1\ta\t2\tb\n",
             None,
-            r"line 1 has 4 columns \(1 \| a \| 2 \| b\): .* --columns",
+            r"line 1 has 4 columns \(1 \| a \| 2 \| b\): .* --columns 2,4",
         ),
         (b"a\tb\nc\td\te\n", None, r"line 2 has 3 columns \(c \| d \| e\)"),
         (b"1\ta\t2\tb\n1\ta\n", (2, 4), r"line 2 has 2 columns \(1 \| a\)"),
         (
             b"PK\x03\x04...",
             None,
-            "is a zip archive or a spreadsheet: unpack it, or save",
+            "is a zip archive, or a spreadsheet: unpack it, or",
         ),
+        (b"\ta\tb\n", None, r"3 columns \(\(empty\) \| a \| b\): .* --columns 2,3"),
+        ("1\t" + 30 * "你" + "\tb\n", None, f"{23 * '你'}…"),
+        (b"a,b\n", None, r"has no tab: .* \(CSV: save it with tabs\)"),
         (b"BZh9...", None, "is compressed with bzip2: unpack it first"),
         (b"\xfd7zXZ\0", None, "is compressed with xz: unpack it first"),
         ("a\tb\n".encode("utf-16"), None, "is UTF-16: save it as UTF-8"),
@@ -400,6 +407,7 @@ def test_quotation_marks_of_a_sentence_stay(tmp_path, data):
     ],
 )
 def test_text_of_another_kind_is_named(tmp_path, data, columns, says):
+    data = data.encode() if isinstance(data, str) else data
     (path := tmp_path / "pairs.tsv").write_bytes(data)
     with pytest.raises(UserError, match=says):
         corpus_from_pairs(path, columns=columns)

@@ -68,7 +68,10 @@ class Echo(Translator):
 
 
 def plain(vocab, line: str) -> str:
-    return vocab.decode(vocab.encode(line))
+    "As it is if it has no letter."
+    normalised = vocab.decode(vocab.encode(line))
+    has_letter = any(map(str.isalpha, line)) or not vocab.encode(line.strip())
+    return normalised if has_letter else line.strip()
 
 
 # cutting
@@ -144,7 +147,11 @@ def test_sentences(vocab):
         text, n = row.split(" | ")
         assert len(Echo(vocab).parts(text, split=True)) == int(n), text
         found = Echo(vocab).translate(text, split=True)
-        assert found.replace("…", "...").replace("  ", " ") == plain(vocab, text), text
+        same = [
+            x.replace("…", "...").replace("  ", " ")
+            for x in (found, plain(vocab, text))
+        ]
+        assert same[0] == same[1], text
     text = " Two lines. And\r\n\r\none more.\tThen\u00a0this! "
     assert [part.gap for part in Echo(vocab).parts(text, True)] == [
         *("", " ", "\r\n\r\n", "\t")

@@ -88,7 +88,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None):
     if text is None:
         return None
     if not (found := re.fullmatch(r"([1-9]\d{0,3}),([1-9]\d{0,3})", text)):
-        raise click.BadParameter(f"{text!r} is not two numbers, such as 2,4")
+        raise click.BadParameter(f"{text!r} is not two numbers from 1, such as 2,4")
     return int(found[1]), int(found[2])
 
 

@@ -433,9 +433,10 @@ def _own_corpus(
     paths = [None if path is None else Path(path) for path in source.values()]
     for path in filter(None, paths):
         if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "not a regular file"
             raise UserError(
-                f"{path} is not a regular file: text to train on is read "
-                "several times, so save it first"
+                f"{path} is {what}: text to train on is read several times, so save it "
+                "as a file"
             )
     half = len(paths) // 2
     train, valid = (tuple(filter(None, part)) for part in (paths[:half], paths[half:]))

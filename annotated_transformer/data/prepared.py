@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from textwrap import shorten
 from typing import NamedTuple
+from unicodedata import category
 
 import numpy as np
 from tqdm import tqdm
@@ -30,6 +30,7 @@ from ..io.files import (
     remove,
     write_json,
 )
+from ..io.text import clip
 
 # %% ../../nbs/97d_prepared.ipynb #ffc3e2a2
 _ABOUT, _VOCAB = "about.json", "vocab.model"
@@ -146,12 +147,22 @@ _FREQUENT = {
     "zh": "的|了|我|是|不|在",
     "ja": "の|は|を|に|です|ます",
 }
+_TWO_LETTERS = dict(
+    eng="en", deu="de", ger="de", fra="fr", fre="fr", spa="es", ita="it", por="pt",
+    nld="nl", dut="nl", rus="ru", cmn="zh", zho="zh", jpn="ja",
+)  # fmt: skip
 
 
 def _share(texts: Iterable[str], pattern: str) -> float:
     "The share of texts in which the pattern is found."
     found = [re.search(pattern, f" {text} ") is not None for text in texts]
     return sum(found) / max(1, len(found))
+
+
+def _is_text(line: str) -> bool:
+    "Whether at least half of a line are letters, with their marks."
+    signs = "".join(line.split())
+    return 2 * sum(category(sign)[0] in "LM" for sign in signs) >= len(signs)
 
 
 def _warnings(
@@ -164,26 +175,27 @@ def _warnings(
     if sum(x > 0.5 for x in alike) > 0.2 * len(pairs):
         found.append("the two sides look alike: are they two languages?")
     for name, texts in zip(("source", "target"), sides):
-        text = "".join("".join(texts).split())
-        if sum(map(str.isalpha, text)) < 0.5 * len(text):
+        if sum(map(_is_text, texts)) < 0.8 * len(texts):
             found.append(
-                f"the {name} is mostly numbers or signs: is it the right column?"
+                f"many lines of the {name} are numbers or signs: is it the right column?"
             )
-        if _share(texts, r" [.,] | &(apos|quot);|@@ ") > 0.2:
+        if len({text[:12] for text in texts}) < 0.1 * len(texts):
+            found.append(f"nearly all of the {name} is alike: is it the right column?")
+        if _share(texts, r" [.,] |&(\w+|#\d+);|@@ |▁") > 0.2:
             found.append(
-                f"the {name} looks tokenised (' .', '&apos;', '@@ '): use the text as it was "
-                "before, since the vocabulary splits it into tokens"
+                f"the {name} looks tokenised or escaped (' .', '&apos;', '@@'): use the text "
+                "as it was before, since the vocabulary splits it into tokens"
             )
-    known = [_FREQUENT.get((language or "").split("-")[0]) for language in languages]
+    codes = [(language or "").split("-")[0] for language in languages]
+    known = [_FREQUENT.get(_TWO_LETTERS.get(code, code)) for code in codes]
     if all(known):
         as_given, swapped = (
             sum(_share(texts, str(pattern)) for texts, pattern in zip(order, known))
             for order in (sides, sides[::-1])
         )
         if swapped > as_given + 0.2:
-            found.append(
-                f"source and target look swapped: are they {' and '.join(map(str, languages))}?"
-            )
+            which = " and ".join(map(str, languages))
+            found.append(f"source and target look swapped: are they {which}?")
     return found
 
 # %% ../../nbs/97d_prepared.ipynb #97d00004
@@ -205,17 +217,21 @@ def summarise(
 ) -> dict:
     "What a text consists of, as config.json keeps it, and what looks wrong with it."
     lengths = prepared.train.lengths() - 1  # without EOS
+    kept = lengths.max(axis=1) <= max_len
     step, n_same, sample = max(1, len(lengths) // 1000), 0, []
     for i, (src, tgt) in enumerate(corpus.train):
         n_same += src.strip() == tgt.strip()
-        if i % step == step // 2:
+        if i % step == step // 2 and kept[i]:
             sample.append((src, tgt))
-    src_tokens, tgt_tokens = lengths.mean(axis=0).tolist()
+    src_tokens, tgt_tokens = (
+        lengths[kept].mean(axis=0).tolist() if any(kept) else (0, 0)
+    )
     return {
-        "train": len(lengths),
+        "train": int(kept.sum()),
         "valid": len(prepared.valid),
         "empty": getattr(corpus.train, "n_empty", 0),
-        "too_long": int((lengths.max(axis=1) > max_len).sum()),
+        "too_long": int((~kept).sum()),
+        "max_len": max_len,
         "same": n_same,
         "src_tokens": src_tokens,
         "tgt_tokens": tgt_tokens,
@@ -229,12 +245,18 @@ def describe(summary: dict) -> str:
     "The lines that a run begins with, from what `summarise` found."
     found = dict(summary)
     examples, warnings = found.pop("examples"), found.pop("warnings")
-    numbers = """text: {train:,} pairs to train on, {valid:,} to validate on
-  left out: {empty:,} with an empty side, {too_long:,} too long (max_len)
-  kept: {same:,} that are the same on both sides
-  tokens a sentence: {src_tokens:.1f} source, {tgt_tokens:.1f} target
-  bytes of unknown characters: {bytes:.2%} of the tokens"""
-    short = lambda text: shorten(text, 40, placeholder=" …")
-    pairs = [f"  {short(src):40} | {short(tgt)}" for src, tgt in examples]
-    remarks = [f"warning: {warning}" for warning in warnings]
-    return "\n".join([numbers.format(**found), *pairs, *remarks])
+    lines = [
+        "text: {train:,} pairs to train on, of {src_tokens:.1f} and {tgt_tokens:.1f} tokens "
+        "on average, {valid:,} to validate on",
+        "  left out: {empty:,} with an empty side, {too_long:,} longer than "
+        "max_len={max_len} tokens",
+    ]
+    if found["same"]:
+        lines.append("  source and target are the same in {same:,}, which are kept")
+    if found["bytes"] > 0.001:
+        lines.append(
+            "  {bytes:.1%} of the tokens are bytes of characters outside the vocabulary"
+        )
+    lines = [line.format(**found) for line in lines]
+    lines += [f"  {clip(src, 40)} | {clip(tgt, 40)}" for src, tgt in examples]
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings)])

@@ -21,7 +21,6 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import chain, zip_longest
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from .. import UserError
@@ -69,16 +68,17 @@ def optional(what: str, name: str) -> Any:
         ) from None
 
 
+_UTF_16 = "UTF-16: save it as UTF-8, as does iconv -f UTF-16 -t UTF-8"
 # what files of another kind begin with, and what to do about them
 _KINDS = {
-    b"PK\x03\x04": "a zip archive or a spreadsheet: unpack it, or save the sheet as text",
+    b"PK\x03\x04": "a zip archive, or a spreadsheet: unpack it, or paste its columns into a text file",
     b"BZh": "compressed with bzip2: unpack it first",
     b"\xfd7zXZ": "compressed with xz: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with Zstandard: unpack it first",
     b"7z\xbc\xaf": "a 7z archive: unpack it first",
     b"%PDF": "a PDF: save its text first",
-    b"\xff\xfe": "UTF-16: save it as UTF-8",
-    b"\xfe\xff": "UTF-16: save it as UTF-8",
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
 }
 
 
@@ -179,14 +179,21 @@ def _is_quoted(
 
 
 _HEADINGS = set(
-    "source target src tgt text sentence translation original input output "
+    "source target src tgt text sentence sentences translation original input output "
     "english german french spanish italian portuguese dutch russian chinese japanese "
-    "en de fr es it pt nl ru zh ja deutsch".split()
+    "en de fr es it pt nl ru zh ja englisch deutsch quelle ziel".split()
 )
 
 
 def _is_heading(pair: tuple[str, str]) -> bool:
-    return all(side.strip().lower() in _HEADINGS for side in pair)
+    words = [set(re.findall(r"[^\W\d_]+", side.lower())) for side in pair]
+    return all(found and found <= _HEADINGS for found in words)
+
+
+def clip(text: str, n: int) -> str:
+    "The beginning of a text, of at most `n` characters, in one line."
+    text = " ".join(text.split())
+    return text if len(text) <= n else text[: n - 1] + "…"
 
 
 def _fields(line: str, quoted: bool) -> list[str]:
@@ -211,14 +218,17 @@ def _tab_pairs(
             continue
         fields = _fields(line, quoted)
         if len(fields) == 1:
+            csv = " (CSV: save it with tabs)" if re.search("[,;]", line) else ""
             raise UserError(
-                f"{path}, line {i} has no tab: write the source, a tab, the target"
+                f"{path}, line {i} has no tab: write the source, a tab, the target{csv}"
             )
         if len(fields) < max(columns or (2,)) or len(fields) > 2 and not columns:
-            read = " | ".join(shorten(field, 24, placeholder="…") for field in fields)
+            read = " | ".join(clip(field, 24) or "(empty)" for field in fields)
+            text = [k for k, x in enumerate(fields, 1) if re.search(r"[^\W\d_]", x)]
+            example = ",".join(map(str, (text + [1, 2])[:2]))
             raise UserError(
                 f"{path}, line {i} has {len(fields)} columns ({read}): choose source and "
-                "target, for example --columns 1,2"
+                f"target, for example --columns {example}"
             )
         src, tgt = (fields[k - 1] for k in columns or (1, 2))
         if i > 1 or not _is_heading((src, tgt)):

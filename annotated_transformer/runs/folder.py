@@ -411,7 +411,7 @@ class RunFolder:
             raise UserError(
                 f"max_steps={settings.max_steps} is less than the {n} steps of {self.path}"
             )
-        if settings.schedule == "linear" and is_main():
+        if n and settings.schedule == "linear" and is_main():
             print(
                 f"max_steps={settings.max_steps}: the linear schedule falls to 0 there, "
                 "so the learning rate first rises again",

@@ -33,7 +33,7 @@ class MarianTranslator(Translator):
     def parts(self, text: str, split: bool = False) -> list[Part]:
         parts = super().parts(text, split)
         code = [i for part in parts[:1] for i in part.ids[:1] if i in self.vocab.codes]
-        more = [part._replace(ids=code + part.ids) for part in parts[1:]]
+        more = [p._replace(ids=code + p.ids) if p.ids else p for p in parts[1:]]
         return [*parts[:1], *more]
 
 # %% ../../nbs/97e_load.ipynb #97f00007

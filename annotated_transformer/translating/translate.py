@@ -68,8 +68,8 @@ class Translation(NamedTuple):
 class Part(NamedTuple):
     "What is translated at once: a sentence, or a piece of a long one."
 
-    ids: list[int]
-    gap: str  # what stood between this part and the one before
+    ids: list[int]  # none: a last part, of what stands behind the others
+    gap: str  # what stood between this part and the one before, and is kept
     is_piece: bool  # whether it continues a sentence that was too long
 
 # %% ../../nbs/61b_translate.ipynb #7a6b79bb
@@ -94,11 +94,14 @@ def _join(
     vocab: Vocab,
 ) -> list[Translation]:
     "The translations of a text, extended by those of its next part."
+    if not part.ids:
+        before = before or [Translation("", 0.0)]
+        return [one._replace(text=one.text + part.gap) for one in before]
     texts = [vocab.decode(hypothesis.ids) for hypothesis in hypotheses]
     texts = [text.replace("\r", " ").replace("\n", " ") for text in texts]
     scores = [hypothesis.score for hypothesis in hypotheses]
     if not before:
-        return [Translation(*pair) for pair in zip(texts, scores)]
+        return [Translation(part.gap + x, score) for x, score in zip(texts, scores)]
     return [
         Translation(one.text + part.gap + text, one.score + score)
         for one, text, score in zip(before, texts, scores)
@@ -174,18 +177,26 @@ class Translator:
         return [ids[start:end] for start, end in zip(starts, [*starts[1:], None])]
 
     def parts(self, text: str, split: bool = False) -> list[Part]:
-        "The parts of a text; with `split` each sentence is one at least."
+        """The parts of a text; with `split` each sentence is one at least.
+
+        What has no letter, such as a number, is kept as it is, in the gap.
+        """
         lines = sentences if split else re.compile(r"([^\r\n]+)([\r\n]*)").findall
-        parts, gap = [], ""
+        parts, gap = list[Part](), ""
         for sentence, after in lines(text):
-            for i, ids in enumerate(self.split(sentence)):
+            pieces = self.split(sentence)
+            if pieces and not any(map(str.isalpha, sentence)):
+                gap += sentence.strip()
+                pieces = []
+            for i, ids in enumerate(pieces):
                 if i > 0:
                     is_word = self.vocab.tokens(ids[:1])[0].startswith(SPACE)
                     gap = " " if is_word else ""
-                parts.append(Part(ids, gap, i > 0))
+                parts.append(Part(ids, gap if parts else gap.lstrip(), i > 0))
                 gap = ""
             gap += after
-        return parts
+        tail = gap.rstrip() if parts else gap.strip()
+        return [*parts, Part([], tail, False)] if tail else parts
 
     def search_ids(self, rows: list[list[int]]) -> list[list[Hypothesis]]:
         "The hypotheses of each row of source ids, best first; a row ends with EOS."
@@ -230,12 +241,14 @@ class Translator:
 
     def n_best_of_parts(self, texts: list[list[Part]]) -> list[list[Translation]]:
         "As `n_best`, of texts that are divided into parts already."
-        hypotheses = iter(self._search_all([p.ids for parts in texts for p in parts]))
+        rows = [part.ids for parts in texts for part in parts if part.ids]
+        hypotheses = iter(self._search_all(rows))
         found = []
         for parts in texts:
             translations: list[Translation] = []
             for part in parts:
-                translations = _join(translations, part, next(hypotheses), self.vocab)
+                searched = next(hypotheses) if part.ids else []
+                translations = _join(translations, part, searched, self.vocab)
             found.append(translations or [Translation("", 0.0)])
         return found
 
@@ -297,6 +310,9 @@ def translate_stream(
         try:
             for i, text in enumerate(decode_lines(group, where, first), start=first):
                 lines.append(parts := translator.parts(text, split))
+                if i == 1 and "\t" in text.strip():
+                    say = "line 1 has tabs, which are read as spaces: is it one column of text?"
+                    print(say, file=sys.stderr)
                 if any(part.is_piece for part in parts):
                     print(
                         f"line {i} has a sentence of more than "
