@@ -7,8 +7,8 @@
     … --scores FILE                              writes what `tatoeba` reaches, for tools/record.py
 
 Both are trained also on copies of some sentences as people type them. Their translations are unchanged, in the usual German spelling. `tatoeba`
-learns twice: first from the corpus, then also from what a larger model, its teacher, makes of each English sentence (sequence-level
-knowledge distillation, Kim and Rush 2016). The weights are stored in 8 bits (97b).
+learns twice: first from the corpus, then also from the translations on which it and a larger model agree most (sequence-level knowledge
+distillation, Kim and Rush 2016). The weights are stored in 8 bits (97b).
 """
 
 import argparse
@@ -24,6 +24,7 @@ from tqdm import trange
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
+from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.runs.checkpoint import (
     pack_weights,
     save_tensors,
@@ -111,19 +112,25 @@ def text_of(name: str, data_dir: Path | None, distilled: Pairs) -> Corpus:
     return corpus._replace(train=with_copies(name, pairs), source={})
 
 
-def distil(teacher: Path, sources: list[str], path: Path) -> Pairs:
-    "Each source with its translation by the teacher, kept in a file that grows; ten minutes on two cores."
-    path.touch()
+def n_best_lists(run: Path, sources: list[str]) -> list[dict[str, float]]:
+    "The four best translations of each source with their scores, kept in a file of the run that grows."
+    (path := run / "n_best.jsonl").touch()
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    found = [(src, tgt) for src, tgt in (line.split("\t") for line in lines)]
-    translator = load(teacher, precision="bf16")
+    found = [json.loads(line) for line in lines]
+    translator = load(run, search=search_with(4, n_best=4), precision="bf16")
     with path.open("a", encoding="utf-8") as file:
-        for i in trange(len(found), len(sources), 4096, desc="distillation"):
-            some = sources[i : i + 4096]
-            new = list(zip(some, translator.translate(some)))
-            file.writelines(f"{src}\t{tgt}\n" for src, tgt in new)
-            found += new
+        for i in trange(len(found), len(sources), 4096, desc=f"{run.name} translates"):
+            for best in translator.n_best(sources[i : i + 4096]):
+                found.append({text: score for text, score in reversed(best)})
+                file.write(json.dumps(found[-1], ensure_ascii=False) + "\n")
     return found
+
+
+def agreed(lists: tuple[dict[str, float], ...]) -> str:
+    "The translation with the highest sum of scores; one that a model has not found counts as a little worse than its last."
+    lowest = [min(found.values()) - 0.5 for found in lists]
+    total = lambda text: sum(x.get(text, low) for x, low in zip(lists, lowest))
+    return max((text for found in lists for text in found), key=total)
 
 
 # `tiny` trained for longer
@@ -152,7 +159,8 @@ def train_everyday(work: Path, data_dir: Path | None) -> Path:
     train_or_resume(corpus, TEACHER, work / "teacher")
     train_or_resume(text_of("tatoeba", data_dir, []), FIRST, work / "first")
     sources = sorted({src for src, _ in corpus.train})
-    distilled = distil(work / "teacher", sources, work / "distilled.tsv")
+    lists = (n_best_lists(work / name, sources) for name in ("teacher", "first"))
+    distilled = list(zip(sources, map(agreed, zip(*lists))))
     text = text_of("tatoeba", data_dir, distilled)
     if (run := work / "run").exists():
         return resume_run(run, text=text)
