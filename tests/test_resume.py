@@ -290,7 +290,9 @@ def test_data_that_was_lost_is_made_again(corpus, train, straight, tmp_path):
     "But not of other text."
     run = train(tmp_path / "run", minutes=1e-6)
     shutil.rmtree(run / "data")
-    with pytest.raises(UserError, match="run was started with other text than data=builtin"):
+    with pytest.raises(
+        UserError, match="run was started with other text than data=builtin"
+    ):
         resume_run(run, RunOptions("cpu", quiet=True), turned(corpus, "train"))
     resume_run(run, RunOptions("cpu", quiet=True), corpus)
     assert weights(run) == weights(straight)
