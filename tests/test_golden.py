@@ -27,6 +27,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from exported import read_by_ct2, read_by_transformers
 from processes import start
 from safetensors.torch import load_file
 
@@ -276,26 +277,18 @@ def test_translations(name, tmp_path):
 
 
 @both
-def test_ctranslate2(name, tmp_path, monkeypatch):
-    "By the program that the exported folder gives its reader."
-    pytest.importorskip("ctranslate2")
+def test_ctranslate2(name, tmp_path):
     done("export-ct2", name, tmp_path / "out")
-    monkeypatch.chdir(tmp_path / "out")
-    page, shown = Path("README.md").read_text("utf-8"), {"lines": SENTENCES[name]}
-    exec(re.search("```python\n(.*?)```", page, re.DOTALL)[1], shown)
-    assert shown["translations"] == stored(f"translations-{name}")["--alpha 0"]
+    found = read_by_ct2(tmp_path / "out", SENTENCES[name])
+    assert found == stored(f"translations-{name}")["--alpha 0"]
 
 
 @both
 def test_hugging_face(name, tmp_path):
     "There, and back as an imported Marian model."
-    transformers = pytest.importorskip("transformers")
     there, back = tmp_path / "there", tmp_path / "back"
     done("export-hf", name, there)
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(there)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(there)
-    batch = tokenizer(SENTENCES[name], return_tensors="pt", padding=True)
-    found = tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+    found = read_by_transformers(there, SENTENCES[name])
     done("import-marian", there, back)
     again = done("translate", back, write(tmp_path / "src", SENTENCES[name]), *WHOLE)
     assert found == again == stored(f"translations-{name}")["--alpha 0"]

@@ -1,12 +1,12 @@
 "Text as people have it has the translation of its plain form: by our search, by exports for CTranslate2 and transformers, in the live page."
 
 import json
-import re
 import unicodedata
 from pathlib import Path
 
 import pytest
 from browser import Browser
+from exported import read_by_ct2, read_by_transformers
 
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.export.ct2 import export_ct2
@@ -36,7 +36,7 @@ ORDINARY = [
     ("I am\u200e tired.\u200f", "I am tired."),
     ("\u202aShe is here.\u202c", "She is here."),
     ("I love\u2060 you.", "I love you."),
-    ("Open\u0000 the door.", "Open\u0000 the door."),
+    ("Open\u0001 the door.", "Open the door."),
     ("The \u0007dog is old.\u007f", "The dog is old."),
     ("I love this song ❤\ufe0f", "I love this song ❤"),
     # quotation marks, apostrophes, dashes, dots
@@ -79,24 +79,13 @@ def by_ours(folder: Path, texts: list[str]) -> list[str]:
 
 
 def by_ct2(folder: Path, texts: list[str]) -> list[str]:
-    "By the program that the exported folder gives its reader."
-    pytest.importorskip("ctranslate2")
     export_ct2(TATOEBA, folder / "out")
-    page = (folder / "out/README.md").read_text(encoding="utf-8")
-    shown = {"lines": texts}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder / "out")
-        exec(re.search("```python\n(.*?)```", page, re.DOTALL)[1], shown)
-    return shown["translations"]
+    return read_by_ct2(folder / "out", texts)
 
 
 def by_transformers(folder: Path, texts: list[str]) -> list[str]:
-    transformers = pytest.importorskip("transformers")
     export_hf(TATOEBA, folder / "out")
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "out")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "out")
-    batch = tokenizer(texts, return_tensors="pt", padding=True)
-    return tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+    return read_by_transformers(folder / "out", texts)
 
 
 @pytest.mark.parametrize("by", [by_ours, by_ct2, by_transformers])
@@ -120,8 +109,6 @@ def test_in_the_live_page(browser: Browser, tmp_path):
     "Each as the package translates the plain form."
     live.write_live_page(TATOEBA, tmp_path / "live.html")
     browser.open((tmp_path / "live.html").as_uri())
-    texts = [text for text in ODD if not {*"\n\u2028\u0085"} & {*text.strip()}]
-    found = browser.ask(f"""{json.dumps(texts)}.map(text =>
+    found = browser.ask(f"""{json.dumps(ODD)}.map(text =>
         textOf(generatedIds(searchTranslation(text, SWITCHES))))""")
-    wanted = load(TATOEBA).translate(PLAIN[ODD.index(text)] for text in texts)
-    assert found == wanted
+    assert found == load(TATOEBA).translate(PLAIN)

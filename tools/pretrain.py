@@ -29,9 +29,7 @@ from annotated_transformer.runs.checkpoint import (
 )
 from annotated_transformer.runs.folder import load_run, write_config
 from annotated_transformer.runs.settings import get_recipe, override
-from annotated_transformer.runs.train_run import (
-    train_or_resume,
-)
+from annotated_transformer.runs.train_run import train_or_resume
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.translating.evaluate import bleu, chrf, pronoun_accuracy
 from annotated_transformer.translating.load import load

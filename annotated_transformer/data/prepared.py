@@ -187,11 +187,10 @@ def _warnings(
                 "as it was before, since the vocabulary splits it into tokens"
             )
     codes = [(language or "").split("-")[0] for language in languages]
-    known = [_FREQUENT.get(_TWO_LETTERS.get(code, code)) for code in codes]
+    known = [_FREQUENT.get(_TWO_LETTERS.get(code, code), "") for code in codes]
     if all(known):
         as_given, swapped = (
-            sum(_share(texts, str(pattern)) for texts, pattern in zip(order, known))
-            for order in (sides, sides[::-1])
+            sum(map(_share, order, known)) for order in (sides, sides[::-1])
         )
         if swapped > as_given + 0.2:
             which = " and ".join(map(str, languages))

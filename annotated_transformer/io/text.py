@@ -84,10 +84,10 @@ _KINDS = {
 
 def _kind(head: bytes) -> str | None:
     "What a file is that begins with these bytes; None for text in UTF-8."
-    found = [kind for start, kind in _KINDS.items() if head.startswith(start)]
-    if not found and b"\0" in head:
-        return "UTF-16 or no text: save it as UTF-8"
-    return found[0] if found else None
+    for start, kind in _KINDS.items():
+        if head.startswith(start):
+            return kind
+    return "UTF-16 or no text: save it as UTF-8" if b"\0" in head else None
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from ..runs.checkpoint import pack_weights
 from ..runs.folder import Run, load_run
 from .explorer import fill_page, json_in_html, write_page
 from .heads import opening_head
+from ..translating.translate import ABBREVIATIONS
 
 # %% ../../nbs/81_live.ipynb #81000010
 MAX_PARAMETERS = 5_000_000
@@ -229,6 +230,7 @@ def live_page(
         "case_variants": run.about.get("case_variants", False),
         "opening": opening_head(run.model, run.vocab, examples[0]),
         "examples": examples,
+        "abbreviations": sorted(ABBREVIATIONS),
         "src_lang": src_lang,
         "tgt_lang": tgt_lang,
         "label_smoothing": run.recipe.train.label_smoothing,

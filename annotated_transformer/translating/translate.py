@@ -25,7 +25,7 @@ from ..model.transformer import Transformer
 from ..training.train import memory_errors
 
 # %% ../../nbs/61b_translate.ipynb #5e47e001
-_ABBREVIATIONS = set(
+ABBREVIATIONS = set(
     "Mr Mrs Ms Dr Prof St Sr Jr vs etc e.g i.e approx No Gen Col Inc Ltd "
     "bzw usw ca Nr Hr Fr z.B d.h u.a Str evtl ggf inkl Mio Mrd M Mme Mlle".split()
 )
@@ -39,7 +39,7 @@ def _ends_sentence(before: str, mark: str, after: str, is_lower: bool) -> bool:
     if after.islower() and not is_lower:
         return False
     word = before.split()[-1].lstrip("\"'“„«([").rstrip(".") if before.split() else ""
-    short = word in _ABBREVIATIONS or re.fullmatch(r"\d{1,2}|(\w\.)*[^\W\dI]", word)
+    short = word in ABBREVIATIONS or re.fullmatch(r"\d{1,2}|(\w\.)*[^\W\dI]", word)
     return not (short and mark[0] == ".")
 
 

@@ -103,14 +103,21 @@ const PLAIN = {temperature: START.temperature, seed: START.seed};
 const isPlain = () =>
   !isChanged() && Object.keys(PLAIN).every(key => state[key] === PLAIN[key]);
 
-// The sentences of a text, each translated alone. The browser knows no abbreviations.
+// The sentences of a text, each translated alone. The browser knows no abbreviations;
+// these are the package's.
 const segmenter = new Intl.Segmenter(about.src_lang ?? [], {granularity: "sentence"});
-const ABBREVIATION = /(^|[\s("'])(\p{Lu}|Mrs?|Ms|Dr|St|Prof|No|vs)\.\s+$/u;
+
+function endsInAbbreviation(text) {
+  const [, word] = /(\S+)\.\s*$/u.exec(text) ?? [];
+  const bare = word?.replace(/^["'“„«([]+/u, "");
+  return about.abbreviations.includes(bare)
+    || /^(\d{1,2}|(\p{L}\.)*(?!I$)\p{L})$/u.test(bare ?? "");
+}
 
 function sentencesOf(text) {
   const found = [""];
   for (const {segment} of segmenter.segment(text)) {
-    if (!found.at(-1) || ABBREVIATION.test(found.at(-1))) found.push(found.pop() + segment);
+    if (!found.at(-1) || endsInAbbreviation(found.at(-1))) found.push(found.pop() + segment);
     else found.push(segment);
   }
   const sentences = found.map(sentence => sentence.trim());
