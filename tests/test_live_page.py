@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -13,13 +14,15 @@ import torch
 from browser import Browser, click, press
 from cells import page_name
 from conftest import ROOT
-from engine import HELD_OUT
+from engine import HELD_OUT, logits_of
 from links import of_notebook
 
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import draw
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.checkpoint import read_tensors, unpack_weights
+from annotated_transformer.runs.folder import PRETRAINED, load_run, pretrained_run
 from annotated_transformer.show import live
 from annotated_transformer.show.heads import (
     antecedent_attention,
@@ -125,6 +128,8 @@ def test_every_link_leads_to_a_heading():
     links = set(re.findall(r"\]\((\w+\.html)#?([\w-]*)\)", texts))
     notebooks = {page_name(path): path for path in (ROOT / "nbs").glob("*.ipynb")}
     assert len(links) > 12
+    links.remove(("live_learning.html", ""))  # the site has a page for each run
+    assert "learning" in PRETRAINED
     for name, anchor in links:
         anchors = of_notebook(notebooks[name].read_text("utf-8")).anchors
         assert anchor in {"", *anchors}, (name, anchor)
@@ -229,7 +234,7 @@ def test_stepping(page):
 
 def test_by_keyboard_alone(page):
     "Arrows within the groups; everything has a name."
-    press(page, "Tab", "Tab", "Tab")
+    press(page, "Tab", "Tab", "Tab", "Tab")
     assert focused(page) == "sentence"
     type_sentence(page, WIDE)
     assert shown(page, "result") == SIE and focused(page) == "sentence"
@@ -344,6 +349,54 @@ def test_several_sentences(page):
     assert page.ask("byId('parts').hidden") and shown(page, "source").startswith("The")
     found = page.ask("sentencesOf('Mr. B. Smith came! It was I. He left.')")
     assert found == ["Mr. B. Smith came!", "It was I.", "He left."]
+
+
+# ---- moments of training
+
+
+@pytest.fixture(scope="module")
+def learning_url(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("learning") / "live.html"
+    live.write_live_page(Path("learning"), path)
+    return path.as_uri()
+
+
+def test_each_moment_computes_as_pytorch(browser, learning_url):
+    "The slider chooses weights; the logits are PyTorch's, the curve's mark is at the step, the address keeps it."
+    open_page(browser, learning_url)
+    run = load_run(Path("learning"))
+    folder = pretrained_run(Path("learning"))
+    files = {int(f.stem.split("-")[1]): f for f in folder.glob("moment-*")}
+    steps = [*sorted(files), int(run.about["weights"].split()[-1])]
+    assert browser.ask("past.steps") == steps and len(steps) >= 8
+    translations, marks = [], []
+    for moment, step in enumerate(steps):
+        browser.ask(f"byId('moment').value = {moment}")
+        browser.ask("byId('moment').dispatchEvent(new Event('input'))")
+        if step in files:
+            run.model.load_state_dict(unpack_weights(read_tensors(files[step])))
+        else:
+            run = load_run(Path("learning"))
+        pair = browser.ask("[run.srcIds, run.tgtIds]")
+        found = weights(browser, "decoder.logits")
+        torch.testing.assert_close(found, logits_of(run.model, pair), rtol=0, atol=1e-4)
+        assert shown(browser, "moment-value") == f"step {step:,} of {steps[-1]:,}"
+        marks.append(float(browser.ask("byId('curve').lastChild.getAttribute('cx')")))
+        translations.append(shown(browser, "result"))
+    assert translations[-1] == ES and len({*translations}) > len(steps) // 2
+    assert marks == sorted(marks) and marks[0] == 0 and marks[-1] == 320
+    losses = browser.ask("past.steps.map(lossAt)")
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > math.log(len(run.vocab)) - 0.5
+    browser.ask("change({moment: 2})")
+    settle(browser)
+    open_page(browser, browser.ask("location.href"))
+    assert shown(browser, "result") == translations[2]
+
+
+def test_no_slider_without_moments(page):
+    assert page.ask("byId('learning').hidden && START.moment === 0")
+    assert "learning" not in page.ask("TOUR.map(([name]) => name)")
 
 
 # ---- switches

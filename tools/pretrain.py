@@ -3,11 +3,12 @@
 
     make pretrained                              the model of the synthetic corpus, demo, in about five minutes on two cores
     tools/pretrain.py tatoeba --data-dir DATA    the model of everyday sentences, in about two hours on one core
+    tools/pretrain.py learning                   a smaller one with its weights at some moments of training, in about ten minutes
     … --work FOLDER                              keeps the run there; the same command goes on from it
     … --scores FILE                              writes what `tatoeba` reaches, for tools/record.py
 
-Both are trained also on copies of some sentences as people type them. Their translations are unchanged, in the usual German spelling. The
-weights are stored in 8 bits (97b).
+`demo` and `tatoeba` are trained also on copies of some sentences as people type them. Their translations are unchanged, in the usual German
+spelling. The weights are stored in 8 bits (97a).
 """
 
 import argparse
@@ -20,14 +21,18 @@ from pathlib import Path
 
 import torch
 
+from annotated_transformer.data.batch import epoch_batches
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
+from annotated_transformer.data.prepared import open_prepared
 from annotated_transformer.runs.checkpoint import (
     pack_weights,
+    read_tensors,
     save_tensors,
     weights_metadata,
 )
-from annotated_transformer.runs.folder import load_run, write_config
+from annotated_transformer.runs.folder import load_run, read_metrics, write_config
+from annotated_transformer.runs.recipe import build_training, validation_loss
 from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import train_or_resume
 from annotated_transformer.show.heads import pronoun_sentences
@@ -52,6 +57,7 @@ def without_end(text: str) -> str:
 
 # how people type a sentence, and the share of the training sentences copied so
 CASES: dict[str, tuple[tuple[Change, float], ...]] = {
+    "learning": (),
     "demo": ((first_lower, 0.15), (str.lower, 0.1), (str.upper, 0.15)),
     "tatoeba": (
         (first_lower, 0.1),
@@ -85,6 +91,8 @@ def with_copies(name: str, pairs: Pairs) -> Pairs:
 
 def text_of(name: str, data_dir: Path | None) -> Corpus:
     "The training text: the synthetic corpus, or Tatoeba with sentences of the grammar."
+    if name == "learning":
+        return load_corpus("builtin")
     if name == "demo":
         corpus = load_corpus("builtin")
         return corpus._replace(train=with_copies(name, list(corpus.train)))
@@ -96,6 +104,12 @@ def text_of(name: str, data_dir: Path | None) -> Corpus:
 
 RECIPES = {
     "demo": override(get_recipe("tiny"), ["max_steps=4000"]),  # `tiny`, for longer
+    # half as wide; a checkpoint and the validation loss at each of `MOMENTS`
+    "learning": override(
+        get_recipe("tiny"),
+        "d_model=64 d_ff=256 n_pieces=800 max_steps=6400 peak_lr=3e-3 "
+        "valid_every=50 save_every=50 keep_last=128".split(),
+    ),
     # the tiny recipe of Multi30k, wider, and with less dropout for more text
     "tatoeba": override(
         get_recipe("multi30k-tiny"),
@@ -105,6 +119,9 @@ RECIPES = {
     ),
 }
 
+
+# the steps of `learning` whose weights the live page has, besides those of its end
+MOMENTS = (0, 50, 100, 200, 400, 800, 1600, 3200)
 
 # sentences that the live page begins with: both translations of "it", two clauses, one
 # as people type it, and an easy one
@@ -123,7 +140,8 @@ def pack_run(run: Path, out: Path) -> None:
     "A run folder without checkpoints, its weights in 8 bits."
     loaded = load_run(run)
     about = {k: v for k, v in loaded.about.items() if k not in ("from", "text")}
-    about["case_variants"] = True
+    if CASES[out.name]:
+        about["case_variants"] = True
     if out.name in EXAMPLES:
         about["examples"] = EXAMPLES[out.name]
     out.mkdir(parents=True, exist_ok=True)
@@ -133,6 +151,31 @@ def pack_run(run: Path, out: Path) -> None:
     header = weights_metadata(loaded.recipe.model, about["weights"])
     save_tensors(weights, out / "model.safetensors", header)
     (out / "model.safetensors").chmod(0o644)  # whoever installs the package reads it
+
+
+def pack_moments(run: Path, out: Path) -> None:
+    "The weights of a run at `MOMENTS` in 8 bits, and its validation loss from step 0 on."
+    _, vocab, recipe, _ = load_run(run)
+    start, *_ = build_training(recipe, vocab, torch.device("cpu"))
+    held_out = open_prepared(run / "data").valid
+    batches = [*epoch_batches(held_out, vocab, recipe.train.batch_tokens, 0, 0)]
+    curve = [{"step": 0, "valid_loss": validation_loss(start, batches)}]
+    curve += [
+        {name: record[name] for name in curve[0]}
+        for record in read_metrics(run)
+        if "valid_loss" in record
+    ]
+    lines = [json.dumps(record) + "\n" for record in curve]
+    (out / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    for step in MOMENTS:
+        weights = start.model.state_dict()
+        if step:
+            folder = run / f"checkpoints/step-{step:07}"
+            weights = read_tensors(folder / "model.safetensors")
+        header = weights_metadata(recipe.model, f"step {step}")
+        file = out / f"moment-{step}.safetensors"
+        save_tensors(pack_weights(weights), file, header)
+        file.chmod(0o644)
 
 
 def on_grammar(run: Path, n: int = 1000) -> dict:
@@ -185,6 +228,8 @@ def main() -> None:
         train_or_resume(text_of(args.name, args.data_dir), RECIPES[args.name], run)
         out = PRETRAINED / args.name
         pack_run(run, out)
+        if args.name == "learning":
+            pack_moments(run, out)
         scores = {"as trained": on_grammar(run), "in 8 bits": on_grammar(out)}
     if args.name == "tatoeba":
         scores |= on_real_text(out, args.data_dir)

@@ -327,8 +327,9 @@ def write_live_pages(folder: Path, lang: str) -> None:
     texts = ROOT / settings()["lib_path"] / f"show/pages/strings.{lang}.json"
     for name in PRETRAINED if texts.exists() else ():
         file = "live_page.html" if name == "demo" else f"live_{name}.html"
-        page = folder / file
-        write_live_page(pretrained_run(Path(name)), page, site="", file=file, lang=lang)
+        run = pretrained_run(Path(name))
+        write_live_page(run, folder / file, site="", file=file, lang=lang)
+    for page in folder.glob("live_*.html"):
         text = re.sub(r"\]\((\w+\.html)", lead, page.read_text(encoding="utf-8"))
         page.write_text(text, encoding="utf-8")
 

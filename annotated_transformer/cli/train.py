@@ -73,7 +73,7 @@ def forbid(where: str, options: dict[str, object]) -> None:
             raise UserError(f"--{name.replace('_', '-')} cannot be used {where}")
 
 # %% ../../nbs/94a_cli_train.ipynb #32a8e6ce
-MODELS = "demo or tatoeba (pretrained models)"
+MODELS = "demo, tatoeba or learning (pretrained models)"
 _FOLDER = "ANNOTATED_TRANSFORMER_DATA"
 _RECIPES = click.Choice([*RECIPES, "fine-tune"])
 _CONFIG = f"Recipe: {', '.join(RECIPES)}; without it small, with --from fine-tune."

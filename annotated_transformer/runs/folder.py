@@ -143,7 +143,7 @@ class Run(NamedTuple):
     about: dict  # other entries of config.json: data, languages, which weights
 
 # %% ../../nbs/97_run_folder.ipynb #52dd0002
-PRETRAINED = ("demo", "tatoeba")
+PRETRAINED = ("demo", "tatoeba", "learning")
 
 
 def pretrained_run(path: Path) -> Path | None:

@@ -2,7 +2,9 @@
 
 const {lang} = document.documentElement;
 const nParameters = sum(Object.values(model.weights).map(({data}) => data.length));
-byId("intro").replaceChildren(...rich("intro", {n: nParameters.toLocaleString(lang)}));
+byId("intro").replaceChildren(
+  ...rich("intro", {n: nParameters.toLocaleString(lang)}),
+  ...past ? [] : rich("learning.link"));
 byId("n-encoder").textContent = say("map.encoder", {n: N_LAYERS.encoder});
 byId("n-decoder").textContent = say("map.decoder", {n: N_LAYERS.decoder});
 byId("presets").append(...EXAMPLES.map(presetButton));
@@ -51,7 +53,7 @@ byId("forward").addEventListener(
   "click", () => chooseStep(Math.min(run.ids.length, run.step + 1)));
 byId("play").addEventListener("click", togglePlaying);
 byId("step").addEventListener("input", () => chooseStep(+byId("step").value));
-for (const id of ["temperature", "topK", "topP"]) {
+for (const id of ["moment", "temperature", "topK", "topP"]) {
   byId(id).addEventListener("input", () => change({[id]: +byId(id).value}));
 }
 byId("try").addEventListener("click", tryEachHead);

@@ -132,8 +132,8 @@ function presetButton(text) {
 const translations = new Map();
 
 function translationOf(text) {
-  const {off, headsOff, temperature, topK, topP, beam, seed} = state;
-  const key = JSON.stringify([text, off, headsOff, temperature, topK, topP, beam, seed]);
+  const {moment, off, headsOff, temperature, topK, topP, beam, seed} = state;
+  const key = JSON.stringify([text, moment, off, headsOff, temperature, topK, topP, beam, seed]);
   if (!translations.has(key)) {
     translations.set(key, textOf(generatedIds(searchTranslation(text, switches()))));
   }

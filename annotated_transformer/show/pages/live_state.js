@@ -6,6 +6,11 @@ site = about.site;
 const model = readModel(packed);
 const {config, vocab} = model;
 
+// The weights at some moments of training, the last ones at its end; most runs have
+// these alone.
+const past = packed.moments;  // null without them
+const moments = [...past?.tensors ?? [], packed.tensors];
+
 const N_LAYERS = {
   encoder: config.n_encoder_layers,
   decoder: config.n_decoder_layers,
@@ -14,7 +19,8 @@ const [MAX_BEAM, MAX_TEMPERATURE] = [8, 3];
 const MAX_TOKENS = Math.min(config.max_len, 64);  // of a sentence, for a quick answer
 
 // `part` is the sentence that is shown of a text of several, counted from 0; `step` is
-// the number of generated tokens, 0 for all of them; `row` and `column` are
+// the number of generated tokens, 0 for all of them; `moment` is an index into the
+// moments of training; `row` and `column` are
 // those of the chosen number, -1 for a good first choice; `off` names switches and
 // `headsOff` heads; `seed` 0 means no sampling, `topK` 0 all tokens; `tour` is the step
 // of the tour, 0 for none.
@@ -30,6 +36,7 @@ const START = {
   column: -1,
   drawing: "matrix",
   step: 0,
+  moment: moments.length - 1,
   off: [],
   headsOff: [],
   temperature: 1,
@@ -73,13 +80,14 @@ function readAddress(address) {
     }
   }
   for (const key of ["part", "layer", "head", "row", "column", "step", "seed", "beam",
-    "topK", "tour"]) {
+    "topK", "tour", "moment"]) {
     found[key] = Math.floor(found[key]);
   }
   found.beam = Math.min(Math.max(found.beam, 1), MAX_BEAM);
   found.temperature = Math.min(Math.max(found.temperature, .1), MAX_TEMPERATURE);
   found.topP = Math.min(Math.max(found.topP, .05), 1);
   found.tour = Math.min(found.tour, TOUR.length);
+  found.moment = Math.min(found.moment, START.moment);
   return found;
 }
 
@@ -147,6 +155,7 @@ function searchTranslation(text, changes, settings = state) {
 }
 
 function runModel() {
+  model.weights = weightsAt(state.moment);
   run.trace = new Map();
   run.texts = sentencesOf(state.text);
   run.part = Math.min(state.part, run.texts.length - 1);
@@ -229,7 +238,7 @@ function randomNumbers(seed) {
 
 // --- Every change of the state goes through here
 
-const SEARCHED = ["text", "part", "off", "headsOff", "temperature", "beam", "seed"];
+const SEARCHED = ["text", "part", "moment", "off", "headsOff", "temperature", "beam", "seed"];
 
 function change(changes) {
   const isNew = key => key in changes && asText(changes[key]) !== asText(state[key]);
@@ -244,6 +253,7 @@ function change(changes) {
 
 function draw() {
   keepFocus(() => {
+    drawMoment();
     drawSentence();
     drawView();
     drawBreak();

@@ -14,6 +14,7 @@ const TOUR = [
   ["cross", "view", CROSS],
   ["softmax", "generated", {box: "decoder.softmax", stage: "logProbs", step: 1}],
   ["beam", "beam-search", {}],
+  ...past ? [["learning", "learning", {moment: Math.ceil(moments.length / 2)}]] : [],
   ["break", "break", {off: ["positions"]}],
 ];
 

@@ -23,12 +23,11 @@ function readTensor({shape, data, scale}) {
   return {shape, data: numbers};
 }
 
-// `packed` is what `pack_model` of 81_live wrote: {config, vocab, tensors}. The weights
-// keep the names that they have in PyTorch.
+// The weights keep the names that they have in PyTorch.
+const readTensors = tensors => Object.fromEntries(
+  Object.entries(tensors).map(([name, packed]) => [name, readTensor(packed)]));
+
+// `packed` is what `pack_model` of 81_live wrote: {config, vocab, tensors}.
 function readModel({config, vocab, tensors}) {
-  const weights = {};
-  for (const [name, packed] of Object.entries(tensors)) {
-    weights[name] = readTensor(packed);
-  }
-  return {config, weights, vocab: new Vocab(vocab)};
+  return {config, weights: readTensors(tensors), vocab: new Vocab(vocab)};
 }
