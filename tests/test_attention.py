@@ -150,6 +150,19 @@ def test_dropout_on_weights_is_a_part_and_only_while_training(dropped):
     close(weights, torch.where(kept, whole / 0.7, 0.0), 1e-3)
 
 
+@pytest.mark.parametrize("shape", [(6, 9), (3, 6, 9), (2, 3, 6, 9), (2, 1, 1, 9)])
+def test_a_mask_of_fewer_axes_is_that_of_all_heads(shape):
+    torch.manual_seed(0)
+    module = MultiHeadAttention(24, 3, attend=AdditiveAttention(8, 10))
+    query, memory, mask = (
+        torch.randn(2, 6, 24),
+        torch.randn(2, 9, 24),
+        torch.rand(shape) > 0.4,
+    )
+    every = mask.expand(2, 3, 6, 9)
+    close(module(query, memory, memory, mask), module(query, memory, memory, every))
+
+
 # Masks
 
 

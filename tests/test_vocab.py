@@ -1,6 +1,11 @@
 "The vocabulary: each spelling of a text has the same tokens, nothing is unknown, the same text gives the same model (51b)."
 
+import io
+import os
+import subprocess
+import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 import sentencepiece as spm
@@ -8,6 +13,7 @@ from engine import Engine
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from annotated_transformer import UserError
 from annotated_transformer.data.vocab import Vocab, _sample_lines, learn_bpe
 from annotated_transformer.show.live import _pack_vocab
 
@@ -141,6 +147,20 @@ def test_same_text_same_model():
     assert one.tokens(range(len(one))) == two.tokens(range(len(two)))
 
 
+def test_same_text_same_model_in_another_process():
+    "Python orders sets and hashes of text in another way in each process."
+    script = """if True:
+        import hashlib
+        from annotated_transformer.data.vocab import learn_bpe
+        lines = (str(i * i) for i in range(5000))
+        print(hashlib.sha256(learn_bpe(lines, 400, n_sample=500).model).hexdigest())
+    """
+    seeds = [os.environ | {"PYTHONHASHSEED": seed} for seed in "12"]
+    command = [sys.executable, "-c", script]
+    one, other = (subprocess.check_output(command, env=env) for env in seeds)
+    assert one == other and len(one.strip()) == 64
+
+
 def test_every_line_has_the_same_chance():
     "5 of 20 lines, 4,000 times: 1,000 each, with a standard deviation of 27; five of them allowed."
     times = [0] * 20
@@ -159,6 +179,35 @@ def test_a_mistake_in_the_text_is_told_as_it_is():
 
     with pytest.raises(ValueError, match="^a.en, line 25"):
         learn_bpe(lines(), 400)
+
+
+MANY = "".join(map(chr, range(0x4E00, 0x4F00)))  # characters
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: learn_bpe(TEXT, 200), "n_pieces=200 is too few"),
+        (lambda: learn_bpe([], 300), "the text is empty"),
+        (lambda: learn_bpe([MANY], 300), "too many different characters"),
+        (lambda: Vocab(b"pieces"), "not a SentencePiece model"),
+        (lambda: Vocab(without_padding()), "lacks <pad>"),
+        (lambda: VOCAB.encode("\ud800"), "half of a surrogate pair"),
+        (lambda: VOCAB.encode_many(["fine", "\udc80"]), "half of a surrogate pair"),
+        (lambda: Vocab.load(Path("nowhere/vocab")), "no such file"),
+    ],
+)
+def test_errors(make, says):
+    with pytest.raises(UserError, match=says):
+        make()
+
+
+def without_padding() -> bytes:
+    out = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT), model_writer=out, vocab_size=50, minloglevel=2
+    )
+    return out.getvalue()
 
 
 def test_save_and_load(tmp_path):
