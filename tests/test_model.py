@@ -289,3 +289,24 @@ def test_a_table_that_grew_while_translating_can_be_trained_with():
     assert x.grad.norm() > 0
     # nor does it change what is saved
     SinusoidalPosition(16).load_state_dict(position.state_dict(), strict=True)
+
+
+def test_initial_weights():
+    "Xavier, times the gain, for linear layers, with biases of 0; one matrix for source, target and logits."
+    config = ModelConfig(n_layers=1, d_model=64, d_ff=256, n_heads=4)
+    model = build_transformer(config, 50, PAD, init_gain=0.5)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            expected = 0.5**2 * 2 / sum(module.weight.shape)
+            # of at least 4,096 draws from a uniform distribution
+            assert math.isclose(module.weight.var(), expected, rel_tol=0.1)
+            assert module.bias is None or not module.bias.any()
+    shared = [name for name, p in model.named_parameters() if len(p) == 50]
+    assert shared == ["embedding.weight"]
+
+
+def test_the_id_of_padding_is_in_the_vocabulary():
+    with pytest.raises(
+        ValueError, match="pad_id=50 must be from 0 to n_vocab - 1 = 49"
+    ):
+        build_transformer(ModelConfig(**SMALL), 50, pad_id=50)

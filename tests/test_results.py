@@ -25,6 +25,7 @@ OPTIONS = {
     "structure": [DEMO, "--n", "60", "--translate", "2"],
     "scoring": SCORING.split(),
     "gpt": GPT.split(),
+    "warmup": "--seeds 0 --steps 50".split(),
     "divergence": ["--rows", "post-norm", "--set", *TINY, "max_steps=50"],
     "ingredients": ["--runs", "runs", "--rows", "tiny, pre-norm", "--set", *TINY],
 }

@@ -125,6 +125,20 @@ def test_accumulated_steps_are_the_same_steps(sizes):
     assert losses == pytest.approx(losses_2, rel=1e-6)  # added up in float32
 
 
+def test_endings_without_a_stop():
+    "A run that has done all its steps ends at once; dropout is active in a loop, whatever the mode was before."
+    objective, modes = Objective(), []
+    done = Stop("max_steps=3 reached")
+    assert (
+        run(objective.eval(), 3, [lambda r: modes.append(objective.training)]) == done
+    )
+    assert modes == [True] * 3
+    assert run(objective, 5, found=islice(steps(), 3)) == Stop("no more steps")
+    before = weights(objective)
+    assert run(objective, 3, found=islice(steps(), 3, None)) == done
+    assert torch.equal(weights(objective), before)
+
+
 @pytest.mark.parametrize("report_every, last", [(1, 6), (4, 8)])
 def test_a_stop_ends_the_loop_after_all_hooks(report_every, last):
     "After the step that is reported; the first stop counts."

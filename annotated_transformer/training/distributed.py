@@ -109,8 +109,8 @@ def process_group(device: torch.device) -> Iterator[None]:
             f"device {str(device)!r} cannot communicate with other processes: "
             "use cuda or cpu"
         )
-    # DDP would import it in the group, and its functions' default arguments keep the
-    # group that they find
+    # its functions' default arguments keep the group that exists at their import,
+    # which could then not be freed, so it is imported before the group is made
     importlib.import_module("torch.distributed.nn.functional")
     own = device if device.type == "cuda" else None
     if own:
