@@ -174,6 +174,47 @@ def test_translated_notebook(toy):
     assert alone[1] == CHINESE[1] and "A dot:" not in alone[-1]
 
 
+def test_an_output_is_translated_without_its_numbers(toy):
+    "A later run's numbers need no new translation; a number that is left out is a mistake."
+    file = toy.parents[2] / "nbs/11_toy.ipynb"
+    nb = json.loads(file.read_text())
+    said = "Of 1,000 rows, 98.3%\n  hold in [61e](61e_a.ipynb), `v2`."
+    code = cell("show() ") | {"outputs": [shows(markdown=said)]}
+    notebook(file, *nb["cells"], code | {"metadata": {"tags": ["translate"]}})
+    translate.extract(toy.parent, ["11_toy"], False)
+    *units, unit = parsed(toy)
+    english = "Of {1} rows, {2}% hold in [61e](61e_a.ipynb), `v2`."
+    assert (unit.key.split()[1], unit.english) == ("output", english)
+    chinese = "{2}%成立，共{1}个（[61e](61e_a.ipynb)，`v2`）。"
+    toy.write_text(written([*units, unit._replace(text=chinese)]))
+    assert check(toy.parent, []) == []
+    change(toy, "98.3%", "99.15%")
+    shown = translate.translated(toy, both=False)["cells"][-1]["outputs"][0]["data"]
+    made = "99.15%成立，共1,000个（[61e](61e_a.ipynb)，`v2`）。"
+    assert joined(shown["text/markdown"]) == made
+    assert translate.of_gate(toy.parents[2]) == []
+    both = translate.translated(toy)["cells"][-1]["outputs"][0]["data"]["text/markdown"]
+    assert both.startswith(made) and "Of 1,000 rows, 99.15% hold" in both
+    toy.write_text(toy.read_text().replace("{2}%成立，", "成立，"))
+    [line] = check(toy.parent, [])
+    assert line.endswith("lacks a record's number {2}")
+
+
+def test_a_drawing_has_the_texts_of_the_language(toy):
+    "If there is one that has."
+    change(toy, "One more.", "![a](images/a.svg)")
+    for old, new in (
+        ("One more.", "![a](images/a.svg)"),
+        ("再来一段。", "![甲](images/a.svg)"),
+    ):
+        toy.write_text(toy.read_text().replace(old, new))
+    made = lambda: sources(translate.translated(toy, both=False))[3]
+    assert made().endswith("- ![甲](images/a.svg)")
+    (toy.parents[2] / "nbs/images").mkdir()
+    (toy.parents[2] / "nbs/images/a.zh.svg").touch()
+    assert made().endswith("- ![甲](images/a.zh.svg)")
+
+
 def test_readme(toy):
     "In Chinese alone, of the home page."
     change(toy, "One more.", "[See](31_stack.ipynb)")

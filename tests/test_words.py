@@ -12,16 +12,23 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from cells import code_of, directives, joined
 from conftest import ROOT
 from links import check
 
+from annotated_transformer.data.grammar import ANIMAL_TIRED
+from annotated_transformer.data.vocab import SPACE
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.runs.settings import TrainConfig, get_recipe
-from annotated_transformer.show.heads import following_head
+from annotated_transformer.show.heads import following_head, opening_head
+from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.translating.load import load
 
-NBS, BUTTON = ROOT / "nbs", "colab.svg"
-DRAWINGS = sorted(p for p in (NBS / "images").glob("*.svg") if p.name != BUTTON)
+NBS = ROOT / "nbs"
+DRAWINGS = sorted((NBS / "images").glob("*.svg"))
+OTHERS = [path for path in DRAWINGS if "." in path.stem]  # NAME.LANG.svg
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @cache
@@ -110,7 +117,7 @@ def test_every_setting_has_its_row_and_its_values():
 
 
 def test_home_says_what_the_records_say():
-    for page, n_shown in (("index", 5), ("map", 9)):
+    for page, n_shown in (("index", 3), ("results", 7), ("map", 9)):
         found = shown(page)
         assert len(found) == n_shown
         for now, stored in found:
@@ -119,14 +126,40 @@ def test_home_says_what_the_records_say():
             )
 
 
+def test_home_is_short():
+    "No line is cut off in an editor or a terminal; the words of its text, code, addresses and alternative texts apart."
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [line for line in text.split("\n") if len(line) > 100] == []
+    no_words = (
+        r"<!--.*?-->|^```.*?^```|!\[[^\]]*\]|\]\([^)]*\)|\]\[\w+\]|^\[[\w-]+\]:\s\S+"
+    )
+    prose = re.sub(no_words, "]", text, flags=re.M | re.S)
+    assert 300 < len(prose.split()) <= 700
+
+
+def test_badges_say_what_there_is(cfg):
+    "The workflow, the licence, and the versions of Python that it tests."
+    address = r"^\[([\w-]+)\]:\s(\S+)$"
+    badges = dict(re.findall(address, text_of("index"), re.M))
+    workflow = Path(badges["tests"].removeprefix(f"{cfg['git_url']}/actions/"))
+    versions = re.findall(
+        r"\b3\.\d+", (ROOT / ".github" / workflow).read_text(encoding="utf-8")
+    )
+    oldest, newest = (f(versions, key=lambda v: int(v[2:])) for f in (min, max))
+    assert badges["tests-badge"] == f"{badges['tests']}/badge.svg"
+    assert badges["licence-badge"].endswith(f"/licence-{cfg['license']}-blue")
+    assert badges["python-badge"].endswith(f"/python-{oldest}_to_{newest}-blue")
+    assert oldest == cfg["min_python"]
+
+
 # ---- drawings
 
 
 @pytest.mark.parametrize("path", DRAWINGS, ids=lambda p: p.stem)
 def test_drawing_tells_what_it_shows_and_leads_on(path):
-    svg, at = "{http://www.w3.org/2000/svg}", ET.parse(path).getroot()
-    assert at.find(f"{svg}title").text and len(at.find(f"{svg}desc").text) > 100
-    links = list(at.iter(f"{svg}a"))
+    at = ET.parse(path).getroot()
+    assert at.find(f"{SVG}title").text and len(at.find(f"{SVG}desc").text) > 100
+    links = list(at.iter(f"{SVG}a"))
     assert all(a.get("aria-label") for a in links)
     assert not re.search(
         r"https?://(?!www\.w3\.org/2000/svg)", path.read_text(encoding="utf-8")
@@ -148,3 +181,56 @@ def test_the_picture_of_it_has_the_weights_of_the_record():
     texts = re.findall(r'class="small"[^>]*>(\d+)%<', drawn)
     assert texts == [f"{100 * weight:.0f}" for weight in weights if weight >= 0.1]
     assert f"layer {layer + 1},\nhead {head + 1}:" in drawn
+
+
+def of_drawing(name: str) -> ET.Element:
+    return ET.parse(NBS / f"images/{name}.svg").getroot()
+
+
+def texts_of(drawing: ET.Element, kind: str) -> list[str]:
+    return [e.text for e in drawing.iter(f"{SVG}text") if kind in e.get("class", "")]
+
+
+def test_the_picture_of_the_live_page_has_the_numbers_of_its_model():
+    "The tokens, their probabilities, and the weights of the head that the page opens with, at the pronoun."
+    translator = load("tatoeba")
+    model, vocab = translator.model, translator.vocab
+    src = [*vocab.encode(ANIMAL_TIRED.en), vocab.eos_id]
+    german = translator.translate(ANIMAL_TIRED.en)
+    tgt = [vocab.bos_id, *vocab.encode(german), vocab.eos_id]
+    rows = torch.tensor([src]), torch.tensor([tgt[:-1]])
+    with torch.no_grad():
+        logits = model.embedding.logits(model.eval()(*rows))[0]
+    p, pronoun = logits.softmax(-1), tgt.index(*vocab.encode("es")) - 1
+    opens = opening_head(model, vocab, ANIMAL_TIRED.en)
+    maps = attention_maps(model, *rows)[opens["kind"]]
+    weights = maps[opens["layer"], 0, opens["head"], pronoun].tolist()
+    tokens, of_map = of_drawing("live"), of_drawing("live_map")
+    named = lambda ids: [t.lstrip(SPACE) for t in vocab.tokens(ids)]
+    drawn = [t for kind in ("right", "left") for t in texts_of(tokens, kind)]
+    assert {*named(src[:-1]), *named(tgt[1:-1]), "EOS"} <= {*drawn}
+    numbers = [
+        float(t) for t in texts_of(tokens, "small right") if "." in t and t[0] == "0"
+    ]
+    expected = [p[i, id].item() for i, id in enumerate(tgt[1:])]
+    assert numbers == pytest.approx(expected, abs=0.011)
+    best = p[pronoun].topk(3)
+    assert texts_of(of_map, "right")[::2] == named(best.indices.tolist())
+    found = [float(t) for t in texts_of(of_map, "small right")]
+    assert found == pytest.approx(best.values.tolist(), abs=0.011)
+    widths = [float(e.get("stroke-width")) / 14 for e in tokens.iter(f"{SVG}line")]
+    assert widths == pytest.approx(weights, abs=0.011)
+    assert [float(t) for t in texts_of(tokens, "weight")] == pytest.approx(
+        [w for w in weights if w > 0.1], abs=0.011
+    )
+    head = f"layer {opens['layer'] + 1}, head {opens['head'] + 1} attends to “animal”"
+    assert any(head in text for text in texts_of(tokens, "small"))
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda p: p.stem)
+def test_a_drawing_in_another_language_differs_in_its_words_alone(path):
+    english, other = of_drawing(path.stem.split(".")[0]), of_drawing(path.stem)
+    for ours, theirs in zip(english.iter(), other.iter(), strict=True):
+        assert (ours.tag, ours.attrib) == (theirs.tag, theirs.attrib)
+        if ours.text != theirs.text:
+            assert not theirs.text.isascii(), theirs.text

@@ -132,19 +132,18 @@ class Numbers(Processor):
         )
 
 
-BADGE = r'^<a href="[^"]*"><img src="images/colab\.svg"[^>]*></a>\n+'
+BADGES = r"^(?:\[!\[[^\]]*\]\[\w+-badge\]\](?:\[\w+\]|\([^)]*\))[ \n])+\n"
 
 
 class PageLinks(Processor):
     """Below the title: open it in Colab, see its source, take it along, read it as plain text.
 
-    At the end: report a problem with the page. The home page's badge is left out: it says the same, and would be the picture that other
-    sites show of a link to it.
+    At the end: report a problem with the page. The home page's badges are left out: they are for README.md, and come from other hosts.
     """
 
     def cell(self, cell):
         if cell.cell_type == "markdown":
-            cell.source = re.sub(BADGE, "", joined(cell.source), flags=re.M)
+            cell.source = re.sub(BADGES, "", joined(cell.source), flags=re.M)
 
     def end(self):
         cfg, path = settings(), Path(self.nb.path_)

@@ -13,27 +13,38 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from cells import CAPTION, FENCED, INLINE, ROOT, html, joined, options, slug
+from cells import (
+    CAPTION,
+    FENCED,
+    INLINE,
+    ROOT,
+    html,
+    joined,
+    markdown_of,
+    options,
+    retarget,
+    slug,
+)
 
 # ---- catalogues
 
 
 class Unit(NamedTuple):
-    "A text of a notebook: a cell, or the caption or alternative text of a figure."
+    "A text of a notebook: a cell, the caption or alternative text of a figure, or an output with the tag `translate`."
 
-    key: str  # the id of its cell, and which of the cell's options
+    key: str  # the id of its cell, and which of the cell's options, or "output"
     english: str
     text: str = ""  # the translation; empty: none yet
 
 
 CAPTIONS = ("fig-cap", "fig-alt")
-START = r"^<!-- (\w+(?: fig-\w+)?)$"
+START = r"^<!-- (\w+(?: fig-\w+| output)?)$"
 
 
 def written(units: list[Unit]) -> str:
@@ -71,6 +82,36 @@ def notebook(path: Path) -> dict:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+ITEM = r"(?:[-*]|\d+\.) "
+NUMBER = r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)"
+
+
+def without_numbers(text: str) -> tuple[str, list[str]]:
+    "An output, {1} for its first number and so on; and the numbers, which the next run may change. Those in code and links stay."
+    numbers = []
+
+    def change(m: re.Match) -> str:
+        if not m["number"]:
+            return m[0]
+        numbers.append(m["number"])
+        return f"{{{len(numbers)}}}"
+
+    # lines end elsewhere after longer numbers
+    text = re.sub(rf"(?<!\n)\n(?!\n|{ITEM}|\|) *", " ", text)
+    pattern = rf"{INLINE}|\]\([^)]*\)|(?P<number>{NUMBER})"
+    return re.sub(pattern, change, text), numbers
+
+
+def with_numbers(text: str, numbers: list[str]) -> str:
+    return re.sub(r"\{(\d+)\}", lambda m: numbers[int(m[1]) - 1], text)
+
+
+def output_of(cell: dict) -> list[tuple[dict, str, str]]:
+    "The Markdown that a cell puts out, if it has the tag `translate`."
+    is_tagged = "translate" in cell["metadata"].get("tags", [])
+    return [*markdown_of(cell)] if is_tagged else []
+
+
 def english_of(nb: dict) -> Iterator[tuple[str, str]]:
     "The texts of a notebook, in its order, by their keys."
     for cell in nb["cells"]:
@@ -81,6 +122,8 @@ def english_of(nb: dict) -> Iterator[tuple[str, str]]:
             opts = options(source, cell["id"])
             for key in filter(opts.get, CAPTIONS):
                 yield f"{cell['id']} {key}", opts[key]
+            for _, _, text in output_of(cell):
+                yield f"{cell['id']} output", without_numbers(text)[0]
 
 
 @cache
@@ -132,10 +175,9 @@ def status(folder: Path) -> None:
 
 # ---- checks
 
-ITEM = r"(?:[-*]|\d+\.) "
 KINDS = {  # of blocks, by how they begin; others are paragraphs
     "heading": "#+ ", "table": r"\|", "list": ITEM, "code": "```",
-    "formula": r"\$\$", "html": "</?[a-z]", "picture": r"!\[",
+    "formula": r"\$\$", "html": "</?[a-z]", "picture": r"\[?!\[",
 }  # fmt: skip
 MARKS = rf"(?m)^#+ |^ *{ITEM}|(?<!\\)\|"  # as many as in the English
 MORE = r"\n(?!#|```|\$\$|\|)[^\n]+"
@@ -157,6 +199,7 @@ PARTS = {  # what is as often in a translation as in its English, and what stays
     "code": (f"{FENCED}|{INLINE}", "`"),
     "formula": (MATH, "$"),
     "link": (r"\]\([^)]*\)|\]\[[^\]]+\]|\b(?:href|src)=\"[^\"]+\"", "]"),
+    "a record's number": (r"\{\d+\}", "#"),
     "tag": (r"</?[a-zA-Z][\w-]*(?=[^<>]*>)", ""),
     "number": (r"\d+(?:,\d{3})*(?:\.\d+)?", r"\g<0>"),
 }
@@ -285,7 +328,16 @@ def shared(nb: dict) -> list[dict]:
     "The code cells of a notebook without what is translated in them."
     cells = [cell for cell in nb["cells"] if cell["cell_type"] == "code"]
     drop = lambda cell: re.sub(r"(?m)^#\| fig-(cap|alt):.*", "", joined(cell["source"]))
-    return [cell | {"source": drop(cell)} for cell in cells]
+    return [
+        cell | {"source": drop(cell)} | ({"outputs": []} if output_of(cell) else {})
+        for cell in cells
+    ]
+
+
+def own_picture(target: str, path: Path) -> str:
+    "A drawing with the texts of a catalogue's language, images/NAME.LANG.svg, if there is one."
+    own = Path(target).with_suffix(f".{path.parent.name}{Path(target).suffix}")
+    return own.as_posix() if (path.parents[2] / "nbs" / own).is_file() else target
 
 
 def translated(path: Path, both: bool = True) -> dict:
@@ -298,6 +350,12 @@ def translated(path: Path, both: bool = True) -> dict:
         if unit.english != now:
             if both and i and not option:
                 cell["source"] = in_english(now, path.parent)
+        elif option == "output":
+            [(out, kind, text)] = output_of(cell)
+            english, numbers = without_numbers(text)
+            both_texts = (with_numbers(t, numbers) for t in (english, unit.text))
+            filled = Unit(unit.key, *both_texts)
+            out[kind] = bilingual(filled) if both else filled.text
         elif option:
             english = f"{ORIGINAL}{now}</original-text>"
             text = unit.text + (english if both and option == "fig-cap" else "")
@@ -305,7 +363,8 @@ def translated(path: Path, both: bool = True) -> dict:
             pattern, line = rf"(?m)^#\| {option}:.*", line.replace("\\", r"\\")
             cell["source"] = re.sub(pattern, line, joined(cell["source"]))
         else:
-            cell["source"] = bilingual(unit) if both and i else unit.text
+            text = bilingual(unit) if both and i else unit.text
+            cell["source"] = retarget(text, partial(own_picture, path=path))
     assert shared(nb) == code, f"{path.stem}: its code or outputs changed"
     return nb
 
