@@ -14,7 +14,8 @@ const search = (() => {
     learningrate: ["learning rate"], longer: ["beyond"], loop: ["repeats"], lr: ["learning rate"], memory: ["out of memory"],
     multigpu: ["data-parallel", "many gpus"], multiple: ["more than one", "multi-head", "many"], nan: ["not a number"], onnx: ["export"], oom: ["memory"],
     overfit: ["overfitted"], pickle: ["safetensors"], postln: ["post-norm"], preln: ["pre-norm"], prenorm: ["pre-norm"], q: ["queries"],
-    repeated: ["repeats"], repetition: ["repeats"], rope: ["rotary"], sequence: ["text", "sentence"], sequences: ["texts", "lengths"], slow: ["speed"],
+    repeated: ["repeats"], repetition: ["repeats"], rope: ["rotary"], sequence: ["text", "sentence"], sequences: ["texts", "lengths"],
+    significant: ["significance"], slow: ["speed"],
     softmaxed: ["softmax"], sqrt: ["√", "square root"], summarisation: ["summarization"], tokenizer: ["vocabulary", "sentencepiece"],
     tokeniser: ["vocabulary", "sentencepiece"], tying: ["tied"], unk: ["unknown"], useless: ["nonsense"], v: ["values"], vocab: ["vocabulary"],
     windows: ["posix"],
@@ -71,7 +72,7 @@ const search = (() => {
   };
 
   // The entries that have a term, best first: many terms, rare ones, in headings. A heading that is the query comes before all, then one that is
-  // another form of it; one that has the whole query in it counts twice.
+  // another form of it; one that has the whole query in it counts twice. A heading of many pages (“Deviations”) is nothing that one looks for.
   function rank(query, entries) {
     const terms = asked(query), name = bare(query.trim()), [phrase, form] = patterns(query.trim());
     const found = entries.map(entry => {
@@ -79,13 +80,15 @@ const search = (() => {
       return terms.map(also => Math.max(...also.map((kinds, i) => matches(kinds, fields) * (i ? 0.6 : 1))));
     });
     const rarity = terms.map((_, t) => Math.log(1 + entries.length / (1 + found.filter(worth => worth[t] > 0.5).length)));
-    const all = rarity.reduce((a, b) => a + b, 0);
+    const all = rarity.reduce((a, b) => a + b, 0), pages = new Map();
+    for (const {fields: [heading]} of entries) pages.set(heading, 1 + (pages.get(heading) ?? 0));
     const scored = entries.map((entry, i) => {
       const sum = weights => weights.reduce((a, b) => a + b, 0), heading = entry.fields[0].replace(/^\d+\w? /, "");
-      const exact = heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : form.exec(heading)?.[0] === heading ? 500 : 0;
+      const often = pages.get(entry.fields[0]) > 9;
+      const exact = often ? 0 : heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : form.exec(heading)?.[0] === heading ? 500 : 0;
       const whole = name.includes(" ") && phrase.test(heading) ? 2 : 1;
       const share = sum(rarity.map((weight, t) => found[i][t] ? weight : 0)) / all;
-      const score = whole * share ** 1.5 * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : 1);
+      const score = whole * share ** 1.5 * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : often ? 0.5 : 1);
       return {entry, score: exact + score};
     });
     return scored.filter(hit => hit.score).sort((a, b) => b.score - a.score).map(hit => hit.entry);

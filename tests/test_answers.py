@@ -2,17 +2,25 @@
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from cells import joined
 from conftest import ROOT
 from torch import nn
+
+from annotated_transformer.training.optimizer import inverse_sqrt_schedule
+
+
+def record(name: str) -> dict:
+    return json.loads((ROOT / f"results/{name}.json").read_text(encoding="utf-8"))
 
 
 def code_with(words: str) -> str:
@@ -91,6 +99,106 @@ def test_two_vocabularies(tmp_path, monkeypatch):
     ]
     assert space["ids"][-1] == 2 and source.decode(space["ids"]) == "我们去北京。"
     assert source.decode(source.encode("龘")) == "龘"
+
+
+def test_schedule_as_lambda_lr():
+    "The rates of the first steps are the paper's, from step 1 on."
+    d_model, warmup, params = 512, 4, [nn.Parameter(torch.zeros(1))]
+    space = {"torch": torch, "d_model": d_model, "warmup": warmup, "params": params}
+    exec(code_with("LambdaLR"), space)
+    rates = []
+    for _ in range(10):
+        rates.append(space["scheduler"].get_last_lr()[0])
+        space["optimizer"].step()
+        space["scheduler"].step()
+    paper = [inverse_sqrt_schedule(step, d_model, warmup) for step in range(1, 11)]
+    assert rates == pytest.approx(paper)
+
+
+def test_deterministic_settings(monkeypatch):
+    "The lines run, and do what they say."
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    space = {"os": os, "random": random, "np": np, "torch": torch}
+    try:
+        exec(code_with("use_deterministic_algorithms"), space)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def text_of(name: str) -> str:
+    cells = json.loads((ROOT / f"nbs/{name}.ipynb").read_text(encoding="utf-8"))
+    outputs = [o for c in cells["cells"] for o in c.get("outputs", [])]
+    shown = [joined(o.get("data", {}).get("text/markdown", "")) for o in outputs]
+    return "\n".join([*(joined(cell["source"]) for cell in cells["cells"]), *shown])
+
+
+def test_ways_to_store_a_table():
+    "The rows of the answer's table: does it move, is it stored, is it trained?"
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            table = torch.zeros(3)
+            self.pe = table
+            self.register_buffer("stored", table)
+            self.register_buffer("computed", table, persistent=False)
+            self.trained = nn.Parameter(table)
+
+    module, rows = Module().to(torch.float64), []
+    for name in ("pe", "stored", "computed", "trained"):
+        has = (
+            getattr(module, name).dtype == torch.float64,
+            name in module.state_dict(),
+            name in dict(module.named_parameters()),
+        )
+        rows.append(" | ".join("yes" if it else "no" for it in has))
+    table = text_of("answers").partition("changed by the optimiser |")[2]
+    given = [row.split(" | ", 1)[1].strip(" |") for row in table.splitlines()[2:6]]
+    assert given == rows
+
+
+def test_stacks_of_two_widths():
+    "Cross-attention of a decoder of width 8 to an encoder of width 12."
+    attn = nn.MultiheadAttention(8, 2, kdim=12, vdim=12, batch_first=True)
+    memory = torch.randn(3, 5, 12)
+    assert attn(torch.randn(3, 4, 8), memory, memory)[0].shape == (3, 4, 8)
+
+
+def test_fills_of_a_mask():
+    "−1e9 and −∞ differ in a fully masked row alone; the least number equals −1e9."
+    scores, mask = torch.randn(2, 4), torch.tensor([[False] * 3 + [True], [True] * 4])
+    fill = lambda x, value: x.masked_fill(mask, value).softmax(dim=-1)
+    finite, infinite = fill(scores, -1e9), fill(scores, -torch.inf)
+    assert torch.equal(finite[0], infinite[0]) and infinite[1].isnan().all()
+    assert finite[1].tolist() == [0.25] * 4
+    half = scores.half()
+    least = torch.finfo(half.dtype).min
+    assert fill(half, least)[1].tolist() == [0.25] * 4
+    assert (torch.tensor(least).half() + torch.tensor(-100.0).half()).isinf()
+
+
+def test_figures(cfg):
+    "Versions, speeds and hours of the answers, where they come from."
+    answers = text_of("answers")
+    torch_min = re.search(r"torch>=([\d.]+)", cfg["requirements"])[1]
+    needs = f"Python {cfg['min_python']} or newer and PyTorch {torch_min} or newer"
+    assert needs in answers
+    faster = {"torch.nn.Transformer": [], "the same, eager": []}  # Marian's model
+    for name in ("bench_train", "bench_train_base"):
+        for peer, found in faster.items():
+            found.append(record(name)["speed"]["bf16"][peer]["ours_is_faster_by"])
+    assert all(1.8 < by < 3.2 for by in faster["torch.nn.Transformer"])
+    assert all(1.4 < by < 2 for by in faster["the same, eager"])
+    beam = record("bench_decode_fp32")["decode"]["beam 4, batches of 64"]
+    assert beam["Hugging Face"]["ours_is_faster_by"] > 2
+    assert 0.8 < beam["CTranslate2"]["ours_is_faster_by"] < 1
+    costs = text_of("costs")
+    hours = r"\| RTX 4090 \| base \| eager \|.*\| ([\d.]+) to ([\d.]+) hours \|"
+    assert [round(float(h)) for h in re.search(hours, costs).groups()] == [4, 5]
+    wide = r"\| 1 × RTX 4090 \|.*\| (\d+) hours to (\d+) hours \|"
+    assert re.search(wide, costs).groups() == ("5", "32")
+    assert "4 to 5 hours" in answers and "[5 to 32]" in answers
 
 
 SCRIPT = """

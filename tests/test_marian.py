@@ -12,6 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from test_answers import code_with
+from torch.utils.data import DataLoader
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import pad_ids
@@ -277,6 +279,29 @@ def test_an_imported_run(folder, run, tmp_path):
     for read in (read_config, load_run, partial(load, engine="ctranslate2")):
         with pytest.raises(UserError, match="was imported from Marian: it translates"):
             read(run)
+
+
+def test_fine_tuning_of_the_answers(folder, tokenizer, tmp_path, monkeypatch):
+    "The loop that the page of answers shows: the loss falls, and the result can be imported."
+    monkeypatch.chdir(tmp_path)
+    model = transformers.MarianMTModel.from_pretrained(folder)
+    pairs = [(s.en, s.de) for s in builtin(8, seed=2)]
+    space = {"torch": torch, "nn": torch.nn, "DataLoader": DataLoader}
+    space |= {"tokenizer": tokenizer, "model": model, "pairs": pairs}
+
+    def loss() -> float:
+        batch = space["collate"](pairs)
+        assert (batch["labels"] == -100).any() and batch["labels"].min() == -100
+        with torch.no_grad():
+            return model(**batch).loss.item()
+
+    code = code_with("def collate")
+    exec(code.replace("range(3)", "range(0)"), space)  # nothing is trained
+    before = loss()
+    exec(code.replace("2e-5", "2e-3"), space)  # a rate for random weights
+    assert loss() < before - 0.1
+    import_marian(tmp_path / "tuned", tmp_path / "run")
+    assert len(load(tmp_path / "run").translate(["The dog sleeps."])) == 1
 
 
 def test_in_and_out(folder, run, tmp_path):

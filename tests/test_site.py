@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
-from cells import page_name
+from cells import joined, page_name
 from conftest import ROOT
 from links import check
 from pages import places_of_package
@@ -183,6 +183,114 @@ def test_search_ranks_what_was_asked_for(browser, tmp_path):
     for query, names in RANKED.items():
         found = browser.ask(ask % (json.dumps(query), json.dumps(entries)))
         assert found == names, query
+
+
+MESSAGES = {  # as other readers have them, and what the page of error messages calls them
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB": "OutOfMemoryError: CUDA",
+    "RuntimeError: CUDA error: device-side assert triggered": "AcceleratorError: CUDA",
+    "Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:0!": "RuntimeError: Expected",
+    "IndexError: Target 8000 is out of bounds.": "IndexError: Target",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x256 and 512x512)": "RuntimeError: mat1 and mat2 shapes",
+    "The size of tensor a (230) must match the size of tensor b (200) at non-singleton dimension 1": "RuntimeError: The size of tensor a",
+    "view size is not compatible with input tensor's size and stride": "RuntimeError: view size",
+    "value cannot be converted to type at::Half without overflow": "RuntimeError: value cannot",
+    "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded": "UnpicklingError",
+    "Vocabulary size too high (32000). Please set it to a value <= 8123.": "RuntimeError: INTERNAL: […] Vocabulary size too high",
+    'OSError: Not found: "bpe.model": No such file or directory Error #2': "RuntimeError: NOT_FOUND",
+    "no setting is called 'droput': did you mean dropout?": "UserError: no setting",
+    "the loss became inf at step 400 with learning rate 1.00e-02": "NotFinite",
+}
+QUESTIONS = {  # page and beginning of the heading that one of the first three finds has
+    "CUDA out of memory": ("answers", "CUDA out of memory"),
+    "is +0.5 BLEU significant": ("61d_significance", ""),
+    "significant": ("61d_significance", ""),
+    "deviations": ("70_conclusion", "Every deviation"),
+    "deviations from the paper": ("70_conclusion", "Every deviation"),
+    "attn_mask key_padding_mask difference": ("answers", "attn_mask"),
+    "fine-tune opus-mt": ("91_marian", "A published checkpoint"),
+    "label smoothing pitfalls": ("54_label_smoothing", "Pitfalls"),
+    "device-side assert": ("errors", "AcceleratorError"),
+    "masked_fill -1e9": ("answers", "Why masked_fill"),
+    "why softmax and not sigmoid": ("answers", "Why softmax"),
+    "self-attention vs fully connected layer": (
+        "answers",
+        "What is the difference between self-attention",
+    ),
+    "is attention an explanation": ("answers", "Is attention an explanation"),
+    "encoder causal mask": ("answers", "Why has the encoder no causal mask"),
+    "exposure bias": ("answers", "What is exposure bias"),
+    "register_buffer": ("answers", "Why register_buffer"),
+    "contiguous view transpose": ("answers", "Why .contiguous()"),
+    "LambdaLR noam": ("answers", "How do I write the paper's schedule"),
+    "scaled_dot_product_attention padding mask backend": (
+        "90b_fused_attention",
+        "Masks and kernels",
+    ),
+    "validation loss lower than training loss": (
+        "troubleshooting",
+        "Validation loss below",
+    ),
+    "same seed different result on gpu": ("answers", "Same seed"),
+    "is it on PyPI": ("answers", "Which versions"),
+    "swiglu setting": ("answers", "How do I turn on"),
+    "tokens per second fairseq": ("answers", "How fast is it"),
+    "why decoder-only": ("answers", "Which of BERT and GPT"),
+    "one consumer GPU hours": ("answers", "How much memory"),
+}
+
+
+def entries_of_notebooks() -> list[dict]:
+    "Sections and their text, as the search has them, from the notebooks: without code and results."
+    found = []
+    for path in every_page():
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        texts = [
+            joined(c["source"])
+            for c in notebook["cells"]
+            if c["cell_type"] == "markdown"
+        ]
+        number = re.match(r"\d+\w*(?=_)", path.stem)
+        title = f"{number[0] if number else ''} {texts[0].splitlines()[0][2:]}".strip()
+        first, *rest = re.split(
+            r"(?m)^##+ (.*)$", "\n".join([*texts[0].splitlines()[1:], *texts[1:]])
+        )
+        for section, text in [("", first), *zip(rest[::2], rest[1::2])]:
+            section = re.sub(r"^(`+)(.*)\1$", r"\2", section)
+            found.append(
+                {
+                    "href": f"{path.stem}.html",
+                    "title": title,
+                    "section": section,
+                    "text": text,
+                }
+            )
+    return found
+
+
+def test_search_finds_what_readers_missed(browser, tmp_path):
+    "On the text of today's pages: a pasted message finds itself, and a question its answer."
+    (tmp_path / "t.html").write_text(BARE + "<script src=search.js></script>")
+    shutil.copy(ROOT / "nbs/search.js", tmp_path)
+    browser.open((tmp_path / "t.html").as_uri())
+    entries = entries_of_notebooks()
+    browser.ask(f"globalThis.entries = {json.dumps(entries)}, entries.length")
+    ask = "search.rank(%s, entries).slice(0, 3).map(e => [e.href, e.section])"
+    find = lambda query: browser.ask(ask % json.dumps(query))
+    own = [
+        e["section"]
+        for e in entries
+        if e["href"] == "errors.html" and ": " in e["section"]
+    ]
+    assert len(own) > 20
+    for message, heading in [*MESSAGES.items(), *zip(own, own)]:
+        page, section = find(message)[0]
+        assert page == "errors.html" and section.startswith(heading), message
+    for query, (page, heading) in QUESTIONS.items():
+        hits = find(query)
+        assert any(p == f"{page}.html" and s.startswith(heading) for p, s in hits), (
+            query,
+            hits,
+        )
 
 
 # ---- the checks can fail

@@ -18,7 +18,8 @@ from urllib.parse import unquote
 from cells import ROOT, joined, settings, slug
 
 URL = re.compile(r"[a-z][a-z+.-]*:|//")
-NO_TEXT = r"^(```|~~~).*?^\1|`[^`\n]+`|\$\$.*?\$\$"
+FENCED = r"^(```|~~~).*?^\1"
+NO_TEXT = rf"{FENCED}|`[^`\n]+`|\$\$.*?\$\$"
 LINK = r"\]\(<?([^)\s>]+)>?[^)]*\)|^\[[^\]\n]+\]: +(\S+)"
 
 
@@ -50,8 +51,9 @@ def of_html(text: str) -> Found:
 
 def of_markdown(text: str, on_github: bool = True) -> Found:
     "Links of Markdown outside code; anchors as pandoc makes them of headings, and as GitHub does, which has none for notebooks."
+    unfenced = re.sub(FENCED, "", text, flags=re.M | re.S)
+    headings = re.findall(r"^#+\s+(.+?)\s*$", unfenced, re.M)
     text = re.sub(NO_TEXT, "", text, flags=re.M | re.S)
-    headings = re.findall(r"^#+\s+(.+?)\s*$", text, re.M)
     github = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
     raw, links = of_html(text), re.findall(LINK, text, re.M)
     anchors = raw.anchors | set(map(slug, headings)) | (github if on_github else set())
