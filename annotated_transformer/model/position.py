@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 # %% ../../nbs/35_position.ipynb #64a21f59
 def positional_encoding(n: int, d_model: int) -> Float[Tensor, "{n} {d_model}"]:
-    "Sines in even features, cosines in odd, wavelengths from 2π to 10000·2π (§3.5)."
+    "Sines in even features, cosines in odd, wavelengths from 2π to nearly 10000·2π (§3.5)."
     if d_model % 2:
         raise ValueError(f"d_model={d_model} must be even: sine and cosine are pairs")
     # in double precision, because a large angle in float32 has few decimals
