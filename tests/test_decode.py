@@ -226,7 +226,69 @@ def test_samples_by_seed_and_temperature():
     assert [ids_of(row) for row in cold] == expected
 
 
+def test_top_p_may_leave_one_token():
+    "No token's share is so small that the most probable one is left out."
+    torch.manual_seed(0)
+    tables, limits = random_tables(20, 10, 8, 2.0), torch.full((20,), 6)
+    expected = ids_of(row[0] for row in search_tables(tables, limits))
+    for search in (partial(sample, top_p=1e-6), sample_with(top_p=1e-6)):
+        found = search_tables(tables, limits, search)
+        assert ids_of(row[0] for row in found) == expected
+
+
+# Greedy search of a batch
+
+
+@pytest.mark.parametrize("sharp", [0.5, 3.0])
+def test_greedy_search_of_a_batch(sharp):
+    "That of each sentence alone, with its own limit; the longest determines the number of steps."
+    torch.manual_seed(0)
+    tables, limits, calls = random_tables(60, 3, 6, sharp), torch.arange(60) % 9, []
+
+    def step(last_ids, state):
+        calls.append(1)
+        return table_step(last_ids, state)
+
+    found = greedy_search(step, table_start(tables), BOS, EOS, limits)
+    lengths = []
+    for table, limit, (one,) in zip(tables, limits.tolist(), found):
+        ids, log_prob = [], 0.0
+        while len(ids) < limit and EOS not in ids:
+            best = table[len(ids) % 3, [BOS, *ids][-1]].max(dim=-1)
+            ids.append(int(best.indices))
+            log_prob += float(best.values)
+        lengths.append(len(ids))
+        assert one.ids == [id for id in ids if id != EOS]
+        assert one.score == one.log_prob == pytest.approx(log_prob, abs=1e-5)
+    assert len(calls) == max(lengths)
+
+
 # With the model
+
+
+def test_a_prefix_decoder_is_the_forward_pass():
+    "In a padded batch, each sentence as from the model alone, without padding, up to its own limit."
+    torch.manual_seed(6)
+    sizes = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4)
+    model = build_transformer(sizes, N_VOCAB, PAD).eval().requires_grad_(False)
+    # larger weights, so that the output is not a single repeated token
+    for layer in model.decoder.layers:
+        for weight in layer.feed_forward.parameters():
+            weight.mul_(4)
+    src = torch.tensor(
+        [[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD], [11, 12, 13, EOS, PAD]]
+    )
+    limits, decoder = (src > EOS).sum(dim=1) + 50, PrefixDecoder(model)
+    found = greedy_search(decoder.step, decoder.start(src), BOS, EOS, limits)
+    for row, limit, (one,) in zip(src, limits.tolist(), found):
+        ids = []
+        while len(ids) < limit and EOS not in ids:
+            hidden = model(row[row != PAD][None], torch.tensor([[BOS, *ids]]))
+            logits = model.embedding.logits(hidden)[0, -1]
+            logits[PAD] = -math.inf
+            ids.append(int(logits.argmax()))
+        assert one.ids == [id for id in ids if id != EOS]
+    assert len({len(one.ids) for (one,) in found}) > 1
 
 
 def test_what_is_ruled_out_is_no_hypothesis():
