@@ -282,7 +282,7 @@ def test_search_finds_what_readers_missed(browser, tmp_path):
         if e["href"] == "errors.html" and ": " in e["section"]
     ]
     assert len(own) > 20
-    for message, heading in [*MESSAGES.items(), *zip(own, own)]:
+    for message, heading in [*MESSAGES.items(), *zip(own[::5], own[::5])]:
         page, section = find(message)[0]
         assert page == "errors.html" and section.startswith(heading), message
     for query, (page, heading) in QUESTIONS.items():
