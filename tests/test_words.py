@@ -20,6 +20,7 @@ from links import check
 from annotated_transformer.data.grammar import ANIMAL_TIRED
 from annotated_transformer.data.vocab import SPACE
 from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.runs.folder import load_run
 from annotated_transformer.runs.settings import TrainConfig, get_recipe
 from annotated_transformer.show.heads import following_head, opening_head
 from annotated_transformer.show.visualize import attention_maps
@@ -111,6 +112,20 @@ def test_every_setting_has_its_row_and_its_values():
                     value = recipe.model.d_model // recipe.model.n_heads
                 said = None if said == "none" else float(said.replace(",", ""))
                 assert said == value, f"{field.name} of {name}"
+
+
+def test_sizes_in_the_text_are_those_of_the_models():
+    "Of the recipes on the results page, and of the pretrained models."
+    size = r"(\d+) \+ (\d+) layers(?: of|, of)? width (\d+)"
+    recipes = re.findall(rf"`([\w-]+)` has {size}", text_of("results"))
+    assert len(recipes) == 2
+    found = [(get_recipe(name).model, sizes) for name, *sizes in recipes]
+    runs = re.findall(rf"`(demo|tatoeba)` [^`\n]*?{size}", text_of("97_run_folder"))
+    assert "tatoeba" in [name for name, *_ in runs]
+    found += [(load_run(Path(n)).recipe.model, sizes) for n, *sizes in runs]
+    for model, sizes in found:
+        expected = [model.n_layers, model.n_layers, model.d_model]
+        assert [*map(int, sizes)] == expected
 
 
 # ---- home
