@@ -386,7 +386,7 @@ def test_each_moment_computes_as_pytorch(browser, learning_url):
     assert translations[-1] == ES and len({*translations}) > len(steps) // 2
     assert marks == sorted(marks) and marks[0] == 0 and marks[-1] == 320
     losses = browser.ask("past.steps.map(lossAt)")
-    assert losses == sorted(losses, reverse=True)
+    assert losses == sorted({*losses}, reverse=True)
     assert losses[0] > math.log(len(run.vocab)) - 0.5
     browser.ask("change({moment: 2})")
     settle(browser)
