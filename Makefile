@@ -43,6 +43,7 @@ test: $(VENV)/.stamp-dev  ## all checks: what is exported and the README agree w
 
 test-slow: $(VENV)/.stamp-dev  ## the tests that take long and rarely break
 	@$(WITH) $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m slow
+	@$(WITH) $(BIN)/nbdev_test --n_workers 2 --timing --flags slow --file_re "^($$(basename -a $$(grep -l '"#| slow' nbs/*.ipynb) | paste -sd'|'))"
 
 portable: $(VENV)/.stamp-dev  ## what computes with floats under other kernels, threads and orders of sets (VARIANTS="OMP_NUM_THREADS=4" for one)
 	@failed=; for variant in $(VARIANTS); do printf '\n== %s\n' "$$variant"; \

@@ -97,7 +97,7 @@ def write_clean(nb: dict, path: Path) -> None:
     write_nb(nb, path)
 
 
-def run_all(names: list[str], workers: int, alone: bool) -> int:
+def run_all(names: list[str], workers: int, alone: bool, slow: bool) -> int:
     "Run notebooks, two at a time; returns how many failed."
     nbs, failed = ROOT / "nbs", 0
     every = [p.stem for p in sorted(nbs.glob("[!_.]*.ipynb"))]
@@ -106,7 +106,7 @@ def run_all(names: list[str], workers: int, alone: bool) -> int:
     names = names or [n for n in every if not (alone and n in IN_A_CHECKOUT)]
     # One thread and one order of sets: the same figures on every machine, as far as that goes.
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    flags = set(settings()["tst_flags"].split())
+    flags = set(settings()["tst_flags"].split()) - ({"slow"} if slow else set())
     with ProcessPoolExecutor(workers) as pool:
         paths = [nbs / f"{name}.ipynb" for name in names]
         errors = pool.map(partial(run, flags=flags, alone=alone), paths)
@@ -176,6 +176,7 @@ def main() -> int:
         "names", nargs="*", metavar="NAME", help="notebooks, by their stem: 31_stack"
     )
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--slow", action="store_true", help="with cells of #| slow")
     args = parser.parse_args()
     os.chdir(ROOT)
     if args.command == "setup":
@@ -191,7 +192,7 @@ def main() -> int:
         export()
     if args.command == "export":
         return 0
-    failed = run_all(args.names, args.workers, args.command == "alone")
+    failed = run_all(args.names, args.workers, args.command == "alone", args.slow)
     if args.command == "run":
         export()  # README.md shows what the index printed
     return 1 if failed else 0
