@@ -5,7 +5,7 @@
     python tools/record.py results/warmup.json --command "…" --seed 0 --json warmup=warmup.json
 
 Six layers of width 32 learn to copy six random letters, as on the page. The loss is that of the batch of each step, which the model has not
-seen before; its means over 50 steps are kept. About two minutes of one core in all.
+seen before; its means over 50 steps are kept. About ten minutes of one core in all.
 """
 
 import torch
@@ -55,7 +55,7 @@ def main() -> None:
     parser = options(__doc__)
     add = parser.add_argument
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    add("--steps", type=int, default=150, help="of each run, a multiple of 50")
+    add("--steps", type=int, default=600, help="of each run, a multiple of 50")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found: dict = {"seeds": args.seeds, "every": EVERY, "rows": []}
