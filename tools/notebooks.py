@@ -177,7 +177,7 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--slow", action="store_true", help="with cells of #| slow")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # options between names, too
     os.chdir(ROOT)
     if args.command == "setup":
         to = Path(sysconfig.get_path("purelib"), "tools.pth")
