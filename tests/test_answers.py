@@ -290,7 +290,8 @@ def test_tied_weights():
     assert list(model.state_dict()) == ["embedding.weight", "output.weight"]
     padded = nn.Embedding(9, 4, padding_idx=0)
     model.output.weight = padded.weight
-    F.cross_entropy(model.output(padded(torch.tensor([1]))), torch.tensor([2])).backward()
+    logits = model.output(padded(torch.tensor([1])))
+    F.cross_entropy(logits, torch.tensor([2])).backward()
     assert padded.weight.grad[0].any()
 
 
