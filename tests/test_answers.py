@@ -246,3 +246,75 @@ def test_data_parallel(tmp_path):
     in_epoch = torch.cat([of_first[:half], of_second[:half]])[:, 0].sort().values
     assert torch.equal(in_epoch, torch.arange(0.0, 400, 2))
     assert not torch.equal(of_first[:half], of_first[half:])  # another order
+
+
+def test_saved_run(tmp_path):
+    "Six steps with dropout, or three, a new process and three more: the same weights."
+
+    def start():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (n + 1))
+        space = {"torch": torch, "os": os, "model": model, "optimizer": optimizer}
+        space["scheduler"] = scheduler
+        exec(code_with("def save_run"), space)
+        return space
+
+    def train(space, n):
+        for _ in range(n):
+            space["model"](torch.ones(16, 4)).square().sum().backward()
+            space["optimizer"].step()
+            space["optimizer"].zero_grad()
+            space["scheduler"].step()
+        return space["model"].state_dict()
+
+    first = start()
+    path = str(tmp_path / "run.pt")
+    train(first, 3)
+    first["save_run"](path, 3)
+    assert os.listdir(tmp_path) == ["run.pt"]
+    second = start()
+    torch.manual_seed(99)
+    assert second["resume_run"](path) == 3
+    resumed, expected = train(second, 3), train(start(), 6)
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+
+
+def test_tied_weights():
+    "One parameter under two names, and padding that only the output layer changes."
+    space = {"nn": nn, "self": nn.Module(), "n_vocab": 9, "d_model": 4}
+    exec(code_with("self.output.weight = self.embedding.weight"), space)
+    model = space["self"]
+    assert len(list(model.parameters())) == 1
+    assert list(model.state_dict()) == ["embedding.weight", "output.weight"]
+    padded = nn.Embedding(9, 4, padding_idx=0)
+    model.output.weight = padded.weight
+    logits = model.output(padded(torch.tensor([1])))
+    F.cross_entropy(logits, torch.tensor([2])).backward()
+    assert padded.weight.grad[0].any()
+
+
+def test_outputs_at_padding():
+    "The fast path returns 0 at padding, the other something else; the mean is the same."
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x, means = torch.randn(2, 6, 16), []
+    padding = torch.arange(6) >= torch.tensor([[4], [3]])
+    with torch.no_grad():
+        fast = encoder(x, src_key_padding_mask=padding)
+    slow = encoder(x, src_key_padding_mask=padding).detach()
+    assert not fast[padding].any() and slow[padding].all()
+    for out in (fast, slow):
+        space = {"src_key_padding_mask": padding, "out": out}
+        exec(code_with("real = ~src_key_padding_mask"), space)
+        means.append(space["mean"])
+    assert torch.allclose(*means, atol=1e-5)
+
+
+def test_top_k():
+    "Three logits of each row remain."
+    space = {"torch": torch, "k": 3, "logits": torch.randn(5, 9)}
+    exec(code_with("kth = "), space)
+    assert (space["logits"].isfinite().sum(dim=-1) == 3).all()
