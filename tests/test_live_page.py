@@ -7,7 +7,7 @@ import math
 import re
 import time
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 
 import pytest
 import torch
@@ -133,6 +133,25 @@ def test_every_link_leads_to_a_heading():
     for name, anchor in links:
         anchors = of_notebook(notebooks[name].read_text("utf-8")).anchors
         assert anchor in {"", *anchors}, (name, anchor)
+
+
+def test_links_of_the_lessons_open_their_box(page):
+    "Every state that a notebook links to has keys and a box of the page, and is what it says."
+    nbs = [path.read_text("utf-8") for path in (ROOT / "nbs").glob("[0-9]*.ipynb")]
+    states = {
+        x for text in nbs for x in re.findall(r"live_tatoeba\.html#([^)\"\\]+)", text)
+    }
+    assert len(states) > 5
+    for address in states:
+        wanted = dict(pair.split("=") for pair in address.split("&"))
+        found = page.ask(f"readAddress({'#' + address!r})")
+        assert wanted.keys() <= found.keys(), address
+        same = {k: str(found[k]) == unquote_plus(v) for k, v in wanted.items()}
+        assert all(same.values()), (address, same)
+        assert page.ask(f"{found['box']!r} in BOXES"), address
+        if stage := wanted.get("stage"):
+            keys = page.ask(f"BOXES[{found['box']!r}].stages.map(({{key}}) => key)")
+            assert stage in keys, address
 
 
 # ---- tensors and their arithmetic
