@@ -18,7 +18,7 @@ from .feed_forward import FeedForward
 from .masking import padding_mask, target_mask
 from .multi_head import MultiHeadAttention
 from .position import LearnedPosition, SinusoidalPosition
-from annotated_transformer.model.stack import (
+from .stack import (
     Decoder,
     DecoderLayer,
     Encoder,
