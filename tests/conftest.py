@@ -1,5 +1,6 @@
 "What several tests share. See CONTRIBUTING.md for what belongs here and what in a notebook."
 
+import json
 import os
 import runpy
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,6 +98,16 @@ def chromium() -> str:
             print(f"\n::warning::{line}", file=sys.__stderr__)
         pytest.skip(line)
     return found
+
+
+@cache
+def text_of(name: str) -> str:
+    "What a page says: its Markdown, and what its cells put out as Markdown."
+    from cells import markdown_of  # of tools/
+
+    nb = json.loads((ROOT / f"nbs/{name}.ipynb").read_text(encoding="utf-8"))
+    found = [kept for cell in nb["cells"] for kept in markdown_of(cell)]
+    return "\n\n".join(text for _, kind, text in found if kind != "text/html")
 
 
 def program(path: str, main: str = "imported") -> SimpleNamespace:

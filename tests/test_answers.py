@@ -13,14 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cells import joined
-from conftest import ROOT
+from conftest import ROOT, text_of
 from torch import nn
 
+from annotated_transformer.io.files import read_record
 from annotated_transformer.training.optimizer import inverse_sqrt_schedule
-
-
-def record(name: str) -> dict:
-    return json.loads((ROOT / f"results/{name}.json").read_text(encoding="utf-8"))
 
 
 def code_with(words: str) -> str:
@@ -126,13 +123,6 @@ def test_deterministic_settings(monkeypatch):
         torch.use_deterministic_algorithms(False)
 
 
-def text_of(name: str) -> str:
-    cells = json.loads((ROOT / f"nbs/{name}.ipynb").read_text(encoding="utf-8"))
-    outputs = [o for c in cells["cells"] for o in c.get("outputs", [])]
-    shown = [joined(o.get("data", {}).get("text/markdown", "")) for o in outputs]
-    return "\n".join([*(joined(cell["source"]) for cell in cells["cells"]), *shown])
-
-
 def test_ways_to_store_a_table():
     "The rows of the answer's table: does it move, is it stored, is it trained?"
 
@@ -187,10 +177,14 @@ def test_figures(cfg):
     faster = {"torch.nn.Transformer": [], "the same, eager": []}  # Marian's model
     for name in ("bench_train", "bench_train_base"):
         for peer, found in faster.items():
-            found.append(record(name)["speed"]["bf16"][peer]["ours_is_faster_by"])
+            found.append(
+                read_record(f"results/{name}")["speed"]["bf16"][peer][
+                    "ours_is_faster_by"
+                ]
+            )
     assert all(1.8 < by < 3.2 for by in faster["torch.nn.Transformer"])
     assert all(1.4 < by < 2 for by in faster["the same, eager"])
-    beam = record("bench_decode_fp32")["decode"]["beam 4, batches of 64"]
+    beam = read_record("results/bench_decode_fp32")["decode"]["beam 4, batches of 64"]
     assert beam["Hugging Face"]["ours_is_faster_by"] > 2
     assert 0.8 < beam["CTranslate2"]["ours_is_faster_by"] < 1
     costs = text_of("costs")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from cells import code_of, directives, joined
-from conftest import ROOT
+from conftest import ROOT, text_of
 from links import check
 
 from annotated_transformer.data.grammar import ANIMAL_TIRED
@@ -35,15 +35,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 @cache
 def cells(name: str) -> list[dict]:
     return json.loads((NBS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
-
-
-@cache
-def text_of(name: str) -> str:
-    "What a page says: its Markdown, and what its cells put out as Markdown."
-    texts = [c["source"] for c in cells(name) if c["cell_type"] == "markdown"]
-    outputs = [out.get("data", {}) for c in cells(name) for out in c.get("outputs", [])]
-    texts += [data["text/markdown"] for data in outputs if "text/markdown" in data]
-    return "\n\n".join(map(joined, texts))
 
 
 def shown(name: str) -> list[tuple[str, str]]:

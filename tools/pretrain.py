@@ -33,7 +33,7 @@ from annotated_transformer.runs.checkpoint import (
 )
 from annotated_transformer.runs.folder import load_run, read_metrics, write_config
 from annotated_transformer.runs.recipe import build_training, validation_loss
-from annotated_transformer.runs.settings import get_recipe, override
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import train_or_resume
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.translating.evaluate import bleu, chrf, pronoun_accuracy
@@ -91,9 +91,7 @@ def with_copies(name: str, pairs: Pairs) -> Pairs:
 
 def text_of(name: str, data_dir: Path | None) -> Corpus:
     "The training text: the synthetic corpus, or Tatoeba with sentences of the grammar."
-    if name == "learning":
-        return load_corpus("builtin")
-    if name == "demo":
+    if name != "tatoeba":
         corpus = load_corpus("builtin")
         return corpus._replace(train=with_copies(name, list(corpus.train)))
     corpus = load_corpus("tatoeba", data_dir)
@@ -147,13 +145,19 @@ def pack_run(run: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "vocab.model", out / "vocab.model")
     write_config(out, loaded.recipe, about)
-    weights = pack_weights(dict(loaded.model.state_dict()))
-    header = weights_metadata(loaded.recipe.model, about["weights"])
-    save_tensors(weights, out / "model.safetensors", header)
-    (out / "model.safetensors").chmod(0o644)  # whoever installs the package reads it
+    weights, which = dict(loaded.model.state_dict()), about["weights"]
+    save_packed(weights, loaded.recipe, which, out / "model.safetensors")
 
 
-def pack_moments(run: Path, out: Path) -> None:
+def save_packed(
+    weights: dict[str, torch.Tensor], recipe: Recipe, which: str, file: Path
+) -> None:
+    header = weights_metadata(recipe.model, which)
+    save_tensors(pack_weights(weights), file, header)
+    file.chmod(0o644)  # whoever installs the package reads it
+
+
+def save_moments(run: Path, out: Path) -> None:
     "The weights of a run at `MOMENTS` in 8 bits, and its validation loss from step 0 on."
     _, vocab, recipe, _ = load_run(run)
     start, *_ = build_training(recipe, vocab, torch.device("cpu"))
@@ -172,10 +176,8 @@ def pack_moments(run: Path, out: Path) -> None:
         if step:
             folder = run / f"checkpoints/step-{step:07}"
             weights = read_tensors(folder / "model.safetensors")
-        header = weights_metadata(recipe.model, f"step {step}")
         file = out / f"moment-{step}.safetensors"
-        save_tensors(pack_weights(weights), file, header)
-        file.chmod(0o644)
+        save_packed(weights, recipe, f"step {step}", file)
 
 
 def on_grammar(run: Path, n: int = 1000) -> dict:
@@ -229,7 +231,7 @@ def main() -> None:
         out = PRETRAINED / args.name
         pack_run(run, out)
         if args.name == "learning":
-            pack_moments(run, out)
+            save_moments(run, out)
         scores = {"as trained": on_grammar(run), "in 8 bits": on_grammar(out)}
     if args.name == "tatoeba":
         scores |= on_real_text(out, args.data_dir)

@@ -133,7 +133,8 @@ const translations = new Map();
 
 function translationOf(text) {
   const {moment, off, headsOff, temperature, topK, topP, beam, seed} = state;
-  const key = JSON.stringify([text, moment, off, headsOff, temperature, topK, topP, beam, seed]);
+  const key = JSON.stringify(
+    [text, moment, off, headsOff, temperature, topK, topP, beam, seed]);
   if (!translations.has(key)) {
     translations.set(key, textOf(generatedIds(searchTranslation(text, switches()))));
   }

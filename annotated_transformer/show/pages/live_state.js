@@ -20,10 +20,9 @@ const MAX_TOKENS = Math.min(config.max_len, 64);  // of a sentence, for a quick 
 
 // `part` is the sentence that is shown of a text of several, counted from 0; `step` is
 // the number of generated tokens, 0 for all of them; `moment` is an index into the
-// moments of training; `row` and `column` are
-// those of the chosen number, -1 for a good first choice; `off` names switches and
-// `headsOff` heads; `seed` 0 means no sampling, `topK` 0 all tokens; `tour` is the step
-// of the tour, 0 for none.
+// moments of training; `row` and `column` are those of the chosen number, -1 for a good
+// first choice; `off` names switches and `headsOff` heads; `seed` 0 means no sampling,
+// `topK` 0 all tokens; `tour` is the step of the tour, 0 for none.
 const EXAMPLES = about.examples;
 const START = {
   text: EXAMPLES[0],
