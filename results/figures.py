@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from annotated_transformer.show.heads import ablate_head
 from annotated_transformer.show.visualize import attention_modules
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
+from record import about as about  # noqa: E402
 
 
 def options(doc: str, out: str | None = None) -> argparse.ArgumentParser:

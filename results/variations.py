@@ -1,30 +1,29 @@
 #!/usr/bin/env python
 """Table 3 at a small size: a training run for each row and seed, which differs from base in the settings of its row alone (notebook 62).
 
-    python results/variations.py --data multi30k --out runs/multi30k
+    OMP_NUM_THREADS=1 python results/variations.py --data-dir DATA --out runs/multi30k
     python tools/record.py results/variations_multi30k.json --command "…" --seed 0 --json table=runs/multi30k/table.json
 
-A run takes five to twenty minutes of one core. It can be interrupted at any time: the same command continues it from its newest checkpoint.
+A run takes about ten minutes of one core. It can be interrupted at any time: the same command continues it from its newest checkpoint.
 When it ends, its measures are written to ROW-seedN.json, and table.json collects those of all runs so far. Two commands with different
-rows or seeds can therefore fill one folder at the same time.
+rows or seeds can therefore fill one folder at the same time. `--data builtin` needs no download.
 """
 
 import argparse
 import json
 from dataclasses import asdict
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
-from figures import n_parameters, options, write
+from figures import about, n_parameters, options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.io.text import fingerprint
 from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.runs.folder import read_metrics
+from annotated_transformer.runs.folder import read_metrics, use_average
 from annotated_transformer.runs.settings import Recipe, TrainConfig, override
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
 from annotated_transformer.translating.evaluate import bleu
@@ -35,73 +34,89 @@ class Row(NamedTuple):
 
     settings: str  # those that differ from base's
     paper: str | None  # the row of Table 3 that it scales down; None = our own
-    times: int = 1  # the factor of base's steps
 
 
 ROWS = {
     "base": Row("", "base"),
     "A h=1": Row("n_heads=1", "A h=1"),
-    "A h=4": Row("n_heads=4", "A h=4"),
-    "A h=16": Row("n_heads=16", "A h=16"),
-    "A h=32": Row("n_heads=32", "A h=32"),
-    "B d_k=4": Row("d_k=4", "B d_k=16"),
-    "B d_k=8": Row("d_k=8", "B d_k=32"),
-    "C N=1": Row("n_layers=1", "C N=2"),
-    "C N=2": Row("n_layers=2", "C N=4"),
-    "C N=4": Row("n_layers=4", "C N=8"),
+    "A h=2": Row("n_heads=2", "A h=4"),
+    "A h=8": Row("n_heads=8", "A h=16"),
+    "B d_k=8": Row("d_k=8", "B d_k=16"),
+    "B d_k=16": Row("d_k=16", "B d_k=32"),
+    "C N=2": Row("n_layers=2", "C N=2"),
+    "C N=6": Row("n_layers=6", "C N=8"),
     "C d_model=64": Row("d_model=64", "C d_model=256"),
     "C d_model=256": Row("d_model=256", "C d_model=1024"),
-    "C d_ff=256": Row("d_ff=256", "C d_ff=1024"),
+    "C d_ff=64": Row("d_ff=64", "C d_ff=1024"),
     "C d_ff=1024": Row("d_ff=1024", "C d_ff=4096"),
     "D dropout=0.0": Row("dropout=0.0", "D P_drop=0.0"),
     "D dropout=0.2": Row("dropout=0.2", "D P_drop=0.2"),
     "D eps=0.0": Row("label_smoothing=0.0", "D eps_ls=0.0"),
     "D eps=0.2": Row("label_smoothing=0.2", "D eps_ls=0.2"),
     "E": Row("position=learned", "E"),
-    "big": Row("d_model=256 d_ff=1024 n_heads=16 dropout=0.3", "big", times=3),
-    "pre-norm": Row("norm=pre", None),
     "attention dropout": Row("attention_dropout=0.1", None),
+    # both orders of the norm, with and without warm-up, at two rates (§5.3)
+    "post, no warm-up": Row("warmup_steps=1", None),
+    "post, rate 0.006": Row("peak_lr=6e-3", None),
+    "post, rate 0.006, no warm-up": Row("peak_lr=6e-3 warmup_steps=1", None),
+    "pre": Row("norm=pre", None),
+    "pre, no warm-up": Row("norm=pre warmup_steps=1", None),
+    "pre, rate 0.006": Row("norm=pre peak_lr=6e-3", None),
+    "pre, rate 0.006, no warm-up": Row("norm=pre peak_lr=6e-3 warmup_steps=1", None),
 }
-SIZES = ModelConfig(n_layers=3, d_model=128, d_ff=512, n_heads=8)
-# many small steps reach a lower loss in a short time than a few large ones
-SHARED = TrainConfig(schedule="linear", keep_last=1, average_last=1)
-BASES = {
-    "builtin": "n_pieces=2000 batch_tokens=250 max_steps=1600 peak_lr=1e-3 "
-    "warmup_steps=200 precision=fp32 save_every=400",
-    "multi30k": "n_pieces=4000 batch_tokens=1000 max_steps=3000 peak_lr=2e-3 "
-    "warmup_steps=400 save_every=250",
-}
+# of `multi30k-tiny`, with less dropout because it is shorter; many small steps reach a
+# lower loss in a short time than a few large ones
+SIZES = ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4)
+SHARED = TrainConfig(
+    n_pieces=4000,
+    batch_tokens=1000,
+    max_steps=2500,
+    schedule="linear",
+    peak_lr=3e-3,
+    warmup_steps=400,
+    init_gain=0.5,
+    dropout=0.1,
+    precision="fp32",  # the same on every processor
+    save_every=100,
+    keep_last=5,
+    average_last=1,
+)
+N_LOOKS = 8  # at the validation set, in a run
 BEAM, ALPHA = 4, 0.6  # §6.1
+SEARCHES = [(1, 0.0), *product((4, 10), (0.0, 0.6, 1.0))]
 
 
 def recipe_of(row: Row, base: Recipe, seed: int) -> Recipe:
-    "Base with the settings of a row, validated at its end alone."
-    steps = base.train.max_steps * row.times
-    run = [f"max_steps={steps}", f"valid_every={steps}", f"seed={seed}"]
-    return override(base, [*row.settings.split(), *run])
+    "Base with the settings of a row."
+    return override(base, [*row.settings.split(), f"seed={seed}"])
 
 
-def loss_curve(records: list[dict], n_parts: int = 20) -> list[float]:
-    "Mean training loss of each twentieth of a run, in nats; [] if it has too few records."
-    losses = [record["loss"] for record in records if "loss" in record]
-    if len(losses) < n_parts:
-        return []
-    cuts = [i * len(losses) // n_parts for i in range(n_parts + 1)]
-    return [fmean(losses[a:b]) for a, b in pairwise(cuts)]
+def decoding(run: Path, corpus: Corpus, device: str) -> list[dict]:
+    "BLEU of a finished run by beam size, α and number of averaged checkpoints (§6.1)."
+    sources, references = map(list, zip(*corpus.valid))
+    found = []
+    for n_averaged in (1, 5):
+        use_average(run, n_averaged)
+        for beam, alpha in SEARCHES:
+            translator = load(run, device, search_with(beam, alpha))
+            score = bleu(translator.translate(sources), references).value
+            how = {"averaged": n_averaged, "beam_size": beam, "alpha": alpha}
+            found.append({**how, "bleu": score})
+    use_average(run, 1)
+    return found
 
 
 def measured(run: Path, corpus: Corpus, device: str) -> dict:
     "A finished run on the validation set, by its last weights (§6.2)."
-    records = read_metrics(run)
-    last = [record for record in records if "valid_loss" in record][-1]
+    looks = [record for record in read_metrics(run) if "valid_loss" in record]
     sources, references = map(list, zip(*corpus.valid))
     translator = load(run, device, search_with(BEAM, ALPHA))
     return {
-        "valid_loss": last["valid_loss"],  # nats per token, without smoothing
+        "valid_loss": looks[-1]["valid_loss"],  # nats per token, without smoothing
         "bleu": bleu(translator.translate(sources), references).value,
         "n_parameters": n_parameters(translator.model),
-        "seconds": last["seconds"],  # of training, by the clock
-        "curve": loss_curve(records),
+        "seconds": looks[-1]["seconds"],  # of training, by the clock
+        "curve": [[look["step"], look["valid_loss"]] for look in looks],
     }
 
 
@@ -113,14 +128,16 @@ def table(shared: dict, out: Path) -> dict:
     for run in runs:
         if run.pop("shared") != shared:
             raise SystemExit(f"{out} has runs of another base or text: choose another")
-        about = {name: run.pop(name) for name in ("row", "paper", "changes", "steps")}
-        rows.setdefault(about["row"], about | {"found": []})["found"].append(run)
-    return {"format": 1, **shared, "rows": list(rows.values())}
+        row = {key: run.pop(key) for key in ("row", "paper", "changes", "steps")}
+        rows.setdefault(row["row"], row | {"found": []})["found"].append(run)
+    return {"format": 2, **shared, "rows": list(rows.values())}
 
 
 def fill(args: argparse.Namespace) -> None:
     "Train and measure each run that has no measures yet, and write the table."
-    base = override(Recipe(SIZES, SHARED), [*BASES[args.data].split(), *args.set])
+    base = override(Recipe(SIZES, SHARED), args.set)
+    every = base.train.max_steps // N_LOOKS
+    base = override(base, [f"valid_every={every}"])
     plan = [
         (name, seed, recipe_of(ROWS[name], base, seed))
         for seed, name in product(args.seeds, args.rows)
@@ -140,10 +157,13 @@ def fill(args: argparse.Namespace) -> None:
         file, steps = args.out / f"{run.name}.json", recipe.train.max_steps
         if file.exists():
             continue
-        about = train_or_resume(corpus, recipe, run, RunOptions(args.device))
-        if about["steps"] < steps:
+        done = train_or_resume(corpus, recipe, run, RunOptions(args.device))
+        if done["steps"] < steps:
             raise SystemExit(f"{run} is interrupted: the same command continues it")
-        measures = {"seed": seed, **measured(run, corpus, args.device)}
+        made = {key: about("", seed)[key] for key in ("commit", "date", "hardware")}
+        measures = {"seed": seed, **made, **measured(run, corpus, args.device)}
+        if name == "base":
+            measures["decoding"] = decoding(run, corpus, args.device)
         changes = ROWS[name].settings.split()
         row = {"row": name, "paper": ROWS[name].paper, "changes": changes}
         write(file, {"shared": shared, **row, "steps": steps, **measures})
@@ -154,10 +174,10 @@ def fill(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = options(__doc__, "runs/variations")
     add = parser.add_argument
-    add("--data", choices=BASES, required=True)
+    add("--data", choices=("multi30k", "builtin"), default="multi30k")
     add("--data-dir", help="holds multi30k/; without it the text is downloaded")
     add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
-    add("--seeds", nargs="+", type=int, default=[0, 1])
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--device", default="cpu")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of base")
     fill(parser.parse_args())

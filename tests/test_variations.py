@@ -15,7 +15,7 @@ from annotated_transformer.data import corpus
 from annotated_transformer.experiments.variations import effects, pooled_std
 
 TINY = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=20 warmup_steps=2
-batch_tokens=200 save_every=5"""
+batch_tokens=200 save_every=4"""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def fill(monkeypatch, tmp_path):
 
 def test_interrupted_and_continued(fill, capsys):
     "The table of a program that nobody interrupted; nothing is trained or measured twice."
-    rows, steps = ["base", "D dropout=0.2", "E"], []
+    rows, steps = ["A h=1", "D dropout=0.2", "E"], []
 
     def count(*_):
         steps.append(None)
@@ -56,7 +56,16 @@ def test_interrupted_and_continued(fill, capsys):
     assert table == straight
     assert [row["row"] for row in table["rows"]] == rows
     with pytest.raises(SystemExit, match="runs of another base or text"):
-        fill("out", "A h=4", more=["dropout=0.3"])
+        fill("out", "A h=2", more=["dropout=0.3"])
+
+
+def test_base_is_decoded_in_many_ways(fill):
+    "What §6.1 chooses, and a look at the validation set in each eighth of the run."
+    (base,) = fill("out", "base")["rows"]
+    (run,) = base["found"]
+    bleu = {tuple(one.values())[:3]: one["bleu"] for one in run["decoding"]}
+    assert len(bleu) == 14 and bleu[1, 4, 0.6] == run["bleu"]
+    assert [step for step, _ in run["curve"]][-2:] == [18, 20]
 
 
 def table_of(*rows: tuple[str, list[float], dict]) -> dict:
