@@ -1,13 +1,15 @@
 #!/usr/bin/env python
-"""What came before the Transformer, next to it: equal parameters, equal processor time, the built-in corpus (notebook 20b).
+"""What came before the Transformer, next to it: equal parameters, equal processor time or equal steps (notebook 20b).
 
-    python results/background.py --minutes 10 --out background.json
+    OMP_NUM_THREADS=1 python results/background.py --minutes 10 --out background.json
+    OMP_NUM_THREADS=1 python results/background.py --data multi30k --data-dir DATA --steps 2500 --out systems.json
     tools/record.py results/background.json --command "…" --seed 0 --json background=background.json
 
-Each system is built as wide as it must be to have the parameters of the `tiny` Transformer. It learns at each of `--rates` for
-`--try-share` of the time, and then at the best of them, judged by the validation loss, for `--minutes` of processor time on one thread.
-Validation is not counted. The learning rate follows the processor's clock: up in the first twentieth, then down in a line to 0, so that
-every run ends with its schedule. FILE is written after each system; started again, the command goes on with the next one.
+Each system is built as wide as it must be to have the parameters of the Transformer. It learns at each of `--rates` for `--try-share` of
+the run, and then at the best of them, judged by the validation loss, with each seed: for `--minutes` of processor time on one thread, or
+for `--steps` of as many tokens. Validation is not counted. The learning rate goes up in the first twentieth of the run, by the processor's
+clock or by steps, and then down in a line to 0, so that every run ends with its schedule. FILE is written after each run; started again,
+the command goes on with the next one.
 """
 
 import argparse
@@ -53,19 +55,42 @@ from annotated_transformer.model.embedding import Embedding
 from annotated_transformer.model.position import SinusoidalPosition
 from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, validation_loss
-from annotated_transformer.runs.settings import get_recipe
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.training.optimizer import adam
 from annotated_transformer.training.train import StepRecord, Stop, train
 from annotated_transformer.translating.evaluate import bleu, pronouns
 from annotated_transformer.translating.translate import Translator
 
-TINY = get_recipe("tiny")
+RECIPES = {
+    "builtin": get_recipe("tiny"),
+    "multi30k": override(get_recipe("tiny"), ["n_pieces=4000", "dropout=0.1"]),
+}
 PATTERNS = ("it_because", "it_although", "it_fit", "it_bought")
 N_LOOKS = 20  # at the validation set, in a run
 
 
-def systems(n_vocab: int, pad_id: int) -> dict[str, Callable[[int], nn.Module]]:
+class GRU(nn.GRU):
+    "A GRU that is called like an LSTM: the cell state is there, and of no use."
+
+    def forward(self, x, states=None):
+        h, c = states or (None, None)
+        out, h = super().forward(x, h)
+        return out, (h, h if c is None else c)
+
+
+def with_grus(module: nn.Module) -> nn.Module:
+    "The module with a GRU in place of each LSTM."
+    for name, part in module.named_children():
+        if isinstance(part, nn.LSTM):
+            sizes = part.input_size, part.hidden_size, part.num_layers
+            setattr(module, name, GRU(*sizes, bias=part.bias, batch_first=True))
+    return module
+
+
+def systems(
+    n_vocab: int, pad_id: int, dropout: float
+) -> dict[str, Callable[[int], nn.Module]]:
     "A function from width to model for each system of the past; depths are those of notebook 20a."
     dilations = [1, 2, 4] * 2
     parts = {  # encoder, decoder, positions
@@ -73,6 +98,11 @@ def systems(n_vocab: int, pad_id: int) -> dict[str, Callable[[int], nn.Module]]:
         "LSTM with attention": lambda d: (
             BidirectionalEncoder(d, 2),
             AttentiveDecoder(d, 2),
+            None,
+        ),
+        "GRU with attention": lambda d: (
+            with_grus(BidirectionalEncoder(d, 2)),
+            with_grus(AttentiveDecoder(d, 2)),
             None,
         ),
         "ConvS2S": lambda d: (
@@ -90,7 +120,7 @@ def systems(n_vocab: int, pad_id: int) -> dict[str, Callable[[int], nn.Module]]:
     def translator(name: str, d: int) -> nn.Module:
         encoder, decoder, position = parts[name](d)
         embedding = Embedding(n_vocab, d)
-        return EncoderDecoder(encoder, decoder, embedding, position, 0.0, pad_id)
+        return EncoderDecoder(encoder, decoder, embedding, position, dropout, pad_id)
 
     return {name: partial(translator, name) for name in parts}
 
@@ -111,17 +141,23 @@ def decoder_of(model: nn.Module):
 
 
 def builders(
-    n_vocab: int, pad_id: int
+    recipe: Recipe, n_vocab: int, pad_id: int
 ) -> dict[str, tuple[int, Callable[[], nn.Module]]]:
     "Width and model of every system; the Transformer is first, the others have its number of parameters."
+    dropout = recipe.train.dropout
     transformer = partial(
-        build_transformer, TINY.model, n_vocab, pad_id, attention=FAST.attention
+        build_transformer,
+        recipe.model,
+        n_vocab,
+        pad_id,
+        dropout=dropout,
+        attention=FAST.attention,
     )
     found: dict[str, tuple[int, Callable[[], nn.Module]]] = {
-        "Transformer": (TINY.model.d_model, transformer)
+        "Transformer": (recipe.model.d_model, transformer)
     }
     n_wanted = n_parameters(transformer())
-    for name, build in systems(n_vocab, pad_id).items():
+    for name, build in systems(n_vocab, pad_id, dropout).items():
         width = closest_width(build, n_wanted)
         found[name] = width, partial(build, width)
     return found
@@ -146,51 +182,59 @@ class Clock:
 class Data(NamedTuple):
     "What every system is trained and measured on."
 
+    recipe: Recipe
     vocab: Vocab
     train: EncodedPairs
     valid: list[Batch]
     test: list[tuple[str, str]]
-    asked: list[Sentence]  # with a pronoun
+    asked: list[Sentence]  # with a pronoun; of the built-in grammar
 
 
-def load_data(n_train: int) -> Data:
-    corpus = load_corpus("builtin", n_train=n_train)
+def load_data(args: argparse.Namespace) -> Data:
+    recipe, builtin = RECIPES[args.data], args.data == "builtin"
+    sizes = {"n_train": args.n_train} if builtin else {}
+    corpus = load_corpus(args.data, args.data_dir, **sizes)
     sides = (side for pair in corpus.train for side in pair)
-    vocab = learn_bpe(sides, TINY.train.n_pieces)
+    vocab = learn_bpe(sides, recipe.train.n_pieces)
     valid = epoch_batches(encode_pairs(corpus.valid, vocab), vocab, 4096, 0, 0)
-    asked = pronoun_sentences(2000, patterns=PATTERNS)
+    asked = pronoun_sentences(2000, patterns=PATTERNS) if builtin else []
     train_pairs = encode_pairs(corpus.train, vocab)
-    return Data(vocab, train_pairs, list(valid), corpus.test, asked)
+    return Data(recipe, vocab, train_pairs, list(valid), corpus.test, asked)
 
 
 def learn(
     build: Callable[[], nn.Module],
     data: Data,
     peak_lr: float,
-    minutes: float,
+    length: dict[str, float],  # "minutes" of processor time, or "steps"
     seed: int,
 ) -> tuple[nn.Module, dict]:
-    "A model trained for so many minutes of processor time, and its figures."
+    "A model trained for so long, and its figures."
     torch.manual_seed(seed)
-    objective, budget = BatchLoss(build(), TINY.train.label_smoothing), 60 * minutes
+    settings = data.recipe.train
+    objective = BatchLoss(build(), settings.label_smoothing)
     curve: list[list[float]] = []
     n_tokens = n_steps = 0
     clock = Clock()
 
+    def share() -> float:  # of the run that is behind us
+        if length["steps"]:
+            return n_steps / length["steps"]
+        return clock.seconds() / (60 * length["minutes"])
+
     def rate(step: int) -> float:
-        share = clock.seconds() / budget
-        return peak_lr * max(1e-3, min(share / 0.05, (1 - share) / 0.95))
+        return peak_lr * max(1e-3, min(share() / 0.05, (1 - share()) / 0.95))
 
     def look(record: StepRecord) -> Stop | None:
         nonlocal n_tokens, n_steps
         n_tokens, n_steps = n_tokens + record.n_tokens, record.step
-        seconds = clock.seconds()
-        if seconds >= budget * (len(curve) + 1) / N_LOOKS:
+        if share() >= (len(curve) + 1) / N_LOOKS:
+            seconds = clock.seconds()
             loss = clock.paused(lambda: validation_loss(objective, data.valid))
             curve.append([round(seconds, 1), round(math.exp(min(loss, 20)), 4)])
-        return Stop("time is up") if seconds >= budget else None
+        return Stop("the end") if share() >= 1 else None
 
-    steps = training_steps(data.train, data.vocab, TINY.train.batch_tokens, seed)
+    steps = training_steps(data.train, data.vocab, settings.batch_tokens, seed)
     optimizer = adam(objective.parameters())
     train(objective, steps, optimizer, rate, 10**9, [look], clip_norm=1.0)
     seconds = clock.seconds()
@@ -227,15 +271,17 @@ def measure(model: nn.Module, data: Data) -> dict:
     hypotheses = translator.translate(sources)
     seconds = time.process_time() - began
     exact = sum(a == b for a, b in zip(hypotheses, references))
-    said = translator.translate([s.en for s in data.asked])
-    right = [pronouns(line) == pronouns(s.de) for line, s in zip(said, data.asked)]
-    return {
+    found = {
         "exact_match": exact / len(references),
         "bleu": bleu(hypotheses, references).value,
         "translated_per_s": round(len(sources) / seconds, 1),
-        "pronoun_accuracy": sum(right) / len(right),
-        "pronouns": by_distance(data.asked, right),
     }
+    if data.asked:
+        said = translator.translate([s.en for s in data.asked])
+        right = [pronouns(line) == pronouns(s.de) for line, s in zip(said, data.asked)]
+        found["pronoun_accuracy"] = sum(right) / len(right)
+        found["pronouns"] = by_distance(data.asked, right)
+    return found
 
 
 def best_rate(
@@ -243,48 +289,56 @@ def best_rate(
 ) -> tuple[float, dict[str, float]]:
     "The rate with the lowest validation perplexity after a short run, and all of them."
     tries = {}
+    length = {n: args.try_share * (getattr(args, n) or 0) for n in ("minutes", "steps")}
     for rate in args.rates if len(args.rates) > 1 else []:
-        minutes = args.minutes * args.try_share
-        _, about = learn(build, data, rate, minutes, args.seed)
-        tries[f"{rate:g}"] = about["valid_ppl"]
-        print(f"{name}, rate {rate:g}: perplexity {about['valid_ppl']:.3f}", flush=True)
+        _, done = learn(build, data, rate, length, args.seeds[0])
+        tries[f"{rate:g}"] = done["valid_ppl"]
+        print(f"{name}, rate {rate:g}: perplexity {done['valid_ppl']:.3f}", flush=True)
     return float(min(tries, key=tries.get)) if tries else args.rates[0], tries
 
 
 def main() -> None:
     parser = options(__doc__, "background.json")
     add = parser.add_argument
-    add("--minutes", type=float, default=10, help="of processor time for each system")
+    add("--data", choices=RECIPES, default="builtin")
+    add("--data-dir", help="holds multi30k/; without it the text is downloaded")
+    add("--minutes", type=float, default=10, help="of processor time for each run")
+    add("--steps", type=int, help="of each run, in place of minutes")
     add("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
-    add("--try-share", type=float, default=0.1, help="of the minutes, for each rate")
-    add("--seed", type=int, default=0)
-    add("--n-train", type=int, default=40_000, help="sentence pairs")
+    add("--try-share", type=float, default=0.1, help="of a run, for each rate")
+    add("--seeds", type=int, nargs="+", default=[0])
+    add("--n-train", type=int, default=40_000, help="pairs of the built-in corpus")
     args = parser.parse_args()
     torch.set_num_threads(1)  # so that processor time is the same for every system
     found = {"systems": {}} | earlier(args.out, args)
-    data = load_data(args.n_train)
+    data = load_data(args)
     found |= {
         "n_vocab": len(data.vocab),
         "n_test": len(data.test),
         "n_asked": len(data.asked),
         "nearer_noun": by_distance(data.asked, list(map(nearer, data.asked))),
     }
-    for name, (width, build) in builders(len(data.vocab), data.vocab.pad_id).items():
-        if name in found["systems"]:
-            continue
-        peak_lr, tries = best_rate(name, build, data, args)
-        model, about = learn(build, data, peak_lr, args.minutes, args.seed)
-        found["systems"][name] = {
-            "d_model": width,
-            "n_parameters": n_parameters(model),
-            "peak_lr": peak_lr,
-            "tries": tries,
-            **about,
-            **measure(model, data),
-        }
-        shown = {k: v for k, v in found["systems"][name].items() if k != "curve"}
-        print(name, json.dumps(shown), flush=True)
-        write(args.out, found)
+    built = builders(data.recipe, len(data.vocab), data.vocab.pad_id)
+    length = {"minutes": args.minutes, "steps": args.steps}
+    for name, (width, build) in built.items():
+        if name not in found["systems"]:
+            peak_lr, tries = best_rate(name, build, data, args)
+            found["systems"][name] = {
+                "d_model": width,
+                "n_parameters": n_parameters(build()),
+                "peak_lr": peak_lr,
+                "tries": tries,
+                "runs": [],
+            }
+            write(args.out, found)
+        system = found["systems"][name]
+        for seed in args.seeds[len(system["runs"]) :]:
+            model, done = learn(build, data, system["peak_lr"], length, seed)
+            run = {"seed": seed, **done, **measure(model, data)}
+            system["runs"].append(run)
+            shown = {k: v for k, v in run.items() if k != "curve"}
+            print(name, json.dumps(shown), flush=True)
+            write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,7 @@ def fill(args: argparse.Namespace) -> None:
         for seed, name in product(args.seeds, args.rows)
     ]
     corpus = load_corpus(args.data, args.data_dir)
+    corpus = corpus._replace(train=corpus.train[: args.n_train])
     shared = {
         "data": args.data,
         "train_text": fingerprint(corpus.train)[:16],
@@ -176,6 +177,7 @@ def main() -> None:
     add = parser.add_argument
     add("--data", choices=("multi30k", "builtin"), default="multi30k")
     add("--data-dir", help="holds multi30k/; without it the text is downloaded")
+    add("--n-train", type=int, default=10_000, help="pairs, the first of the text")
     add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--device", default="cpu")
