@@ -70,7 +70,7 @@ SIZES = ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4)
 SHARED = TrainConfig(
     n_pieces=4000,
     batch_tokens=1000,
-    max_steps=2500,
+    max_steps=2000,
     schedule="linear",
     peak_lr=3e-3,
     warmup_steps=400,
