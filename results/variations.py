@@ -55,6 +55,7 @@ ROWS = {
     "D eps=0.2": Row("label_smoothing=0.2", "D eps_ls=0.2"),
     "E": Row("position=learned", "E"),
     "attention dropout": Row("attention_dropout=0.1", None),
+    "1,500 steps": Row("max_steps=1500", None),  # has base converged?
     # both orders of the norm, with and without warm-up, at two rates (§5.3)
     "post, no warm-up": Row("warmup_steps=1", None),
     "post, rate 0.006": Row("peak_lr=6e-3", None),
