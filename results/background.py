@@ -2,7 +2,7 @@
 """What came before the Transformer, next to it: equal parameters, equal processor time or equal steps (notebook 20b).
 
     OMP_NUM_THREADS=1 python results/background.py --minutes 10 --out background.json
-    OMP_NUM_THREADS=1 python results/background.py --data multi30k --data-dir DATA --steps 2500 --out systems.json
+    OMP_NUM_THREADS=1 python results/background.py --data multi30k --data-dir DATA --n-train 10000 --steps 2000 --out systems.json
     tools/record.py results/background.json --command "…" --seed 0 --json background=background.json
 
 Each system is built as wide as it must be to have the parameters of the Transformer. It learns at each of `--rates` for `--try-share` of
@@ -194,6 +194,7 @@ def load_data(args: argparse.Namespace) -> Data:
     recipe, builtin = RECIPES[args.data], args.data == "builtin"
     sizes = {"n_train": args.n_train} if builtin else {}
     corpus = load_corpus(args.data, args.data_dir, **sizes)
+    corpus = corpus._replace(train=[*corpus.train][: args.n_train])
     sides = (side for pair in corpus.train for side in pair)
     vocab = learn_bpe(sides, recipe.train.n_pieces)
     valid = epoch_batches(encode_pairs(corpus.valid, vocab), vocab, 4096, 0, 0)
@@ -307,7 +308,7 @@ def main() -> None:
     add("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
     add("--try-share", type=float, default=0.1, help="of a run, for each rate")
     add("--seeds", type=int, nargs="+", default=[0])
-    add("--n-train", type=int, default=40_000, help="pairs of the built-in corpus")
+    add("--n-train", type=int, default=40_000, help="the first pairs")
     args = parser.parse_args()
     torch.set_num_threads(1)  # so that processor time is the same for every system
     found = {"systems": {}} | earlier(args.out, args)
