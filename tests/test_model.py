@@ -13,7 +13,11 @@ from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import next_log_probs
 from annotated_transformer.model.multi_head import MultiHeadAttention
-from annotated_transformer.model.position import SinusoidalPosition, positional_encoding
+from annotated_transformer.model.position import (
+    LearnedPosition,
+    SinusoidalPosition,
+    positional_encoding,
+)
 from annotated_transformer.model.stack import DecoderLayer, PostNorm, PreNorm
 from annotated_transformer.model.transformer import (
     Transformer,
@@ -289,6 +293,28 @@ def test_a_table_that_grew_while_translating_can_be_trained_with():
     assert x.grad.norm() > 0
     # nor does it change what is saved
     SinusoidalPosition(16).load_state_dict(position.state_dict(), strict=True)
+
+
+def test_sinusoids_of_any_length_in_any_type():
+    "In bfloat16, the table is computed in double and rounded at the end."
+    position = SinusoidalPosition(16, n_start=8)
+    long = position(torch.zeros(1, 50, 16))[0]
+    close(long, positional_encoding(50, 16), eps=1e-6)
+    assert len(position.table) == 100 and list(position.parameters()) == []
+    in_bfloat16 = SinusoidalPosition(16, n_start=8).bfloat16()
+    added = in_bfloat16(torch.zeros(1, 300, 16, dtype=torch.bfloat16))[0]
+    close(added.float(), positional_encoding(300, 16), eps=2**-8)
+    with pytest.raises(ValueError, match="d_model=7 must be even"):
+        positional_encoding(60, 7)
+
+
+@pytest.mark.parametrize("n, start", [(9, 0), (1, 8)])
+def test_positions_that_were_never_learned(n, start):
+    learned, x = LearnedPosition(16, n_positions=8), torch.randn(1, 8, 16)
+    close(learned(x[:, 5:], start=5), learned(x)[:, 5:])
+    message = "position 8 was never learned: n_positions=8 ends at 7"
+    with pytest.raises(ValueError, match=message):
+        learned(torch.randn(1, n, 16), start=start)
 
 
 def test_initial_weights():
