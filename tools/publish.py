@@ -27,6 +27,7 @@ from cells import (
     settings,
     titled,
 )
+from evening import write_lessons
 from pages import leave_site
 from translate import ORIGINAL, begun, languages, site, translated
 from vl_convert import javascript_bundle
@@ -253,7 +254,7 @@ def switched(text: str, lang: str, links: str, name: str) -> str:
     return text.replace("</head>", f"{heads}</head>", 1)
 
 
-FIXED = r'(<summary>|<a\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
+FIXED = r'(<summary>|<(?:a|button)\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
 
 
 def finish(path: Path, docs: Path) -> None:
@@ -365,6 +366,10 @@ def build(docs: Path, language: Path | None = None) -> None:
     write_live_pages(to, language.name if language else "en")
     for path in begun(language) if language else ():
         finish(path, docs)
+    if "evening.ipynb" in by_name:
+        texts = site(language)["texts"] if language else {}
+        names = [page_name(path).removesuffix(".html") for path in evening]
+        write_lessons(to / "evening.html", names, texts)
 
 
 if __name__ == "__main__":
