@@ -20,7 +20,7 @@ from cells import joined, page_name
 from conftest import ROOT
 from links import check
 from pages import places_of_package
-from publish import every_page, reading_path, sidebar
+from publish import evening_path, every_page, reading_path, sidebar
 from translate import begun, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
@@ -411,11 +411,11 @@ def wrong_on_one_page(page: str, pages: dict[str, str]) -> list[str]:
         *(f"not there: {i}" for i in wanted if i not in ids),
         *(f"there {n} times: {i}" for i, n in ids.items() if n > 1),
         *(f"leads nowhere: {to}" for to in links if unquote(to) not in ids),
-        *(f"leads to another page: {to}" for to in re.findall(away, text)),
+        *(f"leads to another page: {to}" for to in re.findall(away, contents + text)),
     ]
 
 
-LESSONS = [page_name(path).removesuffix(".html") for path in reading_path()]
+LESSONS = [page_name(path).removesuffix(".html") for path in evening_path()]
 BROKEN = {  # what is changed on the page of all lessons, and what is said of it
     'id="masking"': ('id="mask"', "not there: masking"),
     'id="heads-summary"': ('id="stack-summary"', "there 2 times: stack-summary"),
