@@ -7,15 +7,42 @@ from pathlib import Path
 import pages
 import pytest
 from cells import FOLDED
-from conftest import ROOT
+from conftest import ROOT, text_of
 from execnb.nbio import dict2nb, read_nb
 from links import of_notebook
 from nbdev.process import NBProcessor
-from pages import leave_site, link_names, places_of_package
-from publish import every_page, for_colab, plain, sections, write_search
+from pages import bibtex, leave_site, link_names, places_of_package
+from publish import (
+    evening_path,
+    every_page,
+    for_colab,
+    plain,
+    reading_path,
+    sections,
+    write_search,
+)
 from test_gate import cell, notebook
 
 PAGES = every_page()
+
+
+# ---- the evening path, and what to cite
+
+
+def test_the_evening_path_is_listed_as_it_is_read():
+    "On its page and on the home page."
+    lessons = evening_path()
+    assert lessons == reading_path()[: len(lessons)] and lessons[-1].stem == "80b_heads"
+    item = re.search(r"(?ms)^- \*\*One evening\*\*.*?(?=^- )", text_of("index"))[0]
+    names = [path.name for path in lessons]
+    assert re.findall(r"(\w+\.ipynb)", item) == ["evening.ipynb", *names]
+
+
+def test_citation(cfg):
+    package, paper = re.findall(r"(?ms)^@.*?^\}$", bibtex())
+    assert f"version = {{{cfg['version']}}}" in package and cfg["git_url"] in package
+    assert "year = {2017}" in paper and paper.count(" and ") == 7
+    assert bibtex().count("{") == bibtex().count("}")
 
 
 # ---- links

@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import threading
+from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from browser import Browser
@@ -18,7 +20,7 @@ from cells import joined, page_name
 from conftest import ROOT
 from links import check
 from pages import places_of_package
-from publish import every_page, reading_path, sidebar
+from publish import evening_path, every_page, reading_path, sidebar
 from translate import begun, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
@@ -388,6 +390,48 @@ def test_both_languages_side_by_side(published, browser, name):
     assert browser.ask(to) == [published + page]
     browser.open(published + page)
     assert published + name in browser.ask(to)
+
+
+PARTS = re.compile(
+    r'(<nav id="TOC".*)<main\b.*?</header>(.*)<a [^>]*id="quarto-back-to-top"', re.S
+)
+
+
+def wrong_on_one_page(page: str, pages: dict[str, str]) -> list[str]:
+    "What is wrong with the page of all lessons, whose own pages have these names and texts."
+    tags = lambda text: " ".join(re.findall(r"<[a-zA-Z][^<>]*>", text))
+    ids_of = lambda text: re.findall(r'\sid="([^"]+)"', tags(text))
+    contents, text = PARTS.search(page).groups()
+    ids = Counter(ids_of(text))
+    whole = {n: ids_of(PARTS.search(page)[2]) for n, page in pages.items()}
+    wanted = [*pages, *(f"{n}-{i}" for n, ids in whole.items() for i in ids)]
+    links = re.findall(r'(?:(?:href|target)="#|url\(#)([^")]+)', tags(contents + text))
+    away = rf'href="(?:\./)?((?:{"|".join(pages)})\.html(?:#[^"]*)?)"'
+    return [
+        *(f"not there: {i}" for i in wanted if i not in ids),
+        *(f"there {n} times: {i}" for i, n in ids.items() if n > 1),
+        *(f"leads nowhere: {to}" for to in links if unquote(to) not in ids),
+        *(f"leads to another page: {to}" for to in re.findall(away, contents + text)),
+    ]
+
+
+LESSONS = [page_name(path).removesuffix(".html") for path in evening_path()]
+BROKEN = {  # what is changed on the page of all lessons, and what is said of it
+    'id="masking"': ('id="mask"', "not there: masking"),
+    'id="heads-summary"': ('id="stack-summary"', "there 2 times: stack-summary"),
+    'href="#attention-': ('href="#', "leads nowhere: "),
+    'href="#position"': ('href="./position.html"', "another page: position.html"),
+}
+
+
+@pytest.mark.parametrize("folder", [".", *(path.name for path in languages())])
+def test_all_lessons_on_one_page(docs, folder):
+    pages = {n: (docs / folder / f"{n}.html").read_text("utf-8") for n in LESSONS}
+    page = (docs / folder / "evening.html").read_text("utf-8")
+    assert wrong_on_one_page(page, pages) == []
+    for old, (new, said) in BROKEN.items():
+        found = wrong_on_one_page(page.replace(old, new, 1), pages)
+        assert any(said in line for line in found), (old, found)
 
 
 def test_markdown_has_its_pictures_and_code(docs):

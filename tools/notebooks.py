@@ -3,7 +3,7 @@
 
 tools/notebooks.py export            notebooks → package, notebooks cleaned, README.md made; nothing is run
 tools/notebooks.py setup             once in an environment: nbdev's own commands find what settings.ini names in tools/, and git merges
-                                     notebooks by cells
+                                     notebooks by cells; JupyterLab lists files in the order of reading
 tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default: all) run top to bottom, their outputs stored
 tools/notebooks.py alone [NAME ...]  each runs in an empty folder, with the package that is installed; nothing is exported or stored
 """
@@ -37,6 +37,9 @@ from translate import begun, languages, site, translated
 
 SKIP_TAG = "skip-execution"  # nbclient leaves such cells, and their outputs, alone
 IN_A_CHECKOUT = {"map", "reading", "reference"}  # tables of the checkout's own files
+
+# JupyterLab lists the notebooks in the paper's order: 321 before 33, not after 97.
+LAB = {"@jupyterlab/filebrowser-extension:browser": {"sortFileNamesNaturally": False}}
 
 
 # ---- running
@@ -182,6 +185,9 @@ def main() -> int:
     if args.command == "setup":
         to = Path(sysconfig.get_path("purelib"), "tools.pth")
         to.write_text(f"{ROOT / 'tools'}\n", encoding="utf-8")
+        lab = Path(sysconfig.get_path("data"), "share/jupyter/lab/settings/overrides.d")
+        lab.mkdir(parents=True, exist_ok=True)
+        (lab / "order.json").write_text(json.dumps(LAB), encoding="utf-8")
         (ROOT / "README.md").touch()  # nbdev would make it anew from a newer index
         if (ROOT / ".git").exists():
             driver = Path(sysconfig.get_path("scripts"), "nbdev_merge")

@@ -7,6 +7,7 @@ from html import escape
 from importlib import import_module
 from pathlib import Path
 
+import yaml
 from cells import (
     CAPTION,
     FENCED,
@@ -135,8 +136,42 @@ class Numbers(Processor):
 BADGES = r"^(?:\[!\[[^\]]*\]\[\w+-badge\]\](?:\[\w+\]|\([^)]*\))[ \n])+\n"
 
 
+def entry(kind: str, key: str, work: dict, **more: str) -> str:
+    "A work of CITATION.cff as an entry of BibTeX."
+    names = (
+        f"{who['family-names']}, {who['given-names']}"
+        if "family-names" in who
+        else f"{{{who['name']}}}"
+        for who in work["authors"]
+    )
+    said = {"title": f"{{{work['title']}}}", "author": " and ".join(names)}
+    said = {name: text.replace("_", r"\_") for name, text in said.items()}
+    lines = [f"  {name} = {{{text}}}," for name, text in (said | more).items()]
+    return "\n".join([f"@{kind}{{{key},", *lines, "}\n"])
+
+
+@cache
+def bibtex() -> str:
+    "What CITATION.cff asks to cite: the package, and the paper that it reads."
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    package = {"version": cff["version"], "url": cff["repository-code"]}
+    [paper] = cff["references"]
+    where = {
+        "booktitle": paper["conference"]["name"],
+        "year": paper["year"],
+        "url": paper["url"],
+    }
+    key = f"{paper['authors'][0]['family-names'].lower()}{paper['year']}"
+    return "\n".join(
+        [
+            entry("software", cff["title"], cff, **package),
+            entry("inproceedings", key, paper, **where),
+        ]
+    )
+
+
 class PageLinks(Processor):
-    """Below the title: open it in Colab, see its source, take it along, read it as plain text.
+    """Below the title: open it in Colab, see its source, take it along, read it as plain text, copy what to cite.
 
     At the end: report a problem with the page. The home page's badges are left out: they are for README.md, and come from other hosts.
     """
@@ -154,7 +189,8 @@ class PageLinks(Processor):
         links = f"""<a href="{colab}">Open in Colab</a>
 <a href="{cfg["git_url"]}/blob/{cfg["branch"]}/nbs/{path.name}">View source</a>
 <a href="notebooks/{path.name}" download>Download notebook</a>
-<a href="{plain}">Markdown</a>"""
+<a href="{plain}">Markdown</a>
+<button type="button" class="cite" data-clipboard-text="{escape(bibtex())}">Copy citation</button>"""
         address = f"{cfg['git_url']}/issues/new?title={path.name}%3A+"
         report = f'<a href="{address}">Report a problem with this page</a>'
         top, end = (

@@ -27,6 +27,7 @@ from cells import (
     settings,
     titled,
 )
+from evening import write_lessons
 from pages import leave_site
 from translate import ORIGINAL, begun, languages, site, translated
 from vl_convert import javascript_bundle
@@ -61,7 +62,7 @@ NEXT = r"^\*Next:\*.*?\]\((?P<next>\w+\.ipynb)"
 
 
 def reading_path(start: str = "01_one_page.ipynb") -> list[Path]:
-    "Where the first link after *Next:* leads from page to page: the evening path."
+    "Where the first link after *Next:* leads from page to page: the evening path, and on."
     path, name = [], start
     while name and ROOT / "nbs" / name not in path:
         path.append(ROOT / "nbs" / name)
@@ -69,6 +70,18 @@ def reading_path(start: str = "01_one_page.ipynb") -> list[Path]:
         found = re.search(NEXT, joined(cells[-1]["source"]), re.M)
         name = found and found["next"]
     return path
+
+
+LESSON = r"^\d+\. \[[^\]]*\]\((\w+\.ipynb)\)"
+
+
+def evening_path() -> list[Path]:
+    "The lessons that the page of the evening path lists."
+    cells = json.loads((ROOT / "nbs/evening.ipynb").read_text(encoding="utf-8"))[
+        "cells"
+    ]
+    text = "\n\n".join(joined(cell["source"]) for cell in cells)
+    return [ROOT / "nbs" / name for name in re.findall(LESSON, text, re.M)]
 
 
 # ---- a page elsewhere: as Markdown, and in Colab
@@ -253,7 +266,7 @@ def switched(text: str, lang: str, links: str, name: str) -> str:
     return text.replace("</head>", f"{heads}</head>", 1)
 
 
-FIXED = r'(<summary>|<a\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
+FIXED = r'(<summary>|<(?:a|button)\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
 
 
 def finish(path: Path, docs: Path) -> None:
@@ -365,6 +378,11 @@ def build(docs: Path, language: Path | None = None) -> None:
     write_live_pages(to, language.name if language else "en")
     for path in begun(language) if language else ():
         finish(path, docs)
+    if "evening.ipynb" in by_name:
+        lessons = [path for path in evening_path() if path.name in by_name]
+        names = [page_name(path).removesuffix(".html") for path in lessons]
+        texts = site(language)["texts"] if language else {}
+        write_lessons(to / "evening.html", names, texts)
 
 
 if __name__ == "__main__":
