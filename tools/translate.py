@@ -233,7 +233,7 @@ def terms(folder: Path) -> dict[str, list[str]]:
 
 
 # A link that names its page: with the page's number, or in 《》.
-NAMED = r"\[(?=《|(\d+[a-z]?)[^\]]*\]\(\1_)([^\]]*)\]\((\w+)\.ipynb"
+NAMED = r"\[(?=《|(\d+[a-z]?)[^\]]+\]\(\1_)([^\]]*)\]\((\w+)\.ipynb"
 
 
 @cache
