@@ -118,7 +118,7 @@ Each row of $QK^T$ has 65 million scores; `softmax` makes the *weights* of one q
 |---|---|
 | b | c |""",
     """## 掩码
-$QK^T$的每一行（row）有6500万个得分，`softmax`由此得到一个查询的*权重*（[31堆叠](31_stack.ipynb#dropout)）。
+$QK^T$的每一行（row）有6500万个得分，`softmax`由此得到一个查询的*权重*（[《31编码器与解码器的堆叠》](31_stack.ipynb#dropout)）。
 
 - 一
 - 二
@@ -142,6 +142,8 @@ $QK^T$的每一行（row）有6500万个得分，`softmax`由此得到一个查�
         ("的*权重*", " 的*权重*", "a space before Chinese"),
         ("得分，", "得分,", "half-width punctuation"),
         ("（row）", "", "行 without （row）"),
+        ("《31编码器与解码器的堆叠》", "《31堆叠》", "《31堆叠》: the page is called"),
+        ("《31编码器与解码器的堆叠》", "31编码器与解码器的堆叠", "31编码器"),
     ],
 )
 def test_mistakes(old, new, says):

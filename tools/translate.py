@@ -232,6 +232,18 @@ def terms(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+# A link that names its page: with the page's number, or in 《》.
+NAMED = r"\[(?=《|(\d+[a-z]?)[^\]]+\]\(\1_)([^\]]*)\]\((\w+)\.ipynb"
+
+
+@cache
+def names(folder: Path) -> dict[str, str]:
+    "What pages are called: by their titles, up to a colon or a bracket, and as site.yml says those without a catalogue."
+    texts = {path.stem: path.read_text("utf-8") for path in folder.glob("*.md")}
+    titles = {k: re.search(r"(?m)^-->\n\n# ([^\n：（]+)", t) for k, t in texts.items()}
+    return site(folder)["pages"] | {k: m[1] for k, m in titles.items() if m}
+
+
 def mistakes(unit: Unit, folder: Path, words: bool = True) -> Iterator[str]:
     "What is wrong with a translation, for the English it was made of."
     (wanted, english), (found, prose) = parts(unit.english), parts(unit.text)
@@ -244,6 +256,10 @@ def mistakes(unit: Unit, folder: Path, words: bool = True) -> Iterator[str]:
         if kind in ("paragraph", "list"):
             second = rf"(?<!\n)\n(?!\n| *(?:{ITEM}|[>$]))(.+)"
             yield from (f"a second line: {line}" for line in re.findall(second, text))
+        for _, said, page in re.findall(NAMED, text):
+            name = names(folder).get(page)
+            if name and (name not in said or said[0] != "《" and kind != "table"):
+                yield f"{said}: the page is called 《{name}》"
     for pattern, wrong, *where in site(folder)["mistakes"]:
         for m in re.finditer(pattern, prose, re.M):
             asked = not where or re.search(where[0], english)
