@@ -20,6 +20,8 @@ const search = (() => {
     tokeniser: ["vocabulary", "sentencepiece"], tying: ["tied"], unk: ["unknown"], useless: ["nonsense"], v: ["values"], vocab: ["vocabulary"],
     windows: ["posix"],
   };
+  const KNOWN = [], MORE = {};  // of another language: its terms, and what else readers call them; publish.py writes them
+  Object.assign(ALSO, MORE);
   const COMMON = new Set((  // words of questions that say nothing of what is asked
     "a about all also am an and any are as at be because been better but by can cannot change changes changing choose could did do does doesnt doing done dont explain explained for from gets getting give " +
     "gives go goes had handle has have her his how i if im in instead into is isnt it its just like made make makes many me mean means mine more most much " +
@@ -44,13 +46,15 @@ const search = (() => {
     const forms = word + spelt(stem) + "(e|es|s|ed|ing|er|ers|ion|ions)?" + end;
     return [word + letters + end, forms, word + letters, letters].map(p => new RegExp(p, "iu"));
   };
-  // Chinese has no gaps: what stands between words of no meaning, and each pair of its characters, are looked for too.
+  // Chinese has no gaps: known terms, then what stands between words of no meaning, and each pair of its characters, are looked for.
   const HAN = /\p{Script=Han}/u;
+  const TERMS = new RegExp(KNOWN.map(escaped).join("|") || "$.", "giu");
   const pieces = word => {
     if (!HAN.test(word)) return [word];
-    const runs = word.replace(GAPS, " ").match(/\p{Script=Han}{2,}|[^\p{Script=Han}\s]{2,}/gu) ?? [];
+    const known = word.match(TERMS) ?? [];
+    const runs = word.replace(TERMS, " ").replace(GAPS, " ").match(/\p{Script=Han}{2,}|[^\p{Script=Han}\s]{2,}/gu) ?? [];
     const pairs = run => HAN.test(run) ? Array.from({length: run.length - 1}, (_, i) => run.slice(i, i + 2)) : [];
-    return [...new Set([word, ...runs, ...runs.flatMap(pairs)])];
+    return [...new Set([word, ...known, ...runs, ...runs.flatMap(pairs)])];
   };
   const asked = query => {
     const split = query.split(/[\s?!,;:"“”„()[\]，。？！、；：（）「」]+/u).filter(bare).flatMap(pieces);
