@@ -34,7 +34,7 @@ const search = (() => {
   const plain = text => (text ?? "").normalize("NFKD").replace(/\p{M}/gu, "");
   const bare = term => plain(term).replace(new RegExp(MARKS, "gu"), "").toLowerCase();
   const escaped = c => c.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
-  const LETTER = "[\\p{L}\\p{N}_]";
+  const LETTER = "(?!\\p{Script=Han})[\\p{L}\\p{N}_]";  // of a word with gaps around it
 
   // A term as patterns, best first: a whole word, another form of it, the beginning of a word, letters inside one.
   const patterns = term => {
@@ -76,9 +76,10 @@ const search = (() => {
   };
 
   // The entries that have a term, best first: many terms, rare ones, in headings. A heading that is the query comes before all, then one that is
-  // another form of it; one that has the whole query in it counts twice. A heading of many pages (“Deviations”) is nothing that one looks for.
+  // another form of it, then one that is what the pages call it; one that has the whole query in it counts twice. A heading of many pages (“Deviations”) is nothing that one looks for.
   function rank(query, entries) {
     const terms = asked(query), name = bare(query.trim()), [phrase, form] = patterns(query.trim());
+    const also = (ALSO[name.replaceAll(" ", "")] ?? []).map(bare);
     const found = entries.map(entry => {
       const fields = entry.fields ??= [entry.section || entry.title, entry.title, entry.text].map(plain);
       return terms.map(also => Math.max(...also.map((kinds, i) => matches(kinds, fields) * (i ? 0.6 : 1))));
@@ -89,7 +90,7 @@ const search = (() => {
     const scored = entries.map((entry, i) => {
       const sum = weights => weights.reduce((a, b) => a + b, 0), heading = entry.fields[0].replace(/^\d+\w? /, "");
       const often = pages.get(entry.fields[0]) > 9;
-      const exact = often ? 0 : heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : form.exec(heading)?.[0] === heading ? 500 : 0;
+      const exact = often ? 0 : heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : form.exec(heading)?.[0] === heading ? 500 : also.includes(bare(heading)) ? 400 : 0;
       const whole = name.includes(" ") && phrase.test(heading) ? 2 : 1;
       const share = sum(rarity.map((weight, t) => found[i][t] ? weight : 0)) / all;
       const score = whole * share ** 1.5 * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : often ? 0.5 : 1);

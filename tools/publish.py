@@ -344,10 +344,10 @@ def finish(path: Path, docs: Path) -> None:
     text = text.replace(f"/nbs/{path.stem}.ipynb", f"/{source}")
     button = f'<button type="button" class="both" aria-pressed="false">{says["both"]}</button>'
     text = re.sub(ROW, lambda m: f"{m[0]}{button} ", text, count=1)
-    for file, text in ((page, text), (english, english.read_text(encoding="utf-8"))):
-        place = file.parent.relative_to(docs).as_posix().replace(".", "")
-        text = switched(text, versions(path.parent), place, name)
-        file.write_text(text, encoding="utf-8")
+    pages = {page: text, english: english.read_text(encoding="utf-8")}
+    for place, file in (lang, page), ("", english):
+        new = switched(pages[file], versions(path.parent), place, name)
+        file.write_text(new, encoding="utf-8")
 
 
 def render(folder: Path, to: Path) -> list[Path]:
@@ -411,18 +411,16 @@ def write_elsewhere(folder: Path) -> None:
 
 
 def ways() -> str:
-    "The script that leads readers of another language back to it: what it knows of each, and what is done with it."
-    known = {}
+    "The script that leads readers of another language back to it, after what it knows of each."
+    known, keys = {}, ("there", "none", "contents")
     for folder in languages():
-        says, (_, own, *converted) = site(folder), versions(folder)
-        texts = {key: says[key] for key in ("there", "none", "contents")}
-        texts["pages"] = [page_name(path) for path in begun(folder)]
-        known[own.lang] = texts | {"place": own.place}
-        for other in converted:
-            changed = {k: traditional.convert(says[k]) for k in ("there", "none", "contents")}
-            known[other.lang] = texts | changed | {"place": other.place}
-    return f"""const LANGUAGES = {json.dumps(known, ensure_ascii=False)};
-{(ROOT / "nbs/ways.js").read_text(encoding="utf-8")}"""
+        says, pages = site(folder), [page_name(path) for path in begun(folder)]
+        for version in versions(folder)[1:]:
+            own = version.place == folder.name
+            texts = {k: says[k] if own else traditional.convert(says[k]) for k in keys}
+            known[version.place] = texts | {"lang": version.lang, "pages": pages}
+    script = (ROOT / "nbs/ways.js").read_text(encoding="utf-8")
+    return f"const LANGUAGES = {json.dumps(known, ensure_ascii=False)};\n{script}"
 
 
 def write_notebooks(folder: Path, to: Path) -> None:

@@ -50,7 +50,10 @@ class Converted(HTMLParser):
     def __init__(self, text: str, kept: set[str], page: str = ""):
         super().__init__(convert_charrefs=False)
         self.kept, self.out, self.page = kept, [], page
-        self.within, self.depth = "", 0  # an element that stays, and how deep in its like
+        self.within, self.depth = (
+            "",
+            0,
+        )  # an element that stays, and how deep in its like
         self.feed(text)
         self.close()
 
@@ -58,12 +61,13 @@ class Converted(HTMLParser):
         self.out.append(text if self.within else convert(text, self.page))
 
     def handle_starttag(self, tag, attrs):
-        text, lang = self.get_starttag_text(), dict(attrs).get("lang", SAYS["of"])
-        if not self.within and (tag in self.kept or lang != SAYS["of"]):
+        text, lang = self.get_starttag_text(), dict(attrs).get("lang") or "zh"
+        if not self.within and (tag in self.kept or not lang.startswith("zh")):
             self.within = tag
             text = text.replace("<main", '<main lang="zh-Hans"')
         elif not self.within:
-            text = convert(text.replace(f'lang="{SAYS["of"]}"', f'lang="{SAYS["lang"]}"'))
+            lang = f'lang="{SAYS["lang"]}"'
+            text = convert(re.sub(r'(?<!href)lang="zh[\w-]*"', lang, text), self.page)
         self.depth += tag == self.within
         self.out.append(text)
 
@@ -97,7 +101,9 @@ def page(text: str, name: str) -> str:
     title = quote(f"{name} ({SAYS['name']}): ")
     report = f"{settings()['git_url']}/issues/new?title={title}"
     note = SAYS["kept_note" if is_kept else "note"].format(report)
-    row = r'(<nav class="page-links".*?)<a lang="{lang}".*?</a>(.*?</nav>)'.format(**SAYS)
+    row = r'(<nav class="page-links".*?)<a lang="{lang}".*?</a>(.*?</nav>)'.format(
+        **SAYS
+    )
     back = f'<a lang="zh-Hans" hreflang="zh" href="../{SAYS["of"]}/{name}">简体</a>'
     new = rf'\1{back}\2<p class="way">{note}</p>'
     return re.sub(row, new, made, count=1, flags=re.S)
@@ -113,7 +119,9 @@ def write(docs: Path, home: str) -> None:
         if file.suffix in (".html", ".ipynb", ".js", ".json", ".txt", ".xml"):
             text = file.read_text(encoding="utf-8")
             made = page(text, file.name) if file.suffix == ".html" else convert(text)
-            made = re.sub(own, f"{home}/{PLACE}/", made).replace(f"/{SAYS['of']}/notebooks/", f"/{PLACE}/notebooks/")
+            made = re.sub(own, f"{home}/{PLACE}/", made).replace(
+                f"/{SAYS['of']}/notebooks/", f"/{PLACE}/notebooks/"
+            )
             file.write_text(made, encoding="utf-8")
 
 
