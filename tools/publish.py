@@ -412,12 +412,13 @@ def write_elsewhere(folder: Path) -> None:
 
 def ways() -> str:
     "The script that leads readers of another language back to it, after what it knows of each."
-    known, keys = {}, ("there", "none", "contents")
+    known = {}
     for folder in languages():
-        says, pages = site(folder), [page_name(path) for path in begun(folder)]
-        for version in versions(folder)[1:]:
-            own = version.place == folder.name
-            texts = {k: says[k] if own else traditional.convert(says[k]) for k in keys}
+        pages = [page_name(path) for path in begun(folder)]
+        for version, says in zip(
+            versions(folder)[1:], (site(folder), traditional.SAYS)
+        ):
+            texts = {key: says[key] for key in ("there", "none", "contents")}
             known[version.place] = texts | {"lang": version.lang, "pages": pages}
     script = (ROOT / "nbs/ways.js").read_text(encoding="utf-8")
     return f"const LANGUAGES = {json.dumps(known, ensure_ascii=False)};\n{script}"
