@@ -238,7 +238,8 @@ def test_stale_text_is_shown_in_english(toy):
     assert 'fig-cap: "A blot"' in figure and 'fig-alt: "一个<dark>点"' in figure
 
 
-PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook"><a href="x/gh-pages/notebooks/33_feed_forward.ipynb">Open in Colab</a>
+PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook">
+<a href="x/gh-pages/notebooks/33_feed_forward.ipynb">Open in Colab</a>
 <a href="y/nbs/33_feed_forward.ipynb">View source</a></nav>
 <summary>Code of f, g</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
 <svg><a href="stack.html#x">a</a></svg> <a href="31_stack.ipynb">b</a> <a href="./feed_forward.html#y">c</a> <a href="{}/feed_forward.html">d</a>"""
