@@ -115,8 +115,8 @@ def write(docs: Path, home: str) -> None:
     shutil.rmtree(to, ignore_errors=True)
     own = rf'(?<!hreflang="{SAYS["of"]}" href="){home}/{SAYS["of"]}/'
     shutil.copytree(simplified, to)
-    for file in [*to.glob("*.*"), *to.glob("notebooks/*")]:
-        if file.suffix in (".html", ".ipynb", ".js", ".json", ".txt", ".xml"):
+    for file in [*to.glob("*.*"), *to.glob("notebooks/*"), *to.glob("images/*")]:
+        if file.suffix in (".html", ".ipynb", ".js", ".json", ".svg", ".txt", ".xml"):
             text = file.read_text(encoding="utf-8")
             made = page(text, file.name) if file.suffix == ".html" else convert(text)
             made = re.sub(own, f"{home}/{PLACE}/", made).replace(
