@@ -200,7 +200,7 @@ def search_script(folder: Path | None) -> str:
     text = (ROOT / "nbs/search.js").read_text(encoding="utf-8")
     if not folder:
         return text
-    more = {key: also.split("、") for key, also in site(folder)["search"].items()}
+    more = {key: also.split("/") for key, also in site(folder)["search"].items()}
     known = {name for said in terms(folder).values() for name in said} | more.keys()
     known = sorted((name for name in known if name[1:] and not name.isascii()), key=len)
     lists = [json.dumps(value, ensure_ascii=False) for value in (known[::-1], more)]
