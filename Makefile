@@ -60,7 +60,7 @@ export: $(VENV)/.stamp-dev  ## notebooks to package, notebooks cleaned, README.m
 notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_stack …"), outputs stored
 	@$(WITH) $(BIN)/python tools/notebooks.py run $(NAMES)
 
-docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of it: _docs/zh
+docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of it: _docs/zh, _docs/zh-hant
 	@touch README.md
 	@rm -rf _proc
 	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
@@ -130,6 +130,7 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-run
 
 # quarto-cli fetches Quarto itself when it is installed.
 $(VENV)/.stamp-docs: $(VENV)/.stamp-dev
+	@$(BIN)/pip install --quiet $(PIN) opencc
 	@$(WITH) command -v quarto >/dev/null || $(BIN)/pip install --quiet $(PIN) -e '.[docs]' >$(VENV)/quarto.log 2>&1 || true
 	@$(WITH) quarto --version >/dev/null 2>&1 || { echo "Quarto cannot be had here (see $(VENV)/quarto.log): make lab shows the notebooks without it"; exit 1; }
 	@touch $@

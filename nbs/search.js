@@ -20,6 +20,8 @@ const search = (() => {
     tokeniser: ["vocabulary", "sentencepiece"], tying: ["tied"], unk: ["unknown"], useless: ["nonsense"], v: ["values"], vocab: ["vocabulary"],
     windows: ["posix"],
   };
+  const KNOWN = [], MORE = {};  // of another language: its terms, and what else readers call them; publish.py writes them
+  Object.assign(ALSO, MORE);
   const COMMON = new Set((  // words of questions that say nothing of what is asked
     "a about all also am an and any are as at be because been better but by can cannot change changes changing choose could did do does doesnt doing done dont explain explained for from gets getting give " +
     "gives go goes had handle has have her his how i if im in instead into is isnt it its just like made make makes many me mean means mine more most much " +
@@ -32,7 +34,7 @@ const search = (() => {
   const plain = text => (text ?? "").normalize("NFKD").replace(/\p{M}/gu, "");
   const bare = term => plain(term).replace(new RegExp(MARKS, "gu"), "").toLowerCase();
   const escaped = c => c.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
-  const LETTER = "[\\p{L}\\p{N}_]";
+  const LETTER = "(?!\\p{Script=Han})[\\p{L}\\p{N}_]";  // of a word with gaps around it
 
   // A term as patterns, best first: a whole word, another form of it, the beginning of a word, letters inside one.
   const patterns = term => {
@@ -44,13 +46,15 @@ const search = (() => {
     const forms = word + spelt(stem) + "(e|es|s|ed|ing|er|ers|ion|ions)?" + end;
     return [word + letters + end, forms, word + letters, letters].map(p => new RegExp(p, "iu"));
   };
-  // Chinese has no gaps: what stands between words of no meaning, and each pair of its characters, are looked for too.
+  // Chinese has no gaps: known terms, then what stands between words of no meaning, and each pair of its characters, are looked for.
   const HAN = /\p{Script=Han}/u;
+  const TERMS = new RegExp(KNOWN.map(escaped).join("|") || "$.", "giu");
   const pieces = word => {
     if (!HAN.test(word)) return [word];
-    const runs = word.replace(GAPS, " ").match(/\p{Script=Han}{2,}|[^\p{Script=Han}\s]{2,}/gu) ?? [];
+    const known = word.match(TERMS) ?? [];
+    const runs = word.replace(TERMS, " ").replace(GAPS, " ").match(/\p{Script=Han}{2,}|[^\p{Script=Han}\s]{2,}/gu) ?? [];
     const pairs = run => HAN.test(run) ? Array.from({length: run.length - 1}, (_, i) => run.slice(i, i + 2)) : [];
-    return [...new Set([word, ...runs, ...runs.flatMap(pairs)])];
+    return [...new Set([word, ...known, ...runs, ...runs.flatMap(pairs)])];
   };
   const asked = query => {
     const split = query.split(/[\s?!,;:"“”„()[\]，。？！、；：（）「」]+/u).filter(bare).flatMap(pieces);
@@ -72,9 +76,10 @@ const search = (() => {
   };
 
   // The entries that have a term, best first: many terms, rare ones, in headings. A heading that is the query comes before all, then one that is
-  // another form of it; one that has the whole query in it counts twice. A heading of many pages (“Deviations”) is nothing that one looks for.
+  // another form of it, then one that is what the pages call it; one that has the whole query in it counts twice. A heading of many pages (“Deviations”) is nothing that one looks for.
   function rank(query, entries) {
     const terms = asked(query), name = bare(query.trim()), [phrase, form] = patterns(query.trim());
+    const also = (ALSO[name.replaceAll(" ", "")] ?? []).map(bare);
     const found = entries.map(entry => {
       const fields = entry.fields ??= [entry.section || entry.title, entry.title, entry.text].map(plain);
       return terms.map(also => Math.max(...also.map((kinds, i) => matches(kinds, fields) * (i ? 0.6 : 1))));
@@ -85,7 +90,7 @@ const search = (() => {
     const scored = entries.map((entry, i) => {
       const sum = weights => weights.reduce((a, b) => a + b, 0), heading = entry.fields[0].replace(/^\d+\w? /, "");
       const often = pages.get(entry.fields[0]) > 9;
-      const exact = often ? 0 : heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : form.exec(heading)?.[0] === heading ? 500 : 0;
+      const exact = often ? 0 : heading === query.trim() ? 2000 : bare(heading) === name ? 1000 : form.exec(heading)?.[0] === heading ? 500 : also.includes(bare(heading)) ? 400 : 0;
       const whole = name.includes(" ") && phrase.test(heading) ? 2 : 1;
       const share = sum(rarity.map((weight, t) => found[i][t] ? weight : 0)) / all;
       const score = whole * share ** 1.5 * sum(rarity.map((weight, t) => weight * found[i][t])) * (LISTS.test(entry.href) ? 0.4 : often ? 0.5 : 1);

@@ -7,6 +7,7 @@ import shutil
 import publish
 import pytest
 import translate
+from browser import Browser
 from cells import joined, readme
 from conftest import ROOT
 from test_gate import cell, notebook
@@ -239,7 +240,9 @@ def test_stale_text_is_shown_in_english(toy):
     assert 'fig-cap: "A blot"' in figure and 'fig-alt: "一个<dark>点"' in figure
 
 
-PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook"><a href="x">Open in Colab</a></nav>
+PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook">
+<a href="x/gh-pages/notebooks/33_feed_forward.ipynb">Open in Colab</a>
+<a href="y/nbs/33_feed_forward.ipynb">View source</a></nav>
 <summary>Code of f, g</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
 <svg><a href="stack.html#x">a</a></svg> <a href="31_stack.ipynb">b</a> <a href="./feed_forward.html#y">c</a> <a href="{}/feed_forward.html">d</a>"""
 
@@ -258,7 +261,9 @@ def test_page_and_its_english_one(tmp_path):
     for said in (
         "<summary>代码：f, g<", 'aria-label="本页"', ">在Colab中打开<", 'href="../notebooks/a.ipynb">n', '"https://stack.html">s',
         'href="../stack.html#x" hreflang="en">a', 'href="../stack.html" hreflang="en">b', '="feed_forward.html#y">c', '="feed_forward.html">d',
-        'href="../feed_forward.html">English<', '<button type="button" class="both"', '<original-text lang="en">33 Position-wise',
+        'href="../feed_forward.html">English<',
+        'href="../zh-hant/feed_forward.html">繁體<', 'x/gh-pages/zh/notebooks/33_feed_forward.ipynb"', 'y/translations/zh/33_feed_forward.md"',
+        '<button type="button" class="both"', '<original-text lang="en">33 Position-wise',
     ):  # fmt: skip
         assert made.count(said) == 1, said
     publish.finish(ZH / "33_feed_forward.md", tmp_path)
@@ -266,4 +271,106 @@ def test_page_and_its_english_one(tmp_path):
     assert before.count('href="zh/feed_forward.html">中文</a>') == 1
     for text in (made, before):
         found = re.findall(f'hreflang="(.+)" href="{publish.HOME}/(.+)">\n', text)
-        assert dict(found)["zh"] == "zh/feed_forward.html" and len(found) == 3
+        assert dict(found)["zh"] == "zh/feed_forward.html" and len(found) == 4
+        assert dict(found)["zh-Hant-TW"] == "zh-hant/feed_forward.html"
+
+
+def test_every_page_of_the_menu_has_a_name():
+    "A title of its own, or the name of a page that is in English alone, to which the menu leads."
+    there = {f"{path.stem}.ipynb" for path in translate.begun(ZH)}
+    quarto = publish.quarto_of(ZH, there)
+    parts = quarto["website"]["sidebar"]["contents"]
+    entries = [e for part in parts for e in part.get("contents", [part.get("href")])]
+    assert len(entries) == len(publish.every_page()) and there >= {
+        entry for entry in entries if isinstance(entry, str)
+    }
+    for entry in entries:
+        if isinstance(entry, dict):
+            assert re.search("[\u3400-\u9fff]|CTranslate2", entry["text"]), entry
+            assert entry["href"].startswith(f"{publish.HOME}/")
+
+
+def test_notebooks_lead_to_translated_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        publish, "begun", lambda folder: [folder / "33_feed_forward.md"]
+    )
+    publish.write_notebooks(ZH, tmp_path)
+    text = (tmp_path / "notebooks/33_feed_forward.ipynb").read_text(encoding="utf-8")
+    own, other = f"{publish.HOME}/zh/feed_forward.html", f"{publish.HOME}/zh/stack.html"
+    assert "前馈网络" in text and other not in text
+    assert f"{publish.HOME}/stack.html" in text or own in text
+
+
+# The pages that a query may find first; those without translation stand above the folder.
+FOUND = {
+    "注意力机制": "attention", "为什么除以根号dk": "attention", "位置编码": "position", "掩码怎么写": "masking",
+    "标签平滑": "label_smoothing", "显存不足": "answers", "损失不下降": "troubleshooting", "推理": "packed kv_cache",
+    "束搜索和贪心搜索的区别": "decode troubleshooting", "优化器": "optimizer", "注意力分数": "scoring attention", "mask": "masking",
+    "Dropout": "stack", "前馈神经网络": "feed_forward one_page", "暂退法": "stack", "层规范化": "stack", "QKV": "attention",
+    "词向量": "embedding", "集束搜索": "decode", "遮罩": "masking", "不收敛": "answers troubleshooting",
+    "多头注意力": "multi_head", "残差连接有什么用": "stack", "教师强制": "masking", "KV缓存": "kv_cache", "显著性检验": "significance",
+    "微调": "fine_tuning", "多卡训练": "many_gpus", "BLEU怎么算": "evaluate", "断点续训": "answers",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(chromium, tmp_path_factory):
+    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as b:
+        yield b
+
+
+def test_search_in_chinese(browser, tmp_path):
+    "By the terms as whole words, and by what else readers call them; on the text of today's translations, and of untranslated pages the names."
+    entries = []
+    for path in translate.begun(ZH):
+        shown = translate.translated(path, both=False)["cells"]
+        texts = [joined(c["source"]) for c in shown if c["cell_type"] == "markdown"]
+        title, *first = texts[0].splitlines()
+        text = "\n".join([*first, *texts[1:]])
+        parts = ["", *re.split(r"(?m)^##+ (.*)$", text)]
+        href = publish.page_name(path).removesuffix(".html")
+        entries += [
+            {"href": href, "title": title[2:], "section": section, "text": text}
+            for section, text in zip(parts[::2], parts[1::2])
+        ]
+    for path in publish.every_page():
+        if name := publish.named(path, ZH):
+            name = re.sub(r"^\d+\w? ", "", name)
+            href = publish.page_name(path).removesuffix(".html")
+            entries.append({"href": href, "title": name, "section": "", "text": ""})
+    script = publish.search_script(ZH)
+    page = f"<!DOCTYPE html><meta charset=utf-8><script>{script}</script>"
+    (tmp_path / "t.html").write_text(page, encoding="utf-8")
+    browser.open((tmp_path / "t.html").as_uri())
+    browser.ask(f"globalThis.entries = {json.dumps(entries)}, entries.length")
+    ask = "search.rank(%s, entries)[0].href"
+    found = {query: browser.ask(ask % json.dumps(query)) for query in FOUND}
+    assert {q: p for q, p in found.items() if p not in FOUND[q].split()} == {}
+
+
+def test_search_without_folded_titles():
+    page = (
+        "</h1><p>a</p><details><summary>Checks</summary><pre>b</pre></details></main>"
+    )
+    assert publish.sections(page) == [("", "", "a b")]
+
+
+NOTE = """document.querySelector(".way") && [document.querySelector(".way").textContent, document.querySelector(".way a").getAttribute("href"),
+  document.querySelector("#to").getAttribute("href")]"""
+
+
+def test_a_reader_is_led_back(browser, tmp_path):
+    "From an English page to the language of the page seen last, until the link to English is followed."
+    row = '<nav class="page-links"><a lang="en" href="{}a.html">English</a></nav><a id="to" href="./stack.html#x">b</a>'
+    for name, up in (("a", ""), ("stack", ""), ("zh-hant/stack", "../")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        html = f"<!DOCTYPE html><meta charset=utf-8>{row.format(up)}<script>{publish.ways()}</script>"
+        (tmp_path / f"{name}.html").write_text(html, encoding="utf-8")
+    see = lambda name: browser.open((tmp_path / name).as_uri()) or browser.ask(NOTE)
+    assert see("a.html") is None and see("zh-hant/stack.html") is None
+    there = "zh-hant/stack.html#x"
+    assert see("a.html") == ["本頁沒有中文譯文。中文目錄", "zh-hant/index.html", there]
+    assert see("stack.html") == ["本頁有中文版", "zh-hant/stack.html", there]
+    see("zh-hant/stack.html")
+    browser.ask("document.querySelector('a[lang]').click(), 1")
+    assert see("stack.html") is None

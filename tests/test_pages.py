@@ -253,15 +253,16 @@ def test_imports_share_a_fold():
 def test_notebooks_for_colab(toy, cfg):
     "The cell that installs the package takes the version of the page; all links are absolute."
     home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
-    nb = for_colab(ROOT / "nbs/31_stack.ipynb")
+    opened = lambda path: json.loads(path.read_text(encoding="utf-8"))
+    nb = for_colab(opened(ROOT / "nbs/31_stack.ipynb"))
     first = next(c for c in nb["cells"] if c["cell_type"] == "code")["source"]
     assert re.search(r"/archive/([0-9a-f]{40}|v[\d.]+)\.zip", first)
     assert cfg["git_url"] in first
-    nb = for_colab(toy[0])
+    nb = for_colab(opened(toy[0]))
     assert f"{home}stack.html#deviations" in nb["cells"][2]["source"]
     assert f"]({home}images/transformer.svg)" in nb["cells"][2]["source"]
     for path in PAGES:
-        targets = of_notebook(json.dumps(for_colab(path))).targets
+        targets = of_notebook(json.dumps(for_colab(opened(path)))).targets
         assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], path.name
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import traditional
 from browser import Browser
 from cells import joined, page_name
 from conftest import ROOT
@@ -33,7 +34,7 @@ TRANSLATED = [
     f"{path.parent.name}/{page_name(path)}"
     for folder in languages()
     for path in begun(folder)
-]
+] + [f"{traditional.PLACE}/{name}" for name in ("index.html", "words.html")]
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +388,7 @@ def test_both_languages_side_by_side(published, browser, name):
         assert any(unfolded) == is_shown and len(unfolded) > 5
     lang, page = name.split("/")
     to = "[...document.querySelectorAll('.page-links a[hreflang][lang]')].map(a => a.href)"
-    assert browser.ask(to) == [published + page]
+    assert browser.ask(to) == [published + page, f"{published}zh-hant/{page}"]
     browser.open(published + page)
     assert published + name in browser.ask(to)
 

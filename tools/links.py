@@ -97,7 +97,7 @@ def files_of(folder: Path | None, root: Path) -> list[Path]:
     "Those whose links are checked."
     notebooks = (root / "nbs").glob("[!_.]*.ipynb")
     files = [*root.glob("*.md"), *notebooks, *(root / "nbs/images").glob("*.svg")]
-    kinds = ("*.html", "*/*.html", "*.md", "llms.txt", "notebooks/*.ipynb")
+    kinds = ("*.html", "*/*.html", "*.md", "llms.txt", "**/notebooks/*.ipynb")
     for kind in kinds if folder else ():
         files += folder.glob(kind)
     return sorted(files)

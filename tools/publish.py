@@ -12,8 +12,10 @@ import subprocess
 import sys
 from html import escape, unescape
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
+import traditional
 import yaml
 from cells import (
     CAPTION,
@@ -28,8 +30,8 @@ from cells import (
     titled,
 )
 from evening import write_lessons
-from pages import leave_site
-from translate import ORIGINAL, begun, languages, site, translated
+from pages import BRANCH, leave_site
+from translate import ORIGINAL, begun, languages, site, terms, translated
 from vl_convert import javascript_bundle
 
 HOME = settings()["doc_host"] + settings()["doc_baseurl"]
@@ -129,9 +131,9 @@ def plain(path: Path, processed: Path) -> str:
     return f"# {titled(path)}\n\n{about}\n\n{text}\n"
 
 
-def for_colab(path: Path) -> dict:
+def for_colab(nb: dict) -> dict:
     "A notebook whose links lead to the site from anywhere, and which installs this very version."
-    cfg, nb = settings(), json.loads(path.read_text(encoding="utf-8"))
+    cfg = settings()
     for cell in nb["cells"]:
         for kept, kind, text in markdown_of(cell):
             kept[kind] = absolute(text, cfg)
@@ -157,7 +159,7 @@ def llms_txt() -> str:
 # ---- search, and the way from page to page
 
 # Of a page's HTML, for search.
-NOT_FOUND = "annotation|original-text|footer|iframe|nav|script|style|svg"
+NOT_FOUND = "annotation|original-text|footer|iframe|nav|script|style|summary|svg"
 IN_LINE = "a|b|code|em|i|kbd|m[a-z]+|small|span|strong|sub|sup"
 IMPORTS = r"<details[^>]*>\s*<summary>Imports</summary>.*?</details>"
 DEFINITION = (
@@ -206,6 +208,30 @@ def write_search(folder: Path) -> None:
     index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 
+def search_script(folder: Path | None) -> str:
+    "The search of a language: with its terms, and what else readers call what the pages name."
+    text = (ROOT / "nbs/search.js").read_text(encoding="utf-8")
+    if not folder:
+        return text
+    more = {key: also.split("/") for key, also in site(folder)["search"].items()}
+    known = {name for said in terms(folder).values() for name in said} | more.keys()
+    known = sorted((name for name in known if name[1:] and not name.isascii()), key=len)
+    lists = [json.dumps(value, ensure_ascii=False) for value in (known[::-1], more)]
+    return text.replace("KNOWN = [], MORE = {}", "KNOWN = {}, MORE = {}".format(*lists))
+
+
+def add_english(folder: Path, to: Path) -> None:
+    "The pages that are in English alone, in the search of another language by their names there."
+    index, says = to / "search.json", site(folder)
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    for path in every_page():
+        if (name := named(path, folder)) and not (to / page_name(path)).exists():
+            href, text = f"../{page_name(path)}", f"{says['none']} {heading(path)[1]}"
+            entry = {"objectID": href, "href": href, "title": name, "section": ""}
+            entries.append(entry | {"text": escape(text), "crumbs": [says["none"]]})
+    index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+
+
 FOOTER = r'<nav class="page-navigation">.*?</nav>'
 
 
@@ -235,9 +261,21 @@ def write_footers(folder: Path, path: list[Path]) -> None:
 # ---- other languages
 
 
+def named(path: Path, folder: Path) -> str:
+    "The name that a language has for a page that is in English alone."
+    name = site(folder)["names"].get(path.stem, "")
+    return name and titled(path).replace(heading(path)[0], name)
+
+
 def quarto_of(folder: Path, names: set[str]) -> dict:
-    "The settings of the second project: those of the first in this language, with the pages that there are."
+    "The settings of the second project: those of the first in this language; its menu leads to English pages where there are no others."
     says = site(folder)
+
+    def entry(name: str) -> str | dict[str, str]:
+        path = ROOT / "nbs" / name
+        there = {"href": f"{HOME}/{page_name(path)}"}
+        return name if name in names else there | {"text": named(path, folder)}
+
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     quarto["lang"], menu = folder.name, quarto["website"]["sidebar"]
     quarto["website"]["description"] = says["description"]
@@ -247,22 +285,46 @@ def quarto_of(folder: Path, names: set[str]) -> dict:
         for key in {"text", "section"} & part.keys():
             part[key] = says["texts"].get(part[key], part[key])
         if "contents" in part:
-            part["contents"] = [name for name in part["contents"] if name in names]
-        if part.get("contents") or part.get("href") in names:
-            menu["contents"].append(part)
+            part["contents"] = [entry(name) for name in part["contents"]]
+        menu["contents"].append(part)
     return quarto
 
 
-def switched(text: str, lang: str, links: str, name: str) -> str:
-    "A page with links to its other language in the row below its title, and with the addresses of both for search engines."
+ROW = r'<nav class="page-links"[^>]*>'
+
+
+class Version(NamedTuple):
+    "The pages in one language."
+
+    lang: str
+    place: str  # the folder below the site
+    name: str
+
+
+def versions(folder: Path) -> list[Version]:
+    "A language's pages, and those that they are made from or into."
+    own = Version(folder.name, folder.name, site(folder)["name"])
+    says = traditional.SAYS
+    converted = Version(says["lang"], traditional.PLACE, says["name"])
+    has_both = [own, converted] if says["of"] == folder.name else [own]
+    return [Version("en", "", "English"), *has_both]
+
+
+def switched(text: str, all_: list[Version], place: str, name: str) -> str:
+    "A page with links to its other languages in the row below its title, and with the addresses of all for search engines."
+    up, below = "../" if place else "", lambda there: f"{there}/{name}".lstrip("/")
+    links = " ".join(
+        f'<a lang="{lang}" hreflang="{lang}" href="{up}{below(there)}">{said}</a>'
+        for lang, there, said in all_
+        if there != place
+    )
     if links in text:  # built before
         return text
     heads = "".join(
-        f'<link rel="alternate" hreflang="{code}" href="{HOME}/{place}{name}">\n'
-        for code, place in (("en", ""), (lang, f"{lang}/"), ("x-default", ""))
+        f'<link rel="alternate" hreflang="{lang}" href="{HOME}/{below(there)}">\n'
+        for lang, there, _ in [*all_, Version("x-default", "", "")]
     )
-    row = r'<nav class="page-links"[^>]*>'
-    text = re.sub(row, lambda m: f"{m[0]}{links} ", text, count=1)
+    text = re.sub(ROW, lambda m: f"{m[0]}{links} ", text, count=1)
     return text.replace("</head>", f"{heads}</head>", 1)
 
 
@@ -282,7 +344,7 @@ def finish(path: Path, docs: Path) -> None:
             return m[0]
         if (page.parent / file).exists():
             return f'{m[1]}href="{file}{hash_}{anchor}"'
-        mark = ' hreflang="en"' if file.endswith(".html") else ""
+        mark = ' hreflang="en"' if file.endswith((".html", ".md")) else ""
         return f'{m[1]}href="../{file}{hash_}{anchor}"{mark}'
 
     text = page.read_text(encoding="utf-8")
@@ -290,13 +352,15 @@ def finish(path: Path, docs: Path) -> None:
     text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', lead, text)
     title = titled(ROOT / "nbs" / f"{path.stem}.ipynb")
     text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
-    links = f'<a lang="en" hreflang="en" href="../{name}">English</a> <button type="button" class="both" aria-pressed="false">{says["both"]}</button>'
-    page.write_text(switched(text, lang, links, name), encoding="utf-8")
-    links = (
-        f'<a lang="{lang}" hreflang="{lang}" href="{lang}/{name}">{says["name"]}</a>'
-    )
-    text = switched(english.read_text(encoding="utf-8"), lang, links, name)
-    english.write_text(text, encoding="utf-8")
+    text = text.replace(f"/{BRANCH}/notebooks/", f"/{BRANCH}/{lang}/notebooks/")
+    source = f"translations/{lang}/{path.stem}.md"
+    text = text.replace(f"/nbs/{path.stem}.ipynb", f"/{source}")
+    button = f'<button type="button" class="both" aria-pressed="false">{says["both"]}</button>'
+    text = re.sub(ROW, lambda m: f"{m[0]}{button} ", text, count=1)
+    pages = {page: text, english: english.read_text(encoding="utf-8")}
+    for place, file in (lang, page), ("", english):
+        new = switched(pages[file], versions(path.parent), place, name)
+        file.write_text(new, encoding="utf-8")
 
 
 def render(folder: Path, to: Path) -> list[Path]:
@@ -353,9 +417,35 @@ def write_elsewhere(folder: Path) -> None:
     for path in every_page():
         made = plain(path, ROOT / "_proc" / path.name)
         (folder / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
-        text = json.dumps(for_colab(path), ensure_ascii=False)
+        nb = json.loads(path.read_text(encoding="utf-8"))
+        text = json.dumps(for_colab(nb), ensure_ascii=False)
         (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
     (folder / "llms.txt").write_text(llms_txt(), encoding="utf-8")
+
+
+def ways() -> str:
+    "The script that leads readers of another language back to it, after what it knows of each."
+    known = {}
+    for folder in languages():
+        pages = [page_name(path) for path in begun(folder)]
+        for version, says in zip(
+            versions(folder)[1:], (site(folder), traditional.SAYS)
+        ):
+            texts = {key: says[key] for key in ("there", "none", "contents")}
+            known[version.place] = texts | {"lang": version.lang, "pages": pages}
+    script = (ROOT / "nbs/ways.js").read_text(encoding="utf-8")
+    return f"const LANGUAGES = {json.dumps(known, ensure_ascii=False)};\n{script}"
+
+
+def write_notebooks(folder: Path, to: Path) -> None:
+    "The translated notebooks, for Colab; their links lead to translated pages where there are some."
+    (to / "notebooks").mkdir(exist_ok=True)
+    pages = {page_name(path) for path in begun(folder)}
+    lead = lambda m: f"{HOME}/{folder.name}/{m[1]}" if m[1] in pages else m[0]
+    for path in begun(folder):
+        nb = for_colab(translated(path, both=False))
+        text = re.sub(rf"{HOME}/(\w+\.html)", lead, json.dumps(nb, ensure_ascii=False))
+        (to / f"notebooks/{path.stem}.ipynb").write_text(text, encoding="utf-8")
 
 
 def build(docs: Path, language: Path | None = None) -> None:
@@ -364,16 +454,20 @@ def build(docs: Path, language: Path | None = None) -> None:
     if language:
         to = docs / language.name
         sources = render(language, to)
+        write_notebooks(language, to)
     else:
         write_elsewhere(docs)
         # Quarto copies those pictures alone that it shows as pictures.
         shutil.copytree(ROOT / "nbs/images", docs / "images", dirs_exist_ok=True)
     write_search(to)
+    if language:
+        add_english(language, to)
     by_name = {path.name: path for path in sources}
     evening = [by_name[path.name] for path in reading_path() if path.name in by_name]
     if evening[1:]:  # Quarto writes no footer on a page alone
         write_footers(to, evening)
-    shutil.copy(ROOT / "nbs/search.js", to)
+    (to / "search.js").write_text(search_script(language), encoding="utf-8")
+    (to / "ways.js").write_text(ways(), encoding="utf-8")
     (to / "charts.js").write_text(javascript_bundle(CHARTS), encoding="utf-8")
     write_live_pages(to, language.name if language else "en")
     for path in begun(language) if language else ():
@@ -388,3 +482,4 @@ def build(docs: Path, language: Path | None = None) -> None:
 if __name__ == "__main__":
     for language in [None, *languages()]:
         build(Path(sys.argv[1]).resolve(), language)
+    traditional.write(Path(sys.argv[1]).resolve(), HOME)

@@ -241,7 +241,7 @@ def names(folder: Path) -> dict[str, str]:
     "What pages are called: by their titles, up to a colon or a bracket, and as site.yml says those without a catalogue."
     texts = {path.stem: path.read_text("utf-8") for path in folder.glob("*.md")}
     titles = {k: re.search(r"(?m)^-->\n\n# ([^\n：（]+)", t) for k, t in texts.items()}
-    return site(folder)["pages"] | {k: m[1] for k, m in titles.items() if m}
+    return site(folder)["names"] | {k: m[1] for k, m in titles.items() if m}
 
 
 def mistakes(unit: Unit, folder: Path, words: bool = True) -> Iterator[str]:

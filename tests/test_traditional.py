@@ -1,0 +1,110 @@
+"Pages in Traditional Chinese: what OpenCC and the words of translations/zh-hant.yml make of a text and of a page."
+
+import re
+
+import pytest
+import traditional
+from cells import joined
+from traditional import SAYS, convert
+from translate import notebook
+
+EXPECTED = {  # a text in Simplified Chinese, and in Traditional
+    "残差连接把映射后的参数相加": "殘差連接把映射後的參數相加",
+    "矩阵的每一行（row）是一个查询，每一列（column）是一个键": "矩陣的每一列（row）是一個查詢，每一行（column）是一個鍵",
+    "用行向量（row vector）；每行一个句子，代码200行": "用列向量（row vector）；每行一個句子，程式碼200行",
+    "激活函数是非线性函数；Python函数的函数名": "激活函數是非線性函數；Python函式的函式名",
+    "循环神经网络；不用for循环的训练循环": "循環神經網路；不用for迴圈的訓練迴圈",
+    "“it”的‘权重’决定": "「it」的『權重』決定",
+    "随机失活（dropout）之后，随机失活": "dropout（隨機失活）之後，dropout",
+    "因果掩码屏蔽后面的词元，得分做归一化": "因果遮罩遮蔽後面的詞元，得分做正規化",
+    "把程序装进程序包，两个进程并行": "把程式裝進套件，兩個行程平行",
+    "得分要在线段中间，乘在线性层上": "得分要在線段中間，乘在線性層上",
+    "推导出了这个结论，再导出模型": "推導出了這個結論，再匯出模型",
+    "钟的指针；关注对象；二分查找；算子": "鐘的指針；關注對象；二分查找；算子",
+    "也不是只传一个，在样本里只有第一个": "也不是只傳一個，在樣本裡只有第一個",
+    "前缀的方差；过拟合；贪心搜索": "前綴的變異數；過度擬合；貪婪搜尋",
+    "缓存、内存、默认、调用、字节、服务器": "快取、記憶體、預設、呼叫、位元組、伺服器",
+    "位置信息与置信区间；语言代码": "位置資訊與信賴區間；語言代碼",
+    "几兆字节的向量，两台机器": "幾MB的向量，兩台機器",
+}
+PAGE = """<html lang="zh-Hans" xml:lang="zh-Hans"><head><link rel="alternate" hreflang="zh" href="{home}/zh/a.html">
+<link rel="canonical" href="{home}/zh/a.html"><script>say = "头";</script></head>
+<body title="头"><nav id="TOC">头</nav><main class="m"><nav class="page-links" aria-label="头"><a lang="en" href="../a.html">English</a>
+<a lang="zh-Hant-TW" hreflang="zh-Hant-TW" href="../zh-hant/a.html">繁體</a></nav>
+<p>头<code>头</code>&amp;“头”<br/></p><pre><code>头</code>头</pre><original-text lang="en">“头”</original-text>
+<div lang="en"><div>头</div>“头”</div><p>头</p></main></body></html>"""
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    "What converts one word, in place of OpenCC."
+    rules = lambda _: (lambda text: text.replace("头", "頭"), re.compile("(“)"), ["「"])
+    monkeypatch.setattr(traditional, "converters", rules)
+
+
+def test_what_is_converted_of_a_page(fake):
+    made = traditional.page(PAGE, "a.html")
+    kept = '<code>头</code>|<pre>.*?</pre>|<original-text.*?</original-text>|<div lang="en"><div>.*?</div>.*?</div>'
+    assert len(re.findall(kept, made)) == 4
+    assert "头" not in re.sub(kept, "", made) and "「頭”" in made and "&amp;" in made
+    assert made.startswith('<html lang="zh-Hant-TW" xml:lang="zh-Hant-TW">')
+    assert '<a lang="zh-Hans" hreflang="zh" href="../zh/a.html">简体</a>' in made
+    assert ">繁體<" not in made and made.count('<p class="way">') == 1
+    assert "OpenCC" in made and "/issues/new?title=a.html" in made
+    made = traditional.page(PAGE, SAYS["kept"][0])
+    inside = made[made.index("</nav>\n<p>") :] if "</nav>\n<p>" in made else made
+    assert '<main lang="zh-Hans" class="m">' in made and "<p>头<" in inside
+    assert '<nav id="TOC">頭' in made and "沒有轉換" in made
+
+
+def test_a_page_survives():
+    "Whatever is not text: the parser gives it back as it was."
+    page = PAGE + "<!-- x --><svg viewBox='0 0 1 1'><path d=\"M0>1\"/></svg>&#160;<br>"
+    text = "".join(
+        traditional.Converted(
+            page.replace("头", "a").replace("“", "").replace("”", ""), {"html"}
+        ).out
+    )
+    assert text == page.replace("头", "a").replace("“", "").replace("”", "")
+
+
+def test_all_of_a_folder(fake, tmp_path):
+    "Pages, search and notebooks are converted, addresses of the folder are its own, those of other languages stay."
+    zh, home = tmp_path / "zh", "https://x.org/y"
+    (zh / "notebooks").mkdir(parents=True)
+    (zh / "a.html").write_text(PAGE.format(home=home), encoding="utf-8")
+    for name in ("search.json", "notebooks/a.ipynb"):
+        (zh / name).write_text(f'["头", "{home}/zh/a.html"]', encoding="utf-8")
+    (zh / "site_libs").mkdir()
+    (zh / "site_libs/a.js").write_text("头", encoding="utf-8")
+    traditional.write(tmp_path, home)
+    of = lambda name: (tmp_path / "zh-hant" / name).read_text(encoding="utf-8")
+    for name in ("search.json", "notebooks/a.ipynb"):
+        assert of(name) == f'["頭", "{home}/zh-hant/a.html"]'
+    assert f'hreflang="zh" href="{home}/zh/a.html"' in of("a.html")
+    assert f'rel="canonical" href="{home}/zh-hant/a.html"' in of("a.html")
+    assert of("site_libs/a.js") == "头"
+
+
+@pytest.fixture(scope="module")
+def opencc():
+    pytest.importorskip("opencc", reason="a requirement of the site alone: make docs")
+
+
+@pytest.mark.parametrize("text", EXPECTED)
+def test_words(opencc, text):
+    assert convert(text) == EXPECTED[text]
+
+
+def test_terms_are_those_of_the_table(opencc):
+    "The first rendering of each term in Simplified Chinese becomes one that nbs/words.ipynb has for Taiwan."
+    nb = notebook(traditional.ROOT / f"translations/{SAYS['of']}/words.md")
+    row = r"^\| (?!English|-)[^|(]+ \| ([^|]+) \| ([^|]+) \|(?:[^|]+\|){2}$"
+    text = "\n".join(joined(cell["source"]) for cell in nb["cells"])
+    rows = re.findall(row, text.replace("1 ", "1"), re.M)
+    made = [(convert(ours.split("、")[0]), theirs.split("、")) for ours, theirs in rows]
+    assert len(made) > 100 and [m for m in made if m[0] not in m[1]] == []
+
+
+def test_a_word_can_mean_another_thing_on_a_page(opencc):
+    assert convert("循环") == "循環" and convert("循环", "train.html") == "迴圈"
