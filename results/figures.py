@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from annotated_transformer.show.heads import ablate_head
 from annotated_transformer.show.visualize import attention_modules
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from record import about as about  # noqa: E402
 
 
