@@ -299,6 +299,7 @@ def test_notebooks_lead_to_translated_pages(tmp_path, monkeypatch):
     own, other = f"{publish.HOME}/zh/feed_forward.html", f"{publish.HOME}/zh/stack.html"
     assert "前馈网络" in text and other not in text
     assert f"{publish.HOME}/stack.html" in text or own in text
+    assert "](#" not in text and f"{own}#" in text  # headings are translated there
 
 
 # The pages that a query may find first; those without translation stand above the folder.

@@ -443,8 +443,10 @@ def write_notebooks(folder: Path, to: Path) -> None:
     pages = {page_name(path) for path in begun(folder)}
     lead = lambda m: f"{HOME}/{folder.name}/{m[1]}" if m[1] in pages else m[0]
     for path in begun(folder):
-        nb = for_colab(translated(path, both=False))
-        text = re.sub(rf"{HOME}/(\w+\.html)", lead, json.dumps(nb, ensure_ascii=False))
+        text = json.dumps(for_colab(translated(path, both=False)), ensure_ascii=False)
+        # Jupyter names a place by its heading, which is translated
+        text = text.replace("](#", f"]({HOME}/{page_name(path)}#")
+        text = re.sub(rf"{HOME}/(\w+\.html)", lead, text)
         (to / f"notebooks/{path.stem}.ipynb").write_text(text, encoding="utf-8")
 
 
