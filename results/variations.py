@@ -6,7 +6,8 @@
 
 A run takes about ten minutes of one core. It can be interrupted at any time: the same command continues it from its newest checkpoint.
 When it ends, its measures are written to ROW-seedN.json, and table.json collects those of all runs so far. Two commands with different
-rows or seeds can therefore fill one folder at the same time. `--data builtin` needs no download.
+rows or seeds can therefore fill one folder at the same time. `--record results/variations_multi30k.json` takes the runs of the record
+into a new folder, so that rows can be added to it. `--data builtin` needs no download.
 """
 
 import argparse
@@ -134,6 +135,17 @@ def table(shared: dict, out: Path) -> dict:
     return {"format": 2, **shared, "rows": list(rows.values())}
 
 
+def take(recorded: dict, shared: dict, out: Path) -> None:
+    "The runs of an earlier table as files of a folder, as if they had been trained in it."
+    out.mkdir(parents=True, exist_ok=True)
+    for row in recorded["rows"]:
+        about_row = {key: value for key, value in row.items() if key != "found"}
+        for run in row["found"]:
+            name = f"{row['row'].replace(' ', '-')}-seed{run['seed']}"
+            of_base = {key: recorded[key] for key in shared}
+            write(out / f"{name}.json", {"shared": of_base, **about_row, **run})
+
+
 def fill(args: argparse.Namespace) -> None:
     "Train and measure each run that has no measures yet, and write the table."
     base = override(Recipe(SIZES, SHARED), args.set)
@@ -153,7 +165,11 @@ def fill(args: argparse.Namespace) -> None:
         "alpha": ALPHA,
         **asdict(base),
     }
-    table(shared, args.out)  # refuses a folder of another base
+    if args.record:
+        take(json.loads(args.record.read_text("utf-8"))["table"], shared, args.out)
+    so_far = table(shared, args.out)  # refuses a folder of another base
+    if args.record:
+        write(args.out / "table.json", so_far)
     for name, seed, recipe in plan:
         run = args.out / f"{name.replace(' ', '-')}-seed{seed}"
         file, steps = args.out / f"{run.name}.json", recipe.train.max_steps
@@ -181,6 +197,7 @@ def main() -> None:
     add("--n-train", type=int, default=10_000, help="pairs, the first of the text")
     add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    add("--record", type=Path, help="take its runs, and train those that it lacks")
     add("--device", default="cpu")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of base")
     fill(parser.parse_args())

@@ -34,7 +34,7 @@ def fill(monkeypatch, tmp_path):
     return call
 
 
-def test_interrupted_and_continued(fill, capsys):
+def test_interrupted_and_continued(fill, capsys, tmp_path):
     "The table of a program that nobody interrupted; nothing is trained or measured twice."
     rows, steps = ["A h=1", "D dropout=0.2", "E"], []
 
@@ -55,6 +55,9 @@ def test_interrupted_and_continued(fill, capsys):
         assert row["found"][0].pop("seconds") > 0
     assert table == straight
     assert [row["row"] for row in table["rows"]] == rows
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"table": table}), encoding="utf-8")
+    assert fill("new", "E", more=["--record", str(record)]) == table
     with pytest.raises(SystemExit, match="runs of another base or text"):
         fill("out", "A h=2", more=["dropout=0.3"])
 
