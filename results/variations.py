@@ -23,9 +23,8 @@ from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.io.text import fingerprint
-from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.runs.folder import read_metrics, use_average
-from annotated_transformer.runs.settings import Recipe, TrainConfig, override
+from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
 from annotated_transformer.translating.evaluate import bleu
 
@@ -66,22 +65,12 @@ ROWS = {
     "pre, rate 0.006": Row("norm=pre peak_lr=6e-3", None),
     "pre, rate 0.006, no warm-up": Row("norm=pre peak_lr=6e-3 warmup_steps=1", None),
 }
-# of `multi30k-tiny`, with less dropout because it is shorter; many small steps reach a
-# lower loss in a short time than a few large ones
-SIZES = ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4)
-SHARED = TrainConfig(
-    n_pieces=4000,
-    batch_tokens=1000,
-    max_steps=2000,
-    schedule="linear",
-    peak_lr=3e-3,
-    warmup_steps=400,
-    init_gain=0.5,
-    dropout=0.1,
-    precision="fp32",  # the same on every processor
-    save_every=100,
-    keep_last=5,
-    average_last=1,
+# with less dropout because it is shorter; many small steps reach a lower loss in a
+# short time than a few large ones; fp32 is the same on every processor
+BASE = override(
+    get_recipe("multi30k-tiny"),
+    "n_pieces=4000 batch_tokens=1000 max_steps=2000 peak_lr=3e-3 warmup_steps=400 "
+    "dropout=0.1 precision=fp32 keep_last=5 average_last=1".split(),
 )
 N_LOOKS = 8  # at the validation set, in a run
 BEAM, ALPHA = 4, 0.6  # §6.1
@@ -135,20 +124,25 @@ def table(shared: dict, out: Path) -> dict:
     return {"format": 2, **shared, "rows": list(rows.values())}
 
 
+def run_name(row: str, seed: int) -> str:
+    "What the folder of a run, and the file of its measures, are called."
+    return f"{row.replace(' ', '-')}-seed{seed}"
+
+
 def take(recorded: dict, shared: dict, out: Path) -> None:
     "The runs of an earlier table as files of a folder, as if they had been trained in it."
     out.mkdir(parents=True, exist_ok=True)
     for row in recorded["rows"]:
         about_row = {key: value for key, value in row.items() if key != "found"}
         for run in row["found"]:
-            name = f"{row['row'].replace(' ', '-')}-seed{run['seed']}"
             of_base = {key: recorded[key] for key in shared}
-            write(out / f"{name}.json", {"shared": of_base, **about_row, **run})
+            file = out / f"{run_name(row['row'], run['seed'])}.json"
+            write(file, {"shared": of_base, **about_row, **run})
 
 
 def fill(args: argparse.Namespace) -> None:
     "Train and measure each run that has no measures yet, and write the table."
-    base = override(Recipe(SIZES, SHARED), args.set)
+    base = override(BASE, args.set)
     every = base.train.max_steps // N_LOOKS
     base = override(base, [f"valid_every={every}"])
     plan = [
@@ -171,7 +165,7 @@ def fill(args: argparse.Namespace) -> None:
     if args.record:
         write(args.out / "table.json", so_far)
     for name, seed, recipe in plan:
-        run = args.out / f"{name.replace(' ', '-')}-seed{seed}"
+        run = args.out / run_name(name, seed)
         file, steps = args.out / f"{run.name}.json", recipe.train.max_steps
         if file.exists():
             continue
