@@ -11,6 +11,7 @@ loop: the loop that `annotated-transformer train` runs, how often the host waits
 decode: greedy and beam search beside Hugging Face's generate with the same weights and equal work.
 scaling: DDP over 1, 2, 4 and 8 devices. sharding: FSDP beside DDP, and what is in memory while the model is built.
 resume: killed and resumed runs beside undisturbed ones, and gradients over processes (exactness.py, over NCCL).
+systems: the time of a training step by length, for the Transformer and the systems of §2 at equal parameters (notebook 20b).
 
 Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json (cpu: in runs/gpu_tiny). One that fails or
 reaches its limit keeps what it had measured, and the others go on. `make smoke-gpu` comes first: are the results right?
@@ -34,6 +35,7 @@ from pathlib import Path
 import decode as decoding
 import measuring
 import numpy as np
+import systems as compared
 import torch
 import torch.nn.functional as F
 import train as training
@@ -381,9 +383,18 @@ def resume(kit: Kit) -> None:
     sys.exit(subprocess.run([sys.executable, file, *map(str, order)]).returncode)
 
 
+def systems(kit: Kit) -> None:
+    "The time of a training step by length, for the systems of §2 and the Transformer."
+    lengths = compared.LENGTHS[: 2 if kit.tiny else None]
+    kit.note("lengths", lengths)
+    kit.note("chains", compared.chains(lengths))
+    ms = compared.milliseconds(lengths, 2 if kit.tiny else 9, kit.device)
+    kit.note(f"ms, {kit.device.type}", ms)
+
+
 # ---- each part in a process of its own
 
-ALL = matmul, train, loop, decode, scaling, sharding, resume
+ALL = matmul, train, loop, decode, scaling, sharding, resume, systems
 PARTS = {part.__name__: part for part in ALL}
 LIMIT = 400  # seconds of a part
 

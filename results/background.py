@@ -16,10 +16,8 @@ import argparse
 import json
 import math
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,23 +35,8 @@ from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import Sentence
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.choose import FAST
-from annotated_transformer.experiments.background import (
-    AttentiveDecoder,
-    BidirectionalEncoder,
-    EncoderDecoder,
-    RecurrentDecoder,
-    RecurrentEncoder,
-)
-from annotated_transformer.experiments.convolutions import (
-    ByteNetDecoder,
-    ByteNetEncoder,
-    ConvS2SDecoder,
-    ConvS2SEncoder,
-)
-from annotated_transformer.model.attention import attention
-from annotated_transformer.model.embedding import Embedding
-from annotated_transformer.model.position import SinusoidalPosition
-from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.experiments.compared import equal_systems
+from annotated_transformer.model.transformer import Transformer
 from annotated_transformer.runs.recipe import BatchLoss, validation_loss
 from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.show.heads import pronoun_sentences
@@ -70,97 +53,9 @@ PATTERNS = ("it_because", "it_although", "it_fit", "it_bought")
 N_LOOKS = 20  # at the validation set, in a run
 
 
-class GRU(nn.GRU):
-    "A GRU that is called like an LSTM: the cell state is there, and of no use."
-
-    def forward(self, x, states=None):
-        h, c = states or (None, None)
-        out, h = super().forward(x, h)
-        return out, (h, h if c is None else c)
-
-
-def with_grus(module: nn.Module) -> nn.Module:
-    "The module with a GRU in place of each LSTM."
-    for name, part in module.named_children():
-        if isinstance(part, nn.LSTM):
-            sizes = part.input_size, part.hidden_size, part.num_layers
-            setattr(module, name, GRU(*sizes, bias=part.bias, batch_first=True))
-    return module
-
-
-def systems(
-    n_vocab: int, pad_id: int, dropout: float
-) -> dict[str, Callable[[int], nn.Module]]:
-    "A function from width to model for each system of the past; depths are those of notebook 20a."
-    dilations = [1, 2, 4] * 2
-    parts = {  # encoder, decoder, positions
-        "LSTM": lambda d: (RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), None),
-        "LSTM with attention": lambda d: (
-            BidirectionalEncoder(d, 2),
-            AttentiveDecoder(d, 2),
-            None,
-        ),
-        "GRU with attention": lambda d: (
-            with_grus(BidirectionalEncoder(d, 2)),
-            with_grus(AttentiveDecoder(d, 2)),
-            None,
-        ),
-        "ConvS2S": lambda d: (
-            ConvS2SEncoder(d, 4, 3),
-            ConvS2SDecoder(d, 3, 3, attention),
-            SinusoidalPosition(d),
-        ),
-        "ByteNet": lambda d: (
-            ByteNetEncoder(d, 3, dilations),
-            ByteNetDecoder(d, 3, dilations),
-            None,
-        ),
-    }
-
-    def translator(name: str, d: int) -> nn.Module:
-        encoder, decoder, position = parts[name](d)
-        embedding = Embedding(n_vocab, d)
-        return EncoderDecoder(encoder, decoder, embedding, position, dropout, pad_id)
-
-    return {name: partial(translator, name) for name in parts}
-
-
-def closest_width(build: Callable[[int], nn.Module], n_wanted: int) -> int:
-    "The even width whose model has most nearly `n_wanted` parameters."
-    with torch.device("meta"):  # where models hold no numbers
-        count = lambda width: n_parameters(build(width))
-        widths = range(16, 2049, 2)
-        i = bisect_left(widths, n_wanted, key=count)
-        nearest = widths[max(0, i - 1) : i + 1]
-        return min(nearest, key=lambda width: abs(count(width) - n_wanted))
-
-
 def decoder_of(model: nn.Module):
     "The systems of §2 decode by themselves, the Transformer with a cache."
     return FAST.decoder(model) if isinstance(model, Transformer) else model
-
-
-def builders(
-    recipe: Recipe, n_vocab: int, pad_id: int
-) -> dict[str, tuple[int, Callable[[], nn.Module]]]:
-    "Width and model of every system; the Transformer is first, the others have its number of parameters."
-    dropout = recipe.train.dropout
-    transformer = partial(
-        build_transformer,
-        recipe.model,
-        n_vocab,
-        pad_id,
-        dropout=dropout,
-        attention=FAST.attention,
-    )
-    found: dict[str, tuple[int, Callable[[], nn.Module]]] = {
-        "Transformer": (recipe.model.d_model, transformer)
-    }
-    n_wanted = n_parameters(transformer())
-    for name, build in systems(n_vocab, pad_id, dropout).items():
-        width = closest_width(build, n_wanted)
-        found[name] = width, partial(build, width)
-    return found
 
 
 class Clock:
@@ -319,7 +214,8 @@ def main() -> None:
         "n_asked": len(data.asked),
         "nearer_noun": by_distance(data.asked, list(map(nearer, data.asked))),
     }
-    built = builders(data.recipe, len(data.vocab), data.vocab.pad_id)
+    sizes = len(data.vocab), data.vocab.pad_id
+    built = equal_systems(data.recipe.model, *sizes, data.recipe.train.dropout)
     length = {"minutes": args.minutes, "steps": args.steps}
     for name, (width, build) in built.items():
         if name not in found["systems"]:
