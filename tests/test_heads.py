@@ -1,6 +1,7 @@
 "Which heads follow it: tokens and words, measures judged by plain loops and planted maps, heads ablated and restored."
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from annotated_transformer.show.heads import (
     antecedent_attention,
     following_head,
     opening_head,
+    pronoun_scores,
     pronoun_sentences,
+    word_ids,
 )
 from annotated_transformer.show.visualize import attention_maps, attention_modules
 
@@ -66,6 +69,11 @@ def test_pair_finds_it_and_the_pronoun(any_vocab, sentences):
         before, after = ids[:at], ids[at:]
         assert vocab.decode(before).split() == s.de.split()[: s.pronoun.answer_word]
         assert vocab.decode(after).split()[0] == s.pronoun.answer
+
+
+def test_marks_belong_to_no_word():
+    tokens = ["▁Al", "though", "▁it", "▁was", ",", "▁no", "."]
+    assert word_ids(tokens) == [0, 0, 1, 2, 4, 3, 5]
 
 
 # --- attention to the antecedent ----------------------------------------------------------------------------------------------
@@ -154,4 +162,50 @@ def test_an_ablated_head_has_no_effect_and_is_restored(vocab):
     assert all(p.requires_grad for p in model.parameters())
 
 
+WRONG_HEADS = {
+    ("self", 0, 0): "kind='self' must be one of encoder, decoder, cross",
+    ("encoder", 2, 0): "layer=2 is out of range: use 0 to 1",
+    ("encoder", 0, 4): "head=4 is out of range: use 0 to 3",
+}
+
+
+@pytest.mark.parametrize("where", WRONG_HEADS)
+def test_a_head_that_is_not_there(vocab, where):
+    with pytest.raises(ValueError, match=WRONG_HEADS[where]):
+        with ablate_head(made(vocab), *where):
+            pass
+
+
+def test_heads_are_restored_after_an_error(vocab):
+    model = made(vocab)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    with pytest.raises(RuntimeError, match="amid"):
+        with ablate_head(model, "cross", 0, 0), ablate_head(model, "cross", 0, 1):
+            raise RuntimeError("amid")
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
 # --- pronouns -----------------------------------------------------------------------------------------------------------------
+
+
+def test_antecedents_are_those_of_sentences_with_it(vocab):
+    with pytest.raises(ValueError, match="does not contain it"):
+        antecedent_attention(made(vocab), vocab, builtin(1, patterns=("place",)))
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (lambda words, at, wrong: words, (1, 0, 1)),
+        (lambda words, at, wrong: [*words[:at], wrong, *words[at + 1 :]], (0, 1, 1)),
+        (lambda words, at, wrong: [*words[:at], *words[at + 1 :]], (0, 0, 1)),
+        (lambda words, at, wrong: words[: at + 1], (1, 0, 0)),
+    ],
+    ids=["right", "of the other noun", "left out", "the rest left out"],
+)
+def test_pronouns_and_the_rest_are_scored_apart(sentences, change, expected):
+    known = {s.en: s for s in sentences}
+    said = lambda s: change(s.de.split(), s.pronoun.answer_word, s.pronoun.wrong)
+    translate = lambda lines: [" ".join(said(known[line])) for line in lines]
+    scores = pronoun_scores(SimpleNamespace(translate=translate), sentences)
+    assert scores == expected
