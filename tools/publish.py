@@ -278,6 +278,7 @@ def quarto_of(folder: Path, names: set[str]) -> dict:
 
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     quarto["lang"], menu = folder.name, quarto["website"]["sidebar"]
+    quarto["language"] = says["quarto"]
     quarto["website"]["description"] = says["description"]
     quarto["website"]["site-url"] = f"{HOME}/{folder.name}"
     parts, menu["contents"] = menu["contents"], []
@@ -350,6 +351,7 @@ def finish(path: Path, docs: Path) -> None:
     text = page.read_text(encoding="utf-8")
     text = re.sub(FIXED, lambda m: m[1] + says["texts"].get(m[2], m[2]), text)
     text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', lead, text)
+    text = re.sub("<em>(?=[ -;=?-~]+</em>)", '<em lang="en">', text)  # an example
     title = titled(ROOT / "nbs" / f"{path.stem}.ipynb")
     text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
     text = text.replace(f"/{BRANCH}/notebooks/", f"/{BRANCH}/{lang}/notebooks/")
