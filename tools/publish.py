@@ -351,7 +351,9 @@ def finish(path: Path, docs: Path) -> None:
     text = page.read_text(encoding="utf-8")
     text = re.sub(FIXED, lambda m: m[1] + says["texts"].get(m[2], m[2]), text)
     text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', lead, text)
-    text = re.sub("<em>(?=[ -;=?-~]+</em>)", '<em lang="en">', text)  # an example
+    text = re.sub(
+        r"<em>(?=[^<\u2e80-\uffff]+</em>)", '<em lang="en">', text
+    )  # an example
     title = titled(ROOT / "nbs" / f"{path.stem}.ipynb")
     text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
     text = text.replace(f"/{BRANCH}/notebooks/", f"/{BRANCH}/{lang}/notebooks/")
