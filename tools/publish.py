@@ -332,6 +332,9 @@ def switched(text: str, all_: list[Version], place: str, name: str) -> str:
 FIXED = r'(<summary>|<(?:a|button)\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
 
 
+EXAMPLE = r"<em>(?=[^<\u2e80-\uffff]+</em>)"  # in Latin letters: italics, not bold
+
+
 def finish(path: Path, docs: Path) -> None:
     "A page of Quarto's gets its fixed texts, its links to pages that are in English alone, and the way to the other language and back."
     lang, name, says = path.parent.name, page_name(path), site(path.parent)
@@ -351,9 +354,7 @@ def finish(path: Path, docs: Path) -> None:
     text = page.read_text(encoding="utf-8")
     text = re.sub(FIXED, lambda m: m[1] + says["texts"].get(m[2], m[2]), text)
     text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', lead, text)
-    text = re.sub(
-        r"<em>(?=[^<\u2e80-\uffff]+</em>)", '<em lang="en">', text
-    )  # an example
+    text = re.sub(EXAMPLE, '<em lang="en">', text)
     title = titled(ROOT / "nbs" / f"{path.stem}.ipynb")
     text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
     text = text.replace(f"/{BRANCH}/notebooks/", f"/{BRANCH}/{lang}/notebooks/")
