@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from annotated_transformer.experiments.compared import n_parameters as n_parameters
 from annotated_transformer.show.heads import ablate_head
 from annotated_transformer.show.visualize import attention_modules
 
