@@ -48,11 +48,6 @@ def earlier(out: Path, args: argparse.Namespace) -> dict:
     return found
 
 
-def n_parameters(model: nn.Module) -> int:
-    "Learned numbers; a matrix that is used in several places counts once."
-    return sum(p.numel() for p in model.parameters())
-
-
 def thousandths(maps: Tensor) -> list:
     "Maps (n_layers, h, n_q, n_k), each row of each as one line of text."
     return [
