@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from ..engines.choose import FAST, Engines
 from .background import (
@@ -40,7 +41,9 @@ def longest_chain(out: Float[Tensor, "..."], kind: str = "") -> int:
 
     Only operations whose name contains `kind` are counted.
     """
-    depth, todo = {}, [out.grad_fn]
+    last = get_gradient_edge(out).node
+    depth: dict[Node, int] = {}
+    todo = [last]
     while todo:
         before = [node for node, _ in todo[-1].next_functions if node is not None]
         if new := [node for node in before if node not in depth]:
@@ -49,7 +52,7 @@ def longest_chain(out: Float[Tensor, "..."], kind: str = "") -> int:
             longest = max((depth[node] for node in before), default=0)
             node = todo.pop()
             depth[node] = longest + (kind in node.name())
-    return depth[out.grad_fn]
+    return depth[last]
 
 # %% ../../nbs/20b_systems_compared.ipynb #9fa08b03
 class _GRU(nn.GRU):
@@ -133,7 +136,7 @@ def equal_systems(
 
     All have about as many parameters as the Transformer of `config`, which is first.
     """
-    transformer = partial(
+    transformer: Callable[[], nn.Module] = partial(
         build_transformer,
         config,
         n_vocab,
@@ -144,7 +147,7 @@ def equal_systems(
     found = {"Transformer": (config.d_model, transformer)}
     n_wanted = n_parameters(transformer())
     for name in _PARTS:
-        build = partial(_system, name, n_vocab, pad_id, dropout)
-        width = closest_width(build, n_wanted)
-        found[name] = width, partial(build, width)
+        system = partial(_system, name, n_vocab, pad_id, dropout)
+        width = closest_width(system, n_wanted)
+        found[name] = width, partial(system, width)
     return found
