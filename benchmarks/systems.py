@@ -44,11 +44,11 @@ def chains(lengths: list[int]) -> dict[str, list[int]]:
     In float64, in which PyTorch records recurrent layers step by step, and with plain
     attention, which is not a single operation.
     """
+    pairs = [torch.ones(2, 1, n, dtype=torch.long) for n in lengths]
+    models = {name: model.double() for name, model in made(PLAIN).items()}
     return {
-        name: [longest_chain(model(*torch.ones(2, 1, n).long())) for n in lengths]
-        for name, model in (
-            (name, model.double()) for name, model in made(PLAIN).items()
-        )
+        name: [longest_chain(model(*pair)) for pair in pairs]
+        for name, model in models.items()
     }
 
 
@@ -81,11 +81,11 @@ def main() -> None:
         torch.set_num_threads(n_threads)
         ms = milliseconds(args.lengths, args.rounds, "cpu")
         found[f"ms, {n_threads} thread{'s' * (n_threads > 1)}"] = ms
-    for kind, by_system in found.items():
-        print(kind, by_system if kind == "lengths" else "")
-        if kind != "lengths":
-            for name, values in by_system.items():
-                print(f"  {name:20}", *(f"{value:9g}" for value in values))
+    print("lengths", found["lengths"])
+    for kind, by_system in list(found.items())[1:]:
+        print(kind)
+        for name, values in by_system.items():
+            print(f"  {name:20}", *(f"{value:9g}" for value in values))
     measuring.write(args.out, found)
 
 

@@ -12,15 +12,11 @@ from annotated_transformer.engines.batched_search import (
     _select_rows,
 )
 from annotated_transformer.experiments.background import (
-    AttentiveDecoder,
     BidirectionalEncoder,
     EncoderDecoder,
-    RecurrentDecoder,
-    RecurrentEncoder,
 )
+from annotated_transformer.experiments.compared import _PARTS
 from annotated_transformer.experiments.convolutions import (
-    ByteNetDecoder,
-    ByteNetEncoder,
     ConvS2SDecoder,
     ConvS2SEncoder,
     MemoryNetwork,
@@ -30,31 +26,15 @@ from annotated_transformer.experiments.convolutions import (
 )
 from annotated_transformer.model.attention import attention
 from annotated_transformer.model.embedding import Embedding
-from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
+from annotated_transformer.model.position import LearnedPosition
 
 PAD, BOS, EOS = 0, 1, 2
-PARTS = {
-    "lstm": lambda d: (RecurrentEncoder(d, 2), RecurrentDecoder(d, 2), None),
-    "lstm with attention": lambda d: (
-        BidirectionalEncoder(d, 2),
-        AttentiveDecoder(d, 2),
-        None,
-    ),
-    "gated": lambda d: (
-        ConvS2SEncoder(d, 4, 3),
-        ConvS2SDecoder(d, 3, 3, attention),
-        SinusoidalPosition(d),
-    ),
-    "gated, learned positions": lambda d: (
+PARTS = _PARTS | {
+    "ConvS2S, learned positions": lambda d: (
         ConvS2SEncoder(d, 2, 5),
         ConvS2SDecoder(d, 2, 4, attention),
         LearnedPosition(d, 256),
-    ),
-    "dilated": lambda d: (
-        ByteNetEncoder(d, 3, [1, 2, 4] * 2),
-        ByteNetDecoder(d, 3, [1, 2, 4] * 2),
-        None,
-    ),
+    )
 }
 
 

@@ -68,7 +68,7 @@ class RecurrentEncoder(nn.Module):
 
 # %% ../../nbs/20_background.ipynb #6ecc6781
 def _run_lstm(
-    lstm: nn.LSTM,
+    lstm: nn.RNNBase,  # an LSTM, or what is called like one
     y: Float[Tensor, "b beam n d_in"],
     states: list[Float[Tensor, "b beam n_layers d_model"]],
 ) -> tuple[
