@@ -168,9 +168,9 @@ def main() -> None:
     add = parser.add_argument
     add("--data", choices=RECIPES, default="multi30k")
     add("--data-dir", help="holds multi30k/; without it the text is downloaded")
-    length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--minutes", type=float, help="of processor time for each run")
-    length.add_argument("--steps", type=int, help="of each run")
+    until = parser.add_mutually_exclusive_group(required=True)
+    until.add_argument("--minutes", type=float, help="of processor time for each run")
+    until.add_argument("--steps", type=int, help="of each run")
     add("--systems", nargs="+", metavar="NAME", help="these alone")
     add("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3, 8e-3])
     add("--try-share", type=float, default=0.15, help="of a run, for each rate")
