@@ -8,7 +8,7 @@
 
 Each system is built as wide as it must be to have the parameters of the Transformer. It learns at each of `--rates` for `--try-share` of
 the run, and then at the best of them, judged by the validation loss, with each seed: for `--minutes` of processor time on one thread, or
-for `--steps` of as many tokens. Validation is not counted. The learning rate goes up in the first twentieth of the run, by the processor's
+for `--steps` of as many tokens. Validation is not counted. The learning rate goes up in the first fifth of the run, by the processor's
 clock or by steps, and then down in a line to 0, so that every run ends with its schedule. FILE is written after each run; started again,
 the command goes on with the next one.
 """
@@ -45,9 +45,12 @@ from annotated_transformer.translating.translate import Translator
 
 RECIPES = {
     "builtin": get_recipe("tiny"),
-    "multi30k": override(get_recipe("tiny"), ["n_pieces=4000", "dropout=0.1"]),
+    "multi30k": override(
+        get_recipe("tiny"), ["n_pieces=4000", "dropout=0.1", "init_gain=0.5"]
+    ),
 }
-N_LOOKS = 20  # at the validation set, in a run
+WARM_UP = 0.2  # of a run, as in results/variations.py
+N_LOOKS = 10  # at the validation set, in a run
 
 
 def decoder_of(model: nn.Module):
@@ -113,7 +116,9 @@ def learn(
         return clock.seconds() / (60 * length["minutes"])
 
     def rate(step: int) -> float:
-        return peak_lr * max(1e-3, min(share() / 0.05, (1 - share()) / 0.95))
+        return peak_lr * max(
+            1e-3, min(share() / WARM_UP, (1 - share()) / (1 - WARM_UP))
+        )
 
     def look(record: StepRecord) -> Stop | None:
         nonlocal n_tokens, n_steps
@@ -172,8 +177,8 @@ def main() -> None:
     until.add_argument("--minutes", type=float, help="of processor time for each run")
     until.add_argument("--steps", type=int, help="of each run")
     add("--systems", nargs="+", metavar="NAME", help="these alone")
-    add("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3, 8e-3])
-    add("--try-share", type=float, default=0.15, help="of a run, for each rate")
+    add("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
+    add("--try-share", type=float, default=0.25, help="of a run, for each rate")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--n-train", type=int, default=10_000, help="the first pairs")
     args = parser.parse_args()
@@ -182,7 +187,10 @@ def main() -> None:
     data = load_data(args)
     found |= {"n_vocab": len(data.vocab), "n_test": len(data.test)}
     sizes = len(data.vocab), data.vocab.pad_id
-    built = equal_systems(data.recipe.model, *sizes, data.recipe.train.dropout)
+    settings = data.recipe.train
+    built = equal_systems(
+        data.recipe.model, *sizes, settings.dropout, settings.init_gain
+    )
     length = {"minutes": args.minutes, "steps": args.steps}
     if unknown := {*(args.systems or [])} - {*built}:
         parser.error(f"no system {', '.join(unknown)}; there are {', '.join(built)}")
