@@ -2,7 +2,7 @@
 """What came before the Transformer, next to it: equal parameters, and equal steps or equal processor time (notebook 20b).
 
     OMP_NUM_THREADS=1 python results/background.py --data-dir DATA --steps 1200 --out steps.json
-    OMP_NUM_THREADS=1 python results/background.py --data-dir DATA --minutes 2.5 --out minutes.json
+    OMP_NUM_THREADS=1 python results/background.py --data-dir DATA --minutes 2.4 --systems LSTM ConvS2S … --out minutes.json
     OMP_NUM_THREADS=1 python results/background.py --data-dir DATA --steps 900 --systems Transformer --out shorter.json
     tools/record.py results/background.json --command "…" --seed 0 --json steps=steps.json --json minutes=minutes.json --json shorter=shorter.json
 

@@ -165,8 +165,9 @@ def equal_systems(
 def compare_systems(record: dict, length: str, measure: str) -> dict[str, Effect]:
     """The difference of each system from the Transformer: "confirmed" if that is better.
 
-    `record` is that of results/background.py, `length` "steps" or "minutes",
-    and `measure` "valid_loss" (nats per token) or "bleu".
+    `record` is that of results/background.py, and `length` is "steps" or "minutes".
+    The minutes are those of the Transformer's steps. `measure` is "valid_loss" (nats
+    per token) or "bleu".
     """
 
     def row(name: str, runs: list[dict]) -> dict:
@@ -175,7 +176,8 @@ def compare_systems(record: dict, length: str, measure: str) -> dict[str, Effect
         ]
         return {"row": name, "paper": "others", "found": found}
 
-    runs = {name: system["runs"] for name, system in record[length]["systems"].items()}
+    systems = record["steps"]["systems"] | record[length]["systems"]
+    runs = {name: system["runs"] for name, system in systems.items()}
     (shorter,) = record["shorter"]["systems"].values()
     rows = [row("base", runs.pop("Transformer")), row(SHORTER, shorter["runs"])]
     table = {"rows": rows + [row(*system) for system in runs.items()]}
