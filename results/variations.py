@@ -66,7 +66,7 @@ ROWS = {
     "pre, rate 0.006, no warm-up": Row("norm=pre peak_lr=6e-3 warmup_steps=1", None),
 }
 # with less dropout because it is shorter; many small steps reach a lower loss in a
-# short time than a few large ones; fp32 is the same on every processor
+# short time than a few large ones; fp32 is nearly the same on every processor
 BASE = override(
     get_recipe("multi30k-tiny"),
     "n_pieces=4000 batch_tokens=1000 max_steps=2000 peak_lr=3e-3 warmup_steps=400 "
