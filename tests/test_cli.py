@@ -17,7 +17,6 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from annotated_transformer.cli.main import main
-from annotated_transformer.cli.train import program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.files import sha256
@@ -32,7 +31,6 @@ TINY = (
 TEXT = "--src en --tgt de"
 QUIET = "--device cpu --quiet"
 TRAIN = f"train {TEXT} --config tiny {QUIET} {TINY}"
-PREPARE = f"prepare {TEXT} --config tiny --quiet {TINY}"
 
 
 def write(path: str | Path, lines: list[str]) -> None:
@@ -104,14 +102,6 @@ def refused(run, line: str) -> str:
 def same_weights(*runs: str) -> bool:
     first, second = (Path(run, "model.safetensors").read_bytes() for run in runs)
     return first == second
-
-
-def test_help_has_every_command_in_order(run):
-    out, _ = done(run, "--help")
-    commands = re.findall(r"^  ([a-z][\w-]*)  ", out, re.MULTILINE)
-    assert commands == [*program.commands] and commands[0] == "train"
-    status, out, err = run("")
-    assert (status, out) == (2, "") and "\n  train " in err
 
 
 @pytest.mark.parametrize("name", ["train", "prepare"])
@@ -215,16 +205,6 @@ def test_mistakes(case, run):
     assert message in refused(run, line)
 
 
-def test_prepare_then_train(run):
-    "The two halves of train give the run that train gives."
-    resume = "annotated-transformer train --resume"
-    _, err = done(run, f"{PREPARE} --out other")
-    assert err.endswith(f"{resume} other\n")
-    _, err = done(run, f"train --resume other {QUIET}")
-    assert err.endswith("other is ready: annotated-transformer translate other\n")
-    assert same_weights("other", "run")
-
-
 def test_a_run_that_has_ended_goes_on_with_more_steps(run):
     _, err = done(run, f"train --resume run {QUIET}")
     assert "run had ended (max_steps=4 reached), and nothing was done" in err
@@ -296,16 +276,6 @@ def stopped_by(name: str) -> Iterator[None]:
     handle = register_optimizer_step_post_hook(count)
     yield
     handle.remove()
-
-
-def test_interrupted_training(run):
-    with stopped_by("SIGTERM"):
-        status, _, err = run(f"{TRAIN} --out new")
-    resume = "train --resume new"
-    assert status == 143 and re.search(r"SIGTERM at step \d, saved; to continue", err)
-    assert f"annotated-transformer {resume}\n" in err and err.count("\n") == 1
-    done(run, f"{resume} {QUIET}")
-    assert same_weights("new", "run")
 
 
 def test_launchers(run, monkeypatch):
