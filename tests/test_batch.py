@@ -94,9 +94,6 @@ def test_sums_beyond_32_bits():
     assert _cut_points(lengths, 2**32) == [*range(0, 50, 4), 50]
 
 
-# Rectangles
-
-
 # Steps
 
 

@@ -138,6 +138,7 @@ train | pass either --out, a new run folder, or --resume RUN
 train --out new --resume run | pass either --out, a new run folder, or
 train --out new | pass either --data, or --src with --tgt, or --pairs
 train --out new --src en | --src needs --tgt
+train --src nofile --tgt nofile --out new n_pieces=299 | n_pieces=299 is too few
 train --out new --pairs en | en, line 1 has no tab
 train --out run {TEXT} | already holds a run
 train --resume run --tgt x | pass either --data, or --src with --tgt
@@ -175,6 +176,7 @@ score asked --ref asked --flavours xx | Moses does not know the language 'xx': u
 {SAY} --sample --temperature nan | temperature=nan must be from
 {SAY} --sample --temperature 1e-40 | temperature=1e-40 must be from
 {SAY} --sample --engine ctranslate2 | does not support sampl
+{SAY} --engine ctranslate2 --precision bf16 | supports fp32 and int8
 {SAY} --engine onnx | 'onnx' is not one of 'pytorch', 'ctranslate2'
 {SAY} --batch-tokens 0 | batch_tokens=0
 {SAY} --device cuda:99 | 'cuda:99'

@@ -263,34 +263,6 @@ def test_greedy_search_of_a_batch(sharp):
     assert len(calls) == max(lengths)
 
 
-# With the model
-
-
-def test_a_prefix_decoder_is_the_forward_pass():
-    "In a padded batch, each sentence as from the model alone, without padding, up to its own limit."
-    torch.manual_seed(6)
-    sizes = ModelConfig(n_layers=2, d_model=32, d_ff=64, n_heads=4)
-    model = build_transformer(sizes, N_VOCAB, PAD).eval().requires_grad_(False)
-    # larger weights, so that the output is not a single repeated token
-    for layer in model.decoder.layers:
-        for weight in layer.feed_forward.parameters():
-            weight.mul_(4)
-    src = torch.tensor(
-        [[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD], [11, 12, 13, EOS, PAD]]
-    )
-    limits, decoder = (src > EOS).sum(dim=1) + 50, PrefixDecoder(model)
-    found = greedy_search(decoder.step, decoder.start(src), BOS, EOS, limits)
-    for row, limit, (one,) in zip(src, limits.tolist(), found):
-        ids = []
-        while len(ids) < limit and EOS not in ids:
-            hidden = model(row[row != PAD][None], torch.tensor([[BOS, *ids]]))
-            logits = model.embedding.logits(hidden)[0, -1]
-            logits[PAD] = -math.inf
-            ids.append(int(logits.argmax()))
-        assert one.ids == [id for id in ids if id != EOS]
-    assert len({len(one.ids) for (one,) in found}) > 1
-
-
 def test_what_is_ruled_out_is_no_hypothesis():
     "Not even where the beam has room for every prefix."
     log_probs = [float("-inf"), *[math.log(0.25)] * 4]

@@ -14,8 +14,10 @@ from annotated_transformer.io import files
 from annotated_transformer.io.files import (
     lock_folder,
     new_folder,
+    read_json,
     replace_file,
     write_file,
+    write_json,
 )
 
 NAMES = "import sys, time; from annotated_transformer.io.files import *; "
@@ -194,3 +196,10 @@ def test_what_changes_meanwhile_is_not_replaced(tmp_path):
         with new_folder(tmp_path / "run"):
             (tmp_path / "run/theirs").touch()
     assert everything(tmp_path).keys() == {"run", "run/theirs"}
+
+
+def test_json_keeps_letters_as_they_are(tmp_path):
+    "Also those of a file name that is not UTF-8."
+    path, values = tmp_path / "x.json", {"a": "ü\u2028\udcff", "b": [1.5, None]}
+    write_json(path, values)
+    assert read_json(path) == values and "ü" in path.read_text(encoding="utf-8")

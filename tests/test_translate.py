@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_runs import random_run
 
 from annotated_transformer import UserError
 from annotated_transformer.data.vocab import SPACE, learn_bpe
@@ -18,9 +19,6 @@ from annotated_transformer.engines.batched_search import (
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import Hypothesis
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.checkpoint import save_weights
-from annotated_transformer.runs.folder import write_config
-from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translator,
@@ -219,15 +217,10 @@ def test_search_stays_within_learned_positions(vocab, n_positions, more):
 
 
 @pytest.mark.parametrize("position, longest", [("sinusoidal", 89), ("learned", 44)])
-def test_load(tmp_path, vocab, position, longest):
+def test_load(tmp_path, position, longest):
     "Lines are cut where training cut them, earlier if the positions end earlier."
-    sizes = replace(SIZES, position=position, n_positions=90)
-    recipe, run = Recipe(sizes, TrainConfig(max_len=89)), tmp_path / "run"
-    run.mkdir()
-    vocab.save(run / "vocab.model")
-    write_config(run, recipe, {})
-    model = build_transformer(sizes, len(vocab), vocab.pad_id)
-    save_weights(model, run / "model.safetensors")
+    more = {"position": position, "n_positions": 90, "max_len": 89}
+    run = random_run(tmp_path / "run", **more)
     found = load(run)
     assert found.max_tokens == longest and not found.model.training
     assert found.search.func is batched_beam_search
