@@ -17,6 +17,7 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from annotated_transformer.cli.main import main
+from annotated_transformer.cli.train import program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.files import sha256
@@ -102,6 +103,14 @@ def refused(run, line: str) -> str:
 def same_weights(*runs: str) -> bool:
     first, second = (Path(run, "model.safetensors").read_bytes() for run in runs)
     return first == second
+
+
+def test_help_has_every_command_in_order(run):
+    out, _ = done(run, "--help")
+    commands = re.findall(r"^  ([a-z][\w-]*)  ", out, re.MULTILINE)
+    assert commands == [*program.commands] and commands[0] == "train"
+    status, out, err = run("")
+    assert (status, out) == (2, "") and "\n  train " in err
 
 
 @pytest.mark.parametrize("name", ["train", "prepare"])

@@ -1,5 +1,7 @@
 "The page of attention maps: as text, and in a browser whose network is cut, by real pointer, finger and keys."
 
+import json
+
 import pytest
 import torch
 from browser import Browser, click, hover, leave, press, tap
@@ -31,6 +33,16 @@ def drawn(src: list[str], tgt: list[str]) -> AttentionExample:
     scores["decoder"].masked_fill_(torch.ones(t, t).triu(1).bool(), float("-inf"))
     maps = {kind: x.softmax(-1) for kind, x in scores.items()}
     return AttentionExample(src, tgt, maps)
+
+
+# --- as text
+
+
+def test_rude_tokens_stay_text():
+    maps = {"cross": torch.eye(len(RUDE))[None, None]}
+    page = attention_page([AttentionExample(RUDE, RUDE, maps)])
+    (data,) = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert data["src"] == RUDE and "<script>bad" not in page and "<!--" not in page
 
 
 # --- in a browser

@@ -115,6 +115,13 @@ def test_opening_shows_the_translation(page, pretrained):
     assert page.ask("performance.getEntriesByType('resource').length") == 0
 
 
+def test_page_names_no_other_host(live_page):
+    text = live_page.read_text("utf-8")
+    assert "default-src 'none'" in text and '<html lang="en">' in text
+    without_links = re.sub(r'"site":"[^"]*"', "", re.sub(r"// .*", "", text))
+    assert not re.search(r"https?://|@import|url\([^#]|<link|<img", without_links)
+
+
 def test_every_link_leads_to_a_heading():
     texts = "".join(path.read_text("utf-8") for path in PAGES.glob("strings.*"))
     links = set(re.findall(r"\]\((\w+\.html)#?([\w-]*)\)", texts))

@@ -188,6 +188,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
             run.wait_written()
 
 
+def test_a_folder_of_the_users_stays_as_it_is(tmp_path):
+    "Also if it has the name of one of ours."
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/text.en").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        with RunFolder.create(tmp_path, Recipe(SIZES, TrainConfig(n_pieces=310))):
+            pass
+    assert [*tmp_path.rglob("*.*")] == [tmp_path / "data/text.en"]
+
+
 def test_a_run_made_meanwhile_is_not_overwritten(tmp_path):
     "Another process makes it while this one reads its text."
     recipe, path = Recipe(SIZES, TrainConfig(n_pieces=310)), tmp_path / "run"
