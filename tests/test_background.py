@@ -19,6 +19,7 @@ from annotated_transformer.experiments.compared import _PARTS
 from annotated_transformer.experiments.convolutions import (
     ConvS2SDecoder,
     ConvS2SEncoder,
+    MemoryNetwork,
     NeuralGPU,
     _convolve_same,
     _GatedConvolution,
@@ -162,3 +163,17 @@ def test_neural_gpu_is_its_formula():
     u, r = convolve(s, gpu.gates.weight, gpu.gates.bias).sigmoid().chunk(2, dim=1)
     new = torch.tanh(convolve(r * s, gpu.candidate.weight, gpu.candidate.bias))
     torch.testing.assert_close(gpu.step(s), u * s + (1 - u) * new)
+
+
+def test_memory_hops_are_their_formula():
+    torch.manual_seed(0)
+    hops = MemoryNetwork(4, 3).double()
+    q, memory = torch.randn(2, 4).double(), torch.randn(2, 5, 4).double()
+    real = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    out = hops(q, memory, real)
+    for i, n in enumerate((5, 2)):
+        u = q[i]
+        for _ in range(3):
+            p = (hops.w_k(memory[i, :n]) @ u).softmax(0)
+            u = hops.w_h(u) + p @ hops.w_v(memory[i, :n])
+        torch.testing.assert_close(out[i], u)

@@ -215,6 +215,9 @@ def test_several_samples_of_each_sentence():
 
 def test_samples_by_seed_and_temperature():
     tables, limits = random_tables(20, 10, 8, 2.0), torch.full((20,), 6)
+    plain = [partial(sample, seed=seed) for seed in (1, 1, 2)]
+    once, again, other = (search_tables(tables, limits, search) for search in plain)
+    assert once == again != other
     drawing = [sample_with(seed=seed, n_best=2) for seed in (1, 1, 2)]
     once, again, other = (search_tables(tables, limits, search) for search in drawing)
     assert once == again != other
