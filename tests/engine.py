@@ -63,12 +63,9 @@ def tensor_of(plain: dict) -> Tensor:
 class Engine:
     "A blank page with the engine; its models are known by name."
 
-    def __init__(
-        self, browser: Browser, folder: Path, sources: Mapping[str, str] = NOTHING
-    ):
-        "`sources` replaces files by other texts."
+    def __init__(self, browser: Browser, folder: Path):
         self.browser = browser
-        read = lambda name: sources.get(name) or (PAGES / name).read_text("utf-8")
+        read = lambda name: (PAGES / name).read_text("utf-8")
         script = "\n".join(['"use strict";', *map(read, FILES), HELPERS])
         page = folder / "engine.html"
         page.write_text(

@@ -1,14 +1,15 @@
-"Runs to be exported: random weights in every shape, and one trained for some seconds."
+"Small models and runs: untrained, with random weights in every shape, and one trained for some seconds."
 
 from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.runs.checkpoint import save_weights
 from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.settings import (
@@ -36,6 +37,12 @@ def small_vocab() -> Vocab:
     return learn_bpe(TEXT * 3, 320)
 
 
+def untrained_model(vocab: Vocab, **sizes) -> Transformer:
+    torch.manual_seed(0)
+    small = {"n_layers": 2, "d_model": 16, "d_ff": 16, "n_heads": 4}
+    return build_transformer(ModelConfig(**small | sizes), len(vocab), vocab.pad_id)
+
+
 def random_run(path: Path, about: dict | None = None, **sizes) -> Path:
     "A run whose every weight is random, norms and biases too: none of them may be lost or swapped unseen."
     train = TrainConfig(max_len=sizes.pop("max_len", 40))
@@ -51,6 +58,14 @@ def random_run(path: Path, about: dict | None = None, **sizes) -> Path:
     write_config(path, recipe, about or {})
     save_weights(model, path / "model.safetensors")
     return path
+
+
+def distance(run: Path, weights: Path) -> float:
+    "Largest ‖a − b‖ / ‖b‖ of a weight."
+    ours, theirs = load_file(run / "model.safetensors"), load_file(weights)
+    assert ours.keys() == theirs.keys()
+    gaps = ((ours[k] - w).norm() / w.norm().clamp_min(1e-3) for k, w in theirs.items())
+    return max(gap.item() for gap in gaps)
 
 
 def trained_run(path: Path, *settings: str) -> list[str]:

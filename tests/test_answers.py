@@ -148,26 +148,6 @@ def test_ways_to_store_a_table():
     assert given == rows
 
 
-def test_stacks_of_two_widths():
-    "Cross-attention of a decoder of width 8 to an encoder of width 12."
-    attn = nn.MultiheadAttention(8, 2, kdim=12, vdim=12, batch_first=True)
-    memory = torch.randn(3, 5, 12)
-    assert attn(torch.randn(3, 4, 8), memory, memory)[0].shape == (3, 4, 8)
-
-
-def test_fills_of_a_mask():
-    "−1e9 and −∞ differ in a fully masked row alone; the least number equals −1e9."
-    scores, mask = torch.randn(2, 4), torch.tensor([[False] * 3 + [True], [True] * 4])
-    fill = lambda x, value: x.masked_fill(mask, value).softmax(dim=-1)
-    finite, infinite = fill(scores, -1e9), fill(scores, -torch.inf)
-    assert torch.equal(finite[0], infinite[0]) and infinite[1].isnan().all()
-    assert finite[1].tolist() == [0.25] * 4
-    half = scores.half()
-    least = torch.finfo(half.dtype).min
-    assert fill(half, least)[1].tolist() == [0.25] * 4
-    assert (torch.tensor(least).half() + torch.tensor(-100.0).half()).isinf()
-
-
 def test_figures(cfg):
     "Versions, speeds and hours of the answers, where they come from."
     answers = text_of("answers")

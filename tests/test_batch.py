@@ -1,6 +1,5 @@
 "Batches: every pair once, under the budget, with hardly any padding, the same for the same seed and epoch; prepared text on disk (51c)."
 
-import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -92,9 +91,6 @@ def test_every_row_once_and_under_the_budget(lengths, budget, seed):
 def test_sums_beyond_32_bits():
     lengths = np.full((50, 2), 2**30, np.int32)
     assert _cut_points(lengths, 2**32) == [*range(0, 50, 4), 50]
-
-
-# Rectangles
 
 
 # Steps
@@ -254,14 +250,6 @@ def test_other_text_is_encoded_again(folder, change):
     found = made(folder, text=TEXT[:50], **change)
     assert same(found.train, encode_pairs(TEXT[:50], found.vocab))
     assert os.listdir(folder.parent) == ["data"]
-
-
-def test_the_format_of_version_1_0_0_is_opened(folder, nothing_is_made):
-    "It had the SHA-256 of each file too."
-    about = json.loads((folder / "about.json").read_text())
-    about["files"] = {"train.src.ids": "0" * 64}
-    (folder / "about.json").write_text(json.dumps(about))
-    assert len(made(folder).train) == len(TEXT)
 
 
 def test_bpe_dropout_depends_on_seed_and_epoch_alone(vocab_and_text):

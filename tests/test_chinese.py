@@ -7,7 +7,6 @@ import shutil
 import publish
 import pytest
 import translate
-from browser import Browser
 from cells import joined, readme
 from conftest import ROOT
 from test_gate import cell, notebook
@@ -312,12 +311,6 @@ FOUND = {
     "多头注意力": "multi_head", "残差连接有什么用": "stack", "教师强制": "masking", "KV缓存": "kv_cache", "显著性检验": "significance",
     "微调": "fine_tuning", "多卡训练": "many_gpus", "BLEU怎么算": "evaluate", "断点续训": "answers",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser(chromium, tmp_path_factory):
-    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as b:
-        yield b
 
 
 def test_search_in_chinese(browser, tmp_path):

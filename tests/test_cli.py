@@ -32,7 +32,6 @@ TINY = (
 TEXT = "--src en --tgt de"
 QUIET = "--device cpu --quiet"
 TRAIN = f"train {TEXT} --config tiny {QUIET} {TINY}"
-PREPARE = f"prepare {TEXT} --config tiny --quiet {TINY}"
 
 
 def write(path: str | Path, lines: list[str]) -> None:
@@ -148,6 +147,7 @@ train | pass either --out, a new run folder, or --resume RUN
 train --out new --resume run | pass either --out, a new run folder, or
 train --out new | pass either --data, or --src with --tgt, or --pairs
 train --out new --src en | --src needs --tgt
+train --src nofile --tgt nofile --out new n_pieces=299 | n_pieces=299 is too few
 train --out new --pairs en | en, line 1 has no tab
 train --out run {TEXT} | already holds a run
 train --resume run --tgt x | pass either --data, or --src with --tgt
@@ -185,6 +185,7 @@ score asked --ref asked --flavours xx | Moses does not know the language 'xx': u
 {SAY} --sample --temperature nan | temperature=nan must be from
 {SAY} --sample --temperature 1e-40 | temperature=1e-40 must be from
 {SAY} --sample --engine ctranslate2 | does not support sampl
+{SAY} --engine ctranslate2 --precision bf16 | supports fp32 and int8
 {SAY} --engine onnx | 'onnx' is not one of 'pytorch', 'ctranslate2'
 {SAY} --batch-tokens 0 | batch_tokens=0
 {SAY} --device cuda:99 | 'cuda:99'
@@ -213,16 +214,6 @@ def test_mistakes(case, run):
     Path("theirs/config.json").write_text('{"model_type": "marian"}')
     line, message = case.split(" | ", 1)
     assert message in refused(run, line)
-
-
-def test_prepare_then_train(run):
-    "The two halves of train give the run that train gives."
-    resume = "annotated-transformer train --resume"
-    _, err = done(run, f"{PREPARE} --out other")
-    assert err.endswith(f"{resume} other\n")
-    _, err = done(run, f"train --resume other {QUIET}")
-    assert err.endswith("other is ready: annotated-transformer translate other\n")
-    assert same_weights("other", "run")
 
 
 def test_a_run_that_has_ended_goes_on_with_more_steps(run):
@@ -296,16 +287,6 @@ def stopped_by(name: str) -> Iterator[None]:
     handle = register_optimizer_step_post_hook(count)
     yield
     handle.remove()
-
-
-def test_interrupted_training(run):
-    with stopped_by("SIGTERM"):
-        status, _, err = run(f"{TRAIN} --out new")
-    resume = "train --resume new"
-    assert status == 143 and re.search(r"SIGTERM at step \d, saved; to continue", err)
-    assert f"annotated-transformer {resume}\n" in err and err.count("\n") == 1
-    done(run, f"{resume} {QUIET}")
-    assert same_weights("new", "run")
 
 
 def test_launchers(run, monkeypatch):

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from annotated_transformer import UserError
-from annotated_transformer.cli.main import main
-from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.model.config import ModelConfig, Rule
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import _n_weights, check_memory
@@ -64,20 +62,6 @@ def test_ranges(name):
     for value in outside:
         with pytest.raises(UserError, match=f"{name}={value}"):
             override(get_recipe("base"), [f"{name}={value}"])
-
-
-def test_too_few_pieces_are_refused_before_any_text_is_read(tmp_path, capsys):
-    "In the vocabulary's words: its own check would come after these files are opened."
-    missing, out = str(tmp_path / "missing"), tmp_path / "run"
-    options = ["train", "--src", missing, "--tgt", missing, "--out", str(out)]
-    with pytest.raises(SystemExit) as ended:
-        main([*options, "n_pieces=299"])
-    said = capsys.readouterr().err
-    with pytest.raises(UserError) as refusal:
-        learn_bpe(["a b"], n_pieces=299)
-    assert ended.value.code == 2 and said.endswith(f": {refusal.value}\n")
-    assert said.count("\n") == 1 and not out.exists()
-    assert TrainConfig(n_pieces=300).n_pieces == 300
 
 
 SIZES = [

@@ -16,7 +16,6 @@ from annotated_transformer import UserError
 from annotated_transformer.data.corpus import (
     _MULTI30K,
     _WMT14,
-    DATA_SETS,
     Corpus,
     _Download,
     _multi30k,
@@ -30,16 +29,6 @@ from annotated_transformer.io.text import (
     fingerprint,
     read_lines,
 )
-
-
-def test_a_data_set_is_one_entry_of_the_table(monkeypatch, tmp_path):
-    mine = load_corpus("builtin", n_train=3, n_valid=2, n_test=1)
-    entry = DATA_SETS["builtin"]._replace(load=lambda data_dir: (mine, data_dir))
-    monkeypatch.setitem(DATA_SETS, "mine", entry)
-    assert load_corpus("mine", tmp_path) == (mine, tmp_path)
-    with pytest.raises(UserError, match=f"use {', '.join(DATA_SETS)}, or"):
-        load_corpus("yours")
-
 
 ODD = "one\u2028two\x0bthree\x85four"
 
@@ -304,30 +293,6 @@ def test_same_sentences_are_set_aside_as_ever(tmp_path, n):
     assert [s for s, _ in own.train] == [s for s in lines if s in left]
     both = corpus_from_files(*[tmp_path / "a"] * 4)
     assert [s for s, _ in both.valid] == [s for s, _ in both.train] == lines
-
-
-def test_pairs_in_one_file(tmp_path):
-    "As two files: the same sentences are set aside."
-    lines = [f"s {i}\tt {i}" for i in range(300)] + ["", "\tx", "x\t", "a\tb"]
-    one = corpus_from_pairs(write(tmp_path / "pairs", lines))
-    both = [
-        write(tmp_path / side, [f"{side} {i}" for i in range(300)]) for side in "st"
-    ]
-    two = corpus_from_files(*both)
-    assert [*one.train] + [*one.valid] and [*one.valid] == [*two.valid]
-    assert [*one.train] == [*two.train, ("a", "b")]
-    own = corpus_from_pairs(*[tmp_path / "pairs"] * 2, src_lang="fr", tgt_lang="zh")
-    assert [*own.train] == [*own.valid] and (own.src_lang, own.tgt_lang) == ("fr", "zh")
-    assert fingerprint(own.train) == fingerprint(own.valid)
-    write(tmp_path / "bad", ["a\tb", "", "c d"])
-    write(tmp_path / "none", ["\tb", "a\t"])
-    for name, says in (
-        ("bad", "bad, line 3 has no tab"),
-        ("none", "no pair with text"),
-    ):
-        for files in ((name, "pairs"), ("pairs", name)):
-            with pytest.raises(UserError, match=says):
-                corpus_from_pairs(*(tmp_path / name for name in files))
 
 
 # ---- text as people have it

@@ -297,9 +297,3 @@ def test_a_sharded_start_is_drawn_as_an_unsharded_one():
             assert stds[0] == pytest.approx(stds[1], rel=0.1)
             firsts.append(found[name].flatten()[0].item())
     assert len(set(firsts)) == len(firsts)
-
-
-def test_alone_nothing_is_wrapped_or_cut():
-    objective, x = nn.Linear(2, 2), torch.randn(3)
-    assert data_parallel(objective, CPU) is shard(objective, []) is objective
-    assert full_tensor(x) is x and distribute_like(x, x) is x

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import os
 import random
 import re
@@ -30,6 +29,7 @@ import torch
 from exported import read_by_ct2, read_by_transformers
 from processes import start
 from safetensors.torch import load_file
+from small_runs import distance
 
 from annotated_transformer import build_transformer, get_recipe, load, load_corpus
 
@@ -134,14 +134,6 @@ def last_step(run: Path) -> int:
     return int(steps[-1]) if steps else 0
 
 
-def distance(run: Path, weights: Path) -> float:
-    "Largest ‖a − b‖ / ‖b‖ of a weight."
-    ours, theirs = load_file(run / "model.safetensors"), load_file(weights)
-    assert ours.keys() == theirs.keys()
-    gaps = ((ours[k] - w).norm() / w.norm().clamp_min(1e-3) for k, w in theirs.items())
-    return max(gap.item() for gap in gaps)
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list:
     "Built-in text in two files, as options of train."
@@ -180,16 +172,6 @@ def test_number_of_parameters():
         names = ("base", "big")
         models = [build_transformer(get_recipe(x).model, 37_000, 0) for x in names]
     hold("parameters", [sum(w.numel() for w in model.parameters()) for model in models])
-
-
-def test_untrained_model_knows_nothing():
-    torch.manual_seed(0)
-    model = build_transformer(get_recipe("base").model, 1000, 0).eval()
-    src, tgt_in, tgt = torch.randint(4, 1000, (3, 20, 12))
-    with torch.no_grad():
-        logits = model.embedding.logits(model(src, tgt_in))
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tgt.flatten())
-    assert loss.item() == pytest.approx(math.log(1000), rel=0.1)
 
 
 @pytest.mark.parametrize("dropout", ["0", "0.1"])
@@ -400,12 +382,3 @@ def test_each_mistake(old):
         assert (status, out, err.count("\n")) == (2, "", 1), (line, out, err)
         assert err.startswith("annotated-transformer: "), line
         assert everything() == before, line
-
-
-def test_standard_input_and_output():
-    "A program of its own: a line in, a line out, empty lines too."
-    words = "-m annotated_transformer translate demo --quiet".split()
-    asked = b"the old dog is tired.\n\n THE OLD DOG IS TIRED."
-    answer = subprocess.check_output([sys.executable, *words], input=asked)
-    line = "Der alte Hund ist müde.\n"
-    assert answer.decode() == f"{line}\n{line}"

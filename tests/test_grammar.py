@@ -8,13 +8,7 @@ from annotated_transformer import UserError
 from annotated_transformer.data.grammar import (
     _LEXICON,
     _NOUN,
-    ANIMAL_TIRED,
-    ANIMAL_WIDE,
-    _join_tokens,
-    _leaves,
-    _number,
     _read_lexicon,
-    _split_of,
     builtin,
 )
 
@@ -29,11 +23,6 @@ def words(text):
 @pytest.fixture(scope="module")
 def train():
     return builtin(8_000)
-
-
-@pytest.fixture(scope="module")
-def held_out():
-    return builtin(200, 1, "test") + builtin(200, 1, "valid")
 
 
 def test_a_line_of_a_lexicon_with_a_mistake_is_named(tmp_path):
@@ -78,19 +67,6 @@ def test_the_lexicon_names_only_its_own_words():
         assert len(words) == len(set(words)), section
 
 
-def test_one_translation_each(train):
-    german = {s.en: s.de for s in train}
-    assert len(german) == len(train)
-    assert all(german.get(s.en, s.de) == s.de for s in builtin(2_000, 2))
-
-
-def test_nothing_held_out_was_seen_and_no_word_of_it_is_new(train, held_out):
-    assert {_split_of(s.en) for s in train} == {"train"}
-    assert {_split_of(s.en) for s in held_out} == {"test", "valid"}
-    known = {word for s in train for word in words(s.en)}
-    assert {word for s in held_out for word in words(s.en)} <= known
-
-
 def test_form_of_sentences(train):
     for s in train:
         assert re.fullmatch(r"[A-Z][A-Za-z',\- ]*[.?]", s.en), s
@@ -103,7 +79,6 @@ def test_form_of_sentences(train):
 
 def test_trees(train):
     for s in train:
-        assert _join_tokens(_leaves(s.tree)) == s.en
         assert s.tree.startswith(("(S (", "(SQ (", "(SBARQ ("))
         # innermost brackets first: what remains is one tree
         rest, before = s.tree, ""
@@ -126,13 +101,6 @@ def test_pronouns(train):
         assert [PRONOUNS[gender] for gender in genders] == [p.answer, p.wrong]
 
 
-def test_the_animal_sentences_are_held_out():
-    both = ANIMAL_TIRED, ANIMAL_WIDE
-    assert [_split_of(s.en) for s in both] == ["test", "test"]
-    ends = ("weil es zu müde war.", "weil sie zu breit war.")
-    assert all(s.de.endswith(end) for s, end in zip(both, ends))
-
-
 def test_the_meaning_decides():
     "Within the animal family an adjective speaks of the animal always or of the place always."
     side = {}
@@ -140,12 +108,3 @@ def test_the_meaning_decides():
         p = s.pronoun
         side.setdefault(words(s.en)[-1], set()).add(p.antecedent < p.other)
     assert all(len(s) == 1 for s in side.values())
-
-
-def test_numbers_and_unknown_names():
-    words = ["sieben", "zwölf", "zwanzig", "siebenunddreißig", "sechsundsechzig"]
-    assert [_number(n)[1] for n in (7, 12, 20, 37, 66)] == words
-    with pytest.raises(ValueError, match="use train, valid or test"):
-        builtin(1, split="dev")
-    with pytest.raises(ValueError, match="songs.*are unknown"):
-        builtin(1, patterns=("songs",))

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_runs import untrained_model
 
 from annotated_transformer.data.grammar import Sentence, builtin
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.model.transformer import Transformer, build_transformer
+from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show import heads
 from annotated_transformer.show.heads import (
     AntecedentAttention,
@@ -44,15 +45,6 @@ def sentences() -> list[Sentence]:
     return pronoun_sentences(60, seed=5)
 
 
-def made(vocab: Vocab, **sizes) -> Transformer:
-    torch.manual_seed(0)
-    return build_transformer(
-        ModelConfig(**{"n_layers": 2, "d_model": 16, "d_ff": 16, "n_heads": 4} | sizes),
-        len(vocab),
-        vocab.pad_id,
-    )
-
-
 # --- tokens and words ---------------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +72,7 @@ def test_marks_belong_to_no_word():
 
 
 def test_antecedent_attention_is_the_mean_of_plain_loops(vocab, sentences):
-    model, some = made(vocab), sentences[:7]
+    model, some = untrained_model(vocab), sentences[:7]
     noun, other, first = (torch.zeros(2, 2, 4) for _ in range(3))  # kind, layer, head
     for s in some:
         pair = WordPair.encode(vocab, s)
@@ -143,7 +135,7 @@ def test_page_of_a_model_with_few_positions(vocab):
 @torch.no_grad()
 def test_an_ablated_head_has_no_effect_and_is_restored(vocab):
     "Whatever its values are, the output is the same; any other head's values change it. Afterwards the weights are the same bits."
-    model = made(vocab, norm="pre", d_k=3, d_v=5).eval()
+    model = untrained_model(vocab, norm="pre", d_k=3, d_v=5).eval()
     src, tgt_in = (torch.randint(4, len(vocab), (2, n)) for n in (9, 7))
     before = {name: p.clone() for name, p in model.state_dict().items()}
     whole = model(src, tgt_in)
@@ -172,12 +164,12 @@ WRONG_HEADS = {
 @pytest.mark.parametrize("where", WRONG_HEADS)
 def test_a_head_that_is_not_there(vocab, where):
     with pytest.raises(ValueError, match=WRONG_HEADS[where]):
-        with ablate_head(made(vocab), *where):
+        with ablate_head(untrained_model(vocab), *where):
             pass
 
 
 def test_heads_are_restored_after_an_error(vocab):
-    model = made(vocab)
+    model = untrained_model(vocab)
     before = {name: p.clone() for name, p in model.state_dict().items()}
     with pytest.raises(RuntimeError, match="amid"):
         with ablate_head(model, "cross", 0, 0), ablate_head(model, "cross", 0, 1):
@@ -190,7 +182,9 @@ def test_heads_are_restored_after_an_error(vocab):
 
 def test_antecedents_are_those_of_sentences_with_it(vocab):
     with pytest.raises(ValueError, match="does not contain it"):
-        antecedent_attention(made(vocab), vocab, builtin(1, patterns=("place",)))
+        antecedent_attention(
+            untrained_model(vocab), vocab, builtin(1, patterns=("place",))
+        )
 
 
 @pytest.mark.parametrize(

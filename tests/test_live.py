@@ -59,7 +59,6 @@ def demo(pretrained) -> Run:
 def engine(offline, demo, odd, tmp_path_factory) -> Engine:
     engine = Engine(offline, tmp_path_factory.mktemp("engine"))
     engine.add("demo", pack_model(demo))
-    engine.add("full", pack_model(demo, "fp32"))
     engine.add("odd", pack_model(odd, "fp32"))
     return engine
 

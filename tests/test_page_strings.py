@@ -61,6 +61,3 @@ def test_tables_have_the_same_entries(lang):
             for part in (NAME, r"\]\((\w+\.html)"):
                 found, wanted = (set(re.findall(part, x)) for x in (others[key], text))
                 assert found == wanted, (key, part)
-
-
-# --- what a reader sees, if every letter of the table is another one

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from annotated_transformer import UserError
-from annotated_transformer.data.batch import Batch, encode_pairs
+from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines.choose import FAST, PLAIN
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
@@ -23,7 +23,6 @@ from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.training.r_drop import RDrop
 from annotated_transformer.translating.evaluate import validation_bleu
-from annotated_transformer.translating.translate import Translator
 
 SMALL = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=6
 batch_tokens=400 valid_every=4 save_every=3 average_last=0 precision=fp32""".split()
@@ -91,24 +90,6 @@ def test_held_out_sentences_beyond_max_len(corpus, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_after_the_first_step_leaves_the_run(train, tmp_path):
-    "It goes on from the beginning, or its last checkpoint, and ends as one without the error."
-
-    def broken(record):
-        if record.step == 5:
-            raise RuntimeError("a fault of ours")
-
-    run = tmp_path / "run"
-    with pytest.raises(RuntimeError, match="a fault of ours"):
-        train(run, hooks=[broken])
-    steps = [record["step"] for record in read_metrics(run) if "loss" in record]
-    assert steps == [1, 2, 3, 4, 5]
-    resume_run(run, RunOptions("cpu", quiet=True))
-    whole = train(tmp_path / "whole")
-    a, b = ((one / "model.safetensors").read_bytes() for one in (run, whole))
-    assert a == b
-
-
 def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     for what, settings, options in (
@@ -166,20 +147,6 @@ def test_validation_loss_is_that_of_all_batches(training, monkeypatch):
         monkeypatch.setattr(of + "rank", lambda i=i: i)
         validation_loss(objective, batches)
     assert sum(totals).tolist() == pytest.approx([nats, 28], rel=1e-6)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_validation_bleu_compares_with_the_target_side(training, monkeypatch):
-    pairs = [("the dog was tired.", "der Hund war müde."), ("it slept.", "er schlief.")]
-    german = dict(pairs)
-    monkeypatch.setattr(
-        Translator, "translate", lambda self, lines: [german[line] for line in lines]
-    )
-    run = load_run(Path("demo"))
-    model = run.model.train(training)
-    found = validation_bleu(model, run.vocab, encode_pairs(pairs, run.vocab))
-    assert found == {"valid_bleu": pytest.approx(100)}
-    assert model.training == training
 
 
 def test_the_fast_engines_build_their_own_modules():

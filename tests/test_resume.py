@@ -11,6 +11,7 @@ import pytest
 import torch
 from processes import run_ranks, start, torchrun
 from safetensors.torch import load_file
+from small_runs import distance
 
 from annotated_transformer import UserError
 from annotated_transformer.cli.main import main
@@ -207,15 +208,6 @@ def test_a_signal_that_comes_twice_saves_all_ranks(train, tmp_path):
     assert checkpoints(run / "checkpoints")[-1].name == "step-0000005"
 
 
-def distance(a: Path, b: Path) -> float:
-    "Largest ‖a − b‖ / ‖b‖ of a weight."
-    ours, theirs = (load_file(run / "model.safetensors") for run in (a, b))
-    return max(
-        ((ours[name] - w).norm() / w.norm().clamp_min(1e-3)).item()
-        for name, w in theirs.items()
-    )
-
-
 @pytest.fixture(scope="module")
 def without_dropout(train, tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("runs") / "one", WITHOUT_DROPOUT)
@@ -232,7 +224,7 @@ def test_torchrun_restarts_a_killed_rank(text, without_dropout, tmp_path):
     steps = [record["step"] for record in read_metrics(run) if "loss" in record]
     assert steps == list(range(1, 13))
     # Adam makes more of rounding than the gradients' 1e-6
-    assert distance(run, without_dropout) < 1e-4
+    assert distance(run, without_dropout / "model.safetensors") < 1e-4
 
 
 @pytest.mark.posix
@@ -247,7 +239,7 @@ def test_sharded_and_resumed_by_one_process(train, without_dropout, tmp_path):
     found = [r["loss"] for r in read_metrics(run) if "loss" in r]
     right = [r["loss"] for r in read_metrics(without_dropout) if "loss" in r]
     assert found == pytest.approx(right, rel=1e-5)
-    assert distance(run, without_dropout) < 1e-4
+    assert distance(run, without_dropout / "model.safetensors") < 1e-4
 
 
 @pytest.mark.posix
@@ -271,7 +263,7 @@ def test_another_number_of_processes(train, without_dropout, tmp_path):
     run = train(tmp_path / "run", WITHOUT_DROPOUT, minutes=1e-6)
     status, said = resume_by(3, run, tmp_path)
     assert status == 0, said
-    assert distance(run, without_dropout) < 1e-4
+    assert distance(run, without_dropout / "model.safetensors") < 1e-4
 
 
 # one process, interrupted by a hook
@@ -493,7 +485,7 @@ def test_two_processes_start_from_weights(sharded, tune, tmp_path):
     straight, run = tune(tmp_path / "straight"), tune.prepared(tmp_path / "run")
     status, said = resume_by(2, run, tmp_path, sharded=sharded)
     assert status == 0, said
-    assert distance(run, straight) < 1e-4
+    assert distance(run, straight / "model.safetensors") < 1e-4
 
 
 @pytest.mark.parametrize("setting", ["d_model=64", "n_pieces=400"])

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from small_runs import untrained_model
 
 from annotated_transformer.data.grammar import (
     Sentence,
@@ -17,8 +18,6 @@ from annotated_transformer.experiments.structure import (
     dependencies,
     prefixes_predicted,
 )
-from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.model.transformer import Transformer, build_transformer
 from annotated_transformer.show.heads import WordPair, word_attention
 
 
@@ -35,12 +34,6 @@ def sentences() -> list[Sentence]:
 @pytest.fixture(scope="module")
 def separated(sentences) -> list[Sentence]:
     return [s for s in sentences if separated_verb(s)]
-
-
-def made(vocab: Vocab) -> Transformer:
-    torch.manual_seed(0)
-    config = ModelConfig(n_layers=2, d_model=16, d_ff=16, n_heads=4)
-    return build_transformer(config, len(vocab), vocab.pad_id)
 
 
 def bare(word: str) -> str:
@@ -113,7 +106,7 @@ def test_word_attention_by_plain_loops():
 
 def test_prefixes_predicted_by_hand(vocab, separated):
     "A model that always predicts the first token of one prefix."
-    model, some = made(vocab), separated[:5]
+    model, some = untrained_model(vocab), separated[:5]
     assert not prefixes_predicted(model, vocab, some).all()
 
     def first_token(s: Sentence) -> int:

@@ -1,8 +1,7 @@
-"The loop: what a step is, what hooks may and may not do, its ends; its twin that reports steps in groups, and prefetching."
+"The loop: what a step is, what hooks may and may not do, its ends; its twin that reports steps in groups."
 
 import math
 import signal
-import threading
 from itertools import count, islice
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer.data.batch import Batch, Cursor, Step
-from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.runs.hooks import (
     STOP_SIGNALS,
     on_signal,
@@ -97,32 +95,6 @@ def test_equals_the_plain_loop(clip_norm):
         (i, i // 4, i % 4, i, 0.02 / i, step.n_tokens)
         for i, step in enumerate(islice(steps(), 7), start=1)
     ]
-
-
-def cut(step, sizes):
-    "The same step, its one batch in parts of these numbers of rows; no row beyond `n_tokens` counts in any of them."
-    batch, first, parts = step.micro[0], 0, []
-    for n in sizes:
-        n_tokens = max(0, min(n, batch.n_tokens - first))
-        parts.append(
-            Batch(*(t[first : first + n].double() for t in batch[:3]), n_tokens)
-        )
-        first += n
-    return step._replace(micro=parts)
-
-
-@pytest.mark.parametrize("sizes", [(3, 3, 2), (1,) * 8, (8, 0, 0)], ids=str)
-def test_accumulated_steps_are_the_same_steps(sizes):
-    "The reason for the summed loss: any cut of a step, divided by the tokens of the whole. In float64: rounding hides no mistake."
-    found = {}
-    for how in ((8,), sizes):
-        objective, losses = Objective().double(), []
-        parts = (cut(step, how) for step in steps())
-        run(objective, 5, [losses.append], found=parts)
-        found[how] = weights(objective), [r.loss for r in losses]
-    (w, losses), (w_2, losses_2) = found.values()
-    torch.testing.assert_close(w, w_2, rtol=1e-12, atol=1e-14)
-    assert losses == pytest.approx(losses_2, rel=1e-6)  # added up in float32
 
 
 def test_endings_without_a_stop():
@@ -212,33 +184,6 @@ def test_numbers_are_read_once_a_report(monkeypatch):
     with NoScalars():
         run(Objective(), 10, found=made, report_every=4, clip_norm=1.0)
     assert read == [(2, 2), (2, 2), (2, 2)]
-
-
-# prefetching
-
-
-def threads():
-    return [t for t in threading.enumerate() if t.name.startswith("prefetch")]
-
-
-def broken_off(r):
-    assert threads()
-    if r.step == 3:
-        raise KeyError("a mistake of a hook")
-
-
-def test_a_prefetched_loop_trains_the_same_and_leaves_no_thread():
-    found = []
-    for depth in (0, 2):
-        objective, records = Objective(dropout=0.5), []
-        hook = lambda r, records=records: records.append(r[:3])
-        run(objective, 7, [hook], found=prefetch(steps(), CPU, depth))
-        found.append((records, weights(objective).tolist()))
-        assert not threads()
-    assert found[0] == found[1]
-    with pytest.raises(KeyError):
-        run(Objective(), 9, [broken_off], found=prefetch(steps(), CPU, 2))
-    assert not threads()
 
 
 # hooks

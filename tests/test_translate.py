@@ -1,13 +1,13 @@
 "Lines in, lines out: order, length, bytes; the best first, whatever the search."
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_runs import random_run
 
 from annotated_transformer import UserError
 from annotated_transformer.data.vocab import SPACE, learn_bpe
@@ -17,14 +17,10 @@ from annotated_transformer.engines.batched_search import (
     search_with,
 )
 from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.model.decode import Hypothesis, sample
+from annotated_transformer.model.decode import Hypothesis
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.checkpoint import save_weights
-from annotated_transformer.runs.folder import write_config
-from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
-    Translation,
     Translator,
 )
 
@@ -106,19 +102,6 @@ def test_what_goes_in_comes_out(vocab, lines, max_tokens, batch_tokens):
     assert all(sum(batch) <= limit for batch in echo.batches)
 
 
-def some_lines(n):
-    "Of no to nine tokens; the longest are cut into parts."
-    words, rng = " ".join(TEXT).split(), torch.Generator().manual_seed(0)
-    picks = torch.randint(len(words), (n, 9), generator=rng).tolist()
-    return [" ".join(words[j] for j in row[: i % 10]) for i, row in enumerate(picks)]
-
-
-def searching(translator, search, batch_tokens=4096):
-    "The same model under another search."
-    t = translator
-    return Translator(t.model, t.vocab, batch_tokens, t.max_tokens, search)
-
-
 def test_a_line_break_said_is_no_line_break_written(vocab):
     class Breaks(Echo):
         def search_ids(self, rows):
@@ -187,37 +170,16 @@ def test_out_of_memory_says_what_to_lower(vocab, error):
         small.translate("Hello.")
 
 
-def test_best_first(translator):
-    lines = some_lines(6)
-    three = searching(translator, search_with(4, 0.6, 3))
-    found = three.n_best(lines)
-    assert [len(those) for those in found] == [3 if line else 1 for line in lines]
-    assert found[0] == [Translation("", 0.0)]
-    assert all(a.score >= b.score for those in found for a, b in zip(those, those[1:]))
-    # asking for more changes nothing at the top
-    one = searching(translator, search_with(4, 0.6, 1))
-    assert [those[:1] for those in found] == one.n_best(lines)
-    row = [*translator.vocab.encode(TEXT[0]), translator.vocab.eos_id]
-    assert len({tuple(found.ids) for found in three.search_ids([row])[0]}) == 3
-
-
 def test_ranks_of_a_long_line(translator):
     "The k-th translation consists of the k-th of each part; scores are added up."
-    three, line = searching(translator, search_with(4, 0.6, 3)), " ".join(TEXT)
+    t, line = translator, " ".join(TEXT)
+    three = Translator(t.model, t.vocab, 4096, t.max_tokens, search_with(4, 0.6, 3))
     parts = three.parts(line)
     (found,) = three.n_best([line])
     each = three.search_ids([[*part.ids, three.vocab.eos_id] for part in parts])
     sums = [sum(those[k].score for those in each) for k in range(3)]
     assert len(parts) > 2 and [best.score for best in found] == pytest.approx(sums)
     assert len({best.text for best in found}) == 3
-
-
-def test_samples_follow_their_seed(translator):
-    once, again, other = (
-        searching(translator, partial(sample, seed=seed)).translate(TEXT[2:])
-        for seed in (1, 1, 2)
-    )
-    assert once == again != other
 
 
 # learned positions
@@ -255,15 +217,10 @@ def test_search_stays_within_learned_positions(vocab, n_positions, more):
 
 
 @pytest.mark.parametrize("position, longest", [("sinusoidal", 89), ("learned", 44)])
-def test_load(tmp_path, vocab, position, longest):
+def test_load(tmp_path, position, longest):
     "Lines are cut where training cut them, earlier if the positions end earlier."
-    sizes = replace(SIZES, position=position, n_positions=90)
-    recipe, run = Recipe(sizes, TrainConfig(max_len=89)), tmp_path / "run"
-    run.mkdir()
-    vocab.save(run / "vocab.model")
-    write_config(run, recipe, {})
-    model = build_transformer(sizes, len(vocab), vocab.pad_id)
-    save_weights(model, run / "model.safetensors")
+    more = {"position": position, "n_positions": 90, "max_len": 89}
+    run = random_run(tmp_path / "run", **more)
     found = load(run)
     assert found.max_tokens == longest and not found.model.training
     assert found.search.func is batched_beam_search

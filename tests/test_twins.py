@@ -187,7 +187,7 @@ def padded(loss: Callable) -> Callable:
 
 
 # The sums are taken in another order, and in float32 the plain gradient is e to the power
-# of a rounded ln p, on some processors with fewer exact digits (`test_loss.py` has a lower limit for the engine). Under autocast,
+# of a rounded ln p, on some processors with fewer exact digits. Under autocast,
 # logits and probabilities have 8 significant bits; the errors of positions cancel in the
 # value, less in the gradients.
 LOSS_TOLERANCE = {
