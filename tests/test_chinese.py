@@ -360,11 +360,24 @@ def test_a_reader_is_led_back(browser, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         html = f"<!DOCTYPE html><meta charset=utf-8>{row.format(up)}<script>{publish.ways()}</script>"
         (tmp_path / f"{name}.html").write_text(html, encoding="utf-8")
-    see = lambda name: browser.open((tmp_path / name).as_uri()) or browser.ask(NOTE)
+
+    def see(name: str):
+        browser.open((tmp_path / name).as_uri())
+        return browser.ask(NOTE)
+
+    def back_from(name: str, to_english: bool = False):
+        "The note on an English page after one in Chinese."
+        see("zh-hant/stack.html")
+        if to_english:
+            browser.ask("document.querySelector('a[lang]').click(), 1")
+        return see(name)
+
+    def shows(note, *of) -> bool:
+        "Within ten tries: Chromium sometimes forgets what a file that is left at once stored."
+        return any(back_from(*of) == note for _ in range(10))
+
     assert see("a.html") is None and see("zh-hant/stack.html") is None
     there = "zh-hant/stack.html#x"
-    assert see("a.html") == ["本頁沒有中文譯文。中文目錄", "zh-hant/index.html", there]
-    assert see("stack.html") == ["本頁有中文版", "zh-hant/stack.html", there]
-    see("zh-hant/stack.html")
-    browser.ask("document.querySelector('a[lang]').click(), 1")
-    assert see("stack.html") is None
+    assert shows(["本頁沒有中文譯文。中文目錄", "zh-hant/index.html", there], "a.html")
+    assert shows(["本頁有中文版", "zh-hant/stack.html", there], "stack.html")
+    assert shows(None, "stack.html", True)
