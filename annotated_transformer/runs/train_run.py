@@ -45,7 +45,6 @@ from .hooks import (
 )
 from .recipe import (
     build_training,
-    check_memory,
     choose_precision,
 )
 from .settings import Recipe
@@ -56,7 +55,6 @@ from ..training.distributed import (
     pick_device,
     process_group,
     rank,
-    unused_gpu,
     world_size,
 )
 from ..training.train import (
@@ -176,15 +174,13 @@ def _finish(
 
 # %% ../../nbs/97c_train_run.ipynb #47fffac6
 def _announce(run: RunFolder, device: torch.device, options: RunOptions) -> None:
-    "Say where the run is trained, and whether the machine has a GPU that is not used."
+    "Say where the run is trained, and whether its warm-up is longer than it."
     if options.quiet or not is_main():
         return
     precision = choose_precision(run.recipe.train.precision, device)
     processes = "1 process" if world_size() == 1 else f"{world_size()} processes"
     say = lambda line: print(line, file=sys.stderr)
     say(f"training on {describe_device(device)}, {precision}, {processes}")
-    if options.device is None and (remark := unused_gpu()):
-        say(remark)
     settings = run.recipe.train
     if settings.warmup_steps >= settings.max_steps:
         what = (
@@ -205,8 +201,6 @@ def _smaller_batches(run: RunFolder) -> str:
 def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
     "Train a run from its newest checkpoint to its end; a signal ends it, and is saved."
     settings = run.recipe.train
-    n_devices = world_size() if options.sharded else 1
-    check_memory(run.recipe.model, settings.n_pieces, device, n_devices)
     data = run.encoded(options.quiet)
     _announce(run, device, options)
     objective, wrapped, optimizer, schedule = build_training(

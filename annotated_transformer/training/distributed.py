@@ -10,7 +10,6 @@ __all__ = ['rank', 'world_size', 'is_main', 'launched', 'pick_device', 'process_
 import gc
 import importlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -76,18 +75,6 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cpu":
         return f"cpu ({torch.get_num_threads()} threads)"
     return str(device)
-
-
-def unused_gpu() -> str | None:
-    "A remark where an NVIDIA driver is installed and PyTorch sees no GPU."
-    if torch.cuda.is_available() or not shutil.which("nvidia-smi"):
-        return None
-    cuda = torch.version.cuda
-    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
-    return (
-        f"an NVIDIA driver is installed, but PyTorch {torch.__version__} ({built}) sees "
-        "no GPU: install another build of PyTorch, or a newer driver"
-    )
 
 # %% ../../nbs/52a_distributed.ipynb #a5000222
 # the others wait while rank 0 prepares the text
