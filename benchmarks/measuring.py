@@ -47,8 +47,8 @@ def rounds(actions: dict[str, Callable[[], object]], n: int) -> list[dict[str, f
     ]
 
 
-def middle(values: Iterable[float], digits: int = 3) -> float:
-    return round(statistics.median(values), digits)
+def middle(values: Iterable[float]) -> float:
+    return round(statistics.median(values), 3)
 
 
 def matmul_rate(
