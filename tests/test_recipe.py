@@ -55,6 +55,7 @@ def test_validation_is_visible(train, tmp_path, capsys, monkeypatch):
         close = lambda self: curves.append("closed")
 
     fake = mock.Mock(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "tensorboard", fake)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     score = lambda *given: {"valid_bleu": 12.345}
     train(tmp_path / "run", quiet=False, tensorboard=True, score=score)
@@ -110,7 +111,7 @@ def test_an_error_after_the_first_step_leaves_the_run(train, tmp_path):
 
 
 def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     for what, settings, options in (
         ("longest sentence", ["batch_tokens=2"], {}),
         ("max_len=1", ["max_len=1"], {}),
