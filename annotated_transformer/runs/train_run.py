@@ -302,11 +302,15 @@ def prepare_run(
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0024
 def train_or_resume(
-    text: Text, recipe: Recipe, path: Path, options: RunOptions = _NO_OPTIONS
+    text: Text,
+    recipe: Recipe,
+    path: Path,
+    options: RunOptions = _NO_OPTIONS,
+    start: Path | None = None,  # as for `train_run`
 ) -> dict:  # what config.json says besides the recipe
     "Start a run, or continue it; UserError if it was started with other settings."
     if not (path / "config.json").exists():
-        train_run(text, recipe, path, options)
+        train_run(text, recipe, path, options, start)
     elif read_config(path)[0] == recipe:
         resume_run(path, options, text)
     else:
