@@ -12,18 +12,15 @@ profiler. Weights are random, and EOS is never among the best, so that all trans
 An engine stays if either ratio is at most 0.85 in one of its settings.
 """
 
-import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measuring import Ids, middle, options, rounds, write
+from measuring import Ids, middle, options, peak_bytes, rounds, write
 from torch import Tensor, nn
 
 from annotated_transformer.data.batch import Batch
@@ -154,18 +151,6 @@ def translating_rows(size: Size, n_lines: int) -> list[Row]:
 
 
 # ---- measuring
-
-
-def peak_bytes(action: Action) -> int:
-    "The most memory that PyTorch's allocator had handed out at once, above that before."
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    gc.collect()
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        action()
-    events = profile.profiler.kineto_results.events()
-    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    held = accumulate(change for _, change in sorted(changes, key=itemgetter(0)))
-    return max(held, default=0)
 
 
 def measure(row: Row, n_rounds: int) -> dict:

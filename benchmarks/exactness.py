@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measuring import kill_all, options, write
+from measuring import TORCHRUN, kill_all, options, write
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -49,8 +49,6 @@ SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"
 SETTINGS = ["n_pieces=500", "dropout=0.1", "precision=fp32", "average_last=2"]
 # and the most that rounding may make of it
 DTYPES = {"float32": (torch.float32, 1e-6), "float64": (torch.float64, 1e-13)}
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-TORCHRUN.append("--nproc-per-node")
 COMMAND = "command"  # the first argument of a process that is the command line
 
 

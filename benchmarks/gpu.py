@@ -37,17 +37,12 @@ import measuring
 import numpy as np
 import systems as compared
 import torch
-import torch.nn.functional as F
 import train as training
 from measuring import Ids
-from torch import Tensor
-from torch.nn.attention import SDPBackend as Kernel
-from torch.nn.attention import sdpa_kernel
 
 from annotated_transformer.cli.main import limit_kernels
 from annotated_transformer.data.batch import training_steps
 from annotated_transformer.engines.choose import FAST
-from annotated_transformer.engines.fused_attention import FusedMultiHeadAttention
 from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
@@ -103,18 +98,6 @@ class Kit:
         return round(peak / 2**20 - before)
 
 
-def made_of(makers: dict[str, Callable[[], object]]) -> dict:
-    "Every contender that can be had; a line for each other."
-    made = {}
-    for name, make in makers.items():
-        try:
-            made[name] = make()
-        except Exception as e:  # not installed, no memory, a compiler that fails
-            why = f"{type(e).__name__}: {e}".partition("\n")[0]
-            print(f"  {name} is left out: {why}", flush=True)
-    return made
-
-
 def matmul(kit: Kit) -> None:
     "The measured rate of matrix products, at the model's shapes and at a large one."
     n, chunk = kit.step_tokens, 2**26 // kit.n_vocab  # rows of the logits at a time
@@ -159,7 +142,9 @@ def train(kit: Kit) -> None:
         some = [tuple(t.to(kit.device) for t in batch) for batch in some]
         compiled = KINDS if size == "base" else ["ours"]
         names = [*KINDS, *(name + COMPILED for name in compiled)]
-        made = made_of({n: partial(trained, kit, n, m, some[:2]) for n in names})
+        made = measuring.made_of(
+            {n: partial(trained, kit, n, m, some[:2]) for n in names}
+        )
         pairs = {name: (module, adam) for name, (module, adam, _) in made.items()}
         shape = kit.step_tokens, m.d_model, m.d_ff  # the first feed-forward layer's
         mm = partial(
@@ -225,7 +210,7 @@ def decode(kit: Kit) -> None:
             of_precision = type(name, (kind,), {"precision": precision})
             run = untrained(kit, kit.sizes[size])  # becomes the contender's own
             makers[name] = partial(of_precision, run, options)
-        made = made_of(makers)
+        made = measuring.made_of(makers)
         for setting, (beam, together) in decoding.SETTINGS.items():
             groups = decoding.batches_of(rows, together, 1 if kit.tiny else 8)
             batches = [[rows[i] for i in group] for group in groups]
@@ -235,20 +220,7 @@ def decode(kit: Kit) -> None:
 
 # ---- the training loop, on one device and on all
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 WARM = 10  # steps before the clock starts: a multiple of 10, when steps are reported
-CUDNN_FIRST = [Kernel.CUDNN_ATTENTION, Kernel.EFFICIENT_ATTENTION, Kernel.MATH]
-
-
-def with_cudnn(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    "PyTorch's attention by cuDNN, which the package avoids, wherever cuDNN can."
-    with sdpa_kernel(CUDNN_FIRST, set_priority=True):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
-
-CUDNN = FAST._replace(attention=partial(FusedMultiHeadAttention, attend=with_cudnn))
 
 
 def host_waits(go: Callable[[], object]) -> dict[str, int]:
@@ -276,7 +248,6 @@ def measure(
     tokens: int,  # of a step, over all devices
     sharded: bool = False,
     compiled: bool = False,
-    cudnn: bool = False,
 ) -> dict:
     "Speed and memory of a training, as `annotated-transformer train` runs it."
     more = {"precision": kit.precision, "compile": compiled}
@@ -284,10 +255,10 @@ def measure(
     n = 2000 if kit.tiny else 200_000
     lengths = training.random_lengths(np.random.default_rng(0), n)
     pairs = measuring.random_pairs(lengths, kit.n_vocab)
-    vocab, engines = Ids(kit.n_vocab), CUDNN if cudnn else FAST
+    vocab = Ids(kit.n_vocab)
     kit.megabytes()
     _, parallel, optimizer, schedule = build_training(
-        recipe, vocab, kit.device, sharded=sharded, engines=engines
+        recipe, vocab, kit.device, sharded=sharded
     )
     built = kit.peak_mb()
     place = {"rank": distributed.rank(), "world_size": distributed.world_size()}
@@ -334,8 +305,8 @@ def run_ranks(kit: Kit, n: int, cases: dict[str, dict]) -> dict[str, dict]:
     "What so many processes found of each case; noted."
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        command = [sys.executable, *([*TORCHRUN, str(n)] if n > 1 else []), __file__]
-        command += ["--found", str(found), "--device", kit.device.type]
+        command = [*measuring.TORCHRUN, str(n)] if n > 1 else [sys.executable]
+        command += [__file__, "--found", str(found), "--device", kit.device.type]
         command += ["--cases", json.dumps(cases)]
         status = subprocess.run(command).returncode
         results = json.loads(found.read_text()) if found.exists() else {}
@@ -348,8 +319,7 @@ def run_ranks(kit: Kit, n: int, cases: dict[str, dict]) -> dict[str, dict]:
 def loop(kit: Kit) -> None:
     "The whole training loop on one device: prefetching, the gradient norm, reports."
     base = {"size": "base", "tokens": kit.step_tokens}
-    cudnn, compiled = base | {"cudnn": True}, base | {"compiled": True}
-    run_ranks(kit, 1, {"base": base, "cuDNN attention": cudnn, "compiled": compiled})
+    run_ranks(kit, 1, {"base": base, "compiled": base | {"compiled": True}})
 
 
 def scaling(kit: Kit) -> None:

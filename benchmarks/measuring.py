@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import statistics
 import subprocess
@@ -20,9 +19,11 @@ from annotated_transformer.data.batch import EncodedPairs, RaggedArray
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "results"))
-from figures import options, write  # noqa: E402
+from figures import options, peak_bytes, write  # noqa: E402
 
-__all__ = ["ROOT", "options", "write"]
+__all__ = ["ROOT", "options", "peak_bytes", "write"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+TORCHRUN.append("--nproc-per-node")
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -47,8 +48,20 @@ def rounds(actions: dict[str, Callable[[], object]], n: int) -> list[dict[str, f
     ]
 
 
-def middle(values: Iterable[float], digits: int = 3) -> float:
-    return round(statistics.median(values), digits)
+def middle(values: Iterable[float]) -> float:
+    return round(statistics.median(values), 3)
+
+
+def made_of(makers: dict[str, Callable[[], object]]) -> dict:
+    "Every contender that can be had; a line for each other."
+    made = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make()
+        except Exception as e:  # not installed, no memory, a compiler that fails
+            why = f"{type(e).__name__}: {e}".partition("\n")[0]
+            print(f"  {name} is left out: {why}", flush=True)
+    return made
 
 
 def matmul_rate(
@@ -93,12 +106,6 @@ def random_pairs(lengths: np.ndarray, n_ids: int) -> EncodedPairs:
         ids = rng.integers(4, n_ids, starts[-1]).astype(np.uint16)
         sides.append(RaggedArray(ids, starts))
     return EncodedPairs(*sides)
-
-
-def peak_mb() -> float:
-    "The most memory that this process ever held."
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held / (2**20 if sys.platform == "darwin" else 1024)
 
 
 def in_own_process(file: str, *args: object):

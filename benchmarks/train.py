@@ -3,7 +3,6 @@
 
     make bench-train                                 or, with its options:
     python benchmarks/train.py --precision bf16 fp32 --rounds 7 --out speed.json
-    python benchmarks/train.py --memory 2000         peak and growth of memory over so many steps of varied shapes
 
 Peers: torch.nn.Transformer, and Hugging Face's Marian started from scratch (`pip install transformers`), with either of its attentions.
 Each has the same sizes (256/1024, 4 heads, 3+3 layers, 8,000 shared pieces, tied), dropout 0.1, none of it on attention weights, label
@@ -12,16 +11,14 @@ smoothing 0.1, fused Adam, and is given the same tensors. A round times every co
 """
 
 import argparse
-import resource
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import in_turn, matmul_rate, middle, options, peak_mb, seconds, write
+from measuring import in_turn, made_of, matmul_rate, middle, options, seconds, write
 from torch import Tensor, nn
 
 from annotated_transformer.data.batch import bucket_by_length
@@ -49,11 +46,9 @@ def random_lengths(rng: np.random.Generator, n: int = 29_000) -> np.ndarray:
     return np.stack([src, tgt], axis=1)
 
 
-def batches(
-    n: int, n_tokens: int, n_vocab: int, seed: int = 0
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def batches(n: int, n_tokens: int, n_vocab: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     "(src, tgt_in, tgt_out) of random words; lengths spread as in image captions, sorted and cut as our batches are."
-    rng, made = np.random.default_rng(seed), []
+    rng, made = np.random.default_rng(0), []
     while len(made) < n:  # other lengths in each round, and so other shapes
         lengths = random_lengths(rng)
         made += [
@@ -241,19 +236,6 @@ def contender(
     return module, optimizer
 
 
-def contenders(
-    m: ModelConfig, n_vocab: int, device: str
-) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
-    "Ours first, then each peer that is installed."
-    made = {}
-    for name, kind in {"ours": Ours, **PEERS}.items():
-        try:
-            made[name] = contender(kind, m, n_vocab, device)
-        except ImportError as e:
-            print(f"{name} is left out: {e}")
-    return made
-
-
 # ---- timing
 
 
@@ -315,7 +297,12 @@ def race(
 def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
     "All contenders in one precision; printed, and returned."
     device = torch.device(args.device)
-    made = contenders(m, args.vocab, args.device)
+    made = made_of(
+        {
+            name: partial(contender, kind, m, args.vocab, args.device)
+            for name, kind in {"ours": Ours, **PEERS}.items()
+        }
+    )
     autocast = precision_context(kind, device)
     some = [
         tuple(t.to(device) for t in batch)
@@ -340,24 +327,6 @@ def show(title: str, result: dict, names: Iterable[str]) -> None:
     print(f"ours over the fastest peer: {result['ours over the fastest peer']}")
 
 
-def memory(args: argparse.Namespace, m: ModelConfig) -> dict:
-    "Memory of our training while shapes vary."
-    some = batches(args.memory, 1000, args.vocab)
-    pair = contender(Ours, m, args.vocab, args.device)
-    autocast = precision_context(args.precision[0], torch.device(args.device))
-    marks = {}
-    for i, batch in enumerate(some, start=1):
-        train_on(*pair, [batch], autocast)
-        if i == 100 or i % 500 == 0:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            now = round(pages * resource.getpagesize() / 2**20)
-            marks[i] = {"now_mb": now, "peak_mb": round(peak_mb())}
-            print(f"step {i}: {marks[i]}", flush=True)
-    n_shapes = len({(src.shape, tgt.shape) for src, _, tgt in some})
-    print(f"{n_shapes} different pairs of shapes")
-    return marks
-
-
 def main() -> None:
     parser = options(__doc__)
     add = parser.add_argument
@@ -368,14 +337,10 @@ def main() -> None:
     add("--tokens", type=int, default=4096, help="of a batch")
     add("--device", default="cpu")
     add("--threads", type=int, default=torch.get_num_threads())
-    add("--memory", type=int, metavar="STEPS")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     m, args.vocab = (SMALL, 8000) if args.size == "small" else (BASE, 37_000)
-    if args.memory:
-        write(args.out, memory(args, m))
-    else:
-        write(args.out, {kind: compare(kind, args, m) for kind in args.precision})
+    write(args.out, {kind: compare(kind, args, m) for kind in args.precision})
 
 
 if __name__ == "__main__":

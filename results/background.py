@@ -21,18 +21,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from figures import earlier, n_parameters, options, write
+from figures import Pairs, earlier, encoded, n_parameters, options, write
 from torch import nn
 
-from annotated_transformer.data.batch import (
-    Batch,
-    EncodedPairs,
-    encode_pairs,
-    epoch_batches,
-    training_steps,
-)
+from annotated_transformer.data.batch import Batch, EncodedPairs, training_steps
 from annotated_transformer.data.corpus import load_corpus
-from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.data.vocab import Vocab
 from annotated_transformer.engines.choose import FAST
 from annotated_transformer.experiments.compared import equal_systems
 from annotated_transformer.model.transformer import Transformer
@@ -81,18 +75,14 @@ class Data(NamedTuple):
     vocab: Vocab
     train: EncodedPairs
     valid: list[Batch]
-    test: list[tuple[str, str]]
+    test: Pairs
 
 
 def load_data(args: argparse.Namespace) -> Data:
     recipe = RECIPES[args.data]
     corpus = load_corpus(args.data, args.data_dir)
-    corpus = corpus._replace(train=corpus.train[: args.n_train])
-    sides = (side for pair in corpus.train for side in pair)
-    vocab = learn_bpe(sides, recipe.train.n_pieces)
-    valid = epoch_batches(encode_pairs(corpus.valid, vocab), vocab, 4096, 0, 0)
-    train_pairs = encode_pairs(corpus.train, vocab)
-    return Data(recipe, vocab, train_pairs, list(valid), corpus.test)
+    text = corpus.train[: args.n_train], corpus.valid, corpus.test
+    return Data(recipe, *encoded(*text, recipe.train.n_pieces))
 
 
 def learn(

@@ -18,17 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from figures import options, write
+from figures import Pairs, bleu_on, options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
-from annotated_transformer.runs.folder import read_config
 from annotated_transformer.runs.hooks import STOP_SIGNALS
 from annotated_transformer.runs.settings import Recipe, fine_tune, get_recipe
-from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
-from annotated_transformer.translating.evaluate import bleu
-
-Pairs = list[tuple[str, str]]
+from annotated_transformer.runs.train_run import RunOptions, train_or_resume
 
 
 class Row(NamedTuple):
@@ -95,23 +91,9 @@ def recipe_of(row: Row, base: Recipe, args: argparse.Namespace) -> Recipe:
     return replace(tuned, train=train)
 
 
-def trained(corpus: Corpus, recipe: Recipe, run: Path, start: Path | None) -> dict:
-    "Train, or go on; what config.json says at the end."
-    quiet = RunOptions("cpu", quiet=True)
-    if (run / "config.json").exists():
-        resume_run(run, quiet, corpus)
-    else:
-        train_run(corpus, recipe, run, quiet, start)
-    return read_config(run)[1]
-
-
 def scores(run: Path, tests: dict[str, Pairs]) -> dict[str, float]:
     translator = load(run)
-    found = {}
-    for name, pairs in tests.items():
-        sources, references = map(list, zip(*pairs))
-        found[name] = round(bleu(translator.translate(sources), references).value, 2)
-    return found
+    return {name: round(bleu_on(translator, test), 2) for name, test in tests.items()}
 
 
 def main() -> None:
@@ -142,7 +124,8 @@ def main() -> None:
     def measured(run: Path, corpus: Corpus, recipe: Recipe, start: Path | None) -> dict:
         file = run.with_name(f"{run.name}.json")
         if not file.exists():
-            about = trained(corpus, recipe, run, start)
+            quiet = RunOptions("cpu", quiet=True)
+            about = train_or_resume(corpus, recipe, run, quiet, start)
             if about["stopped"] in STOP_SIGNALS:
                 raise SystemExit(f"{run}: {about['stopped']}; the same command goes on")
             found = {"steps": about["steps"], "weights": about["weights"]}

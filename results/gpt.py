@@ -18,18 +18,11 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-from figures import earlier, n_parameters, options, write
+from figures import Data, earlier, encoded, n_parameters, options, write
 from torch import nn
 
-from annotated_transformer.data.batch import (
-    Batch,
-    EncodedPairs,
-    encode_pairs,
-    epoch_batches,
-    training_steps,
-)
+from annotated_transformer.data.batch import training_steps
 from annotated_transformer.data.corpus import load_corpus
-from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.experiments.gpt import (
     NextTokenLoss,
@@ -47,15 +40,6 @@ from annotated_transformer.training.optimizer import adam, linear_schedule
 from annotated_transformer.training.train import StepRecord, train
 from annotated_transformer.translating.evaluate import bleu
 from annotated_transformer.translating.translate import Translator
-
-
-class Data(NamedTuple):
-    "What every model is trained and measured on."
-
-    vocab: Vocab
-    train: EncodedPairs
-    valid: list[Batch]
-    test: list[tuple[str, str]]
 
 
 class Row(NamedTuple):
@@ -101,10 +85,7 @@ def models(data: Data, args: argparse.Namespace) -> dict[str, Row]:
 def load_data(args: argparse.Namespace) -> Data:
     sizes = {"n_train": args.n_train, "n_valid": 500, "n_test": args.n_test}
     corpus = load_corpus("builtin", **sizes)
-    sides = (side for pair in corpus.train for side in pair)
-    vocab = learn_bpe(sides, args.n_pieces, n_threads=1)
-    valid = epoch_batches(encode_pairs(corpus.valid, vocab), vocab, 4096, 0, 0)
-    return Data(vocab, encode_pairs(corpus.train, vocab), list(valid), corpus.test)
+    return encoded(corpus.train, corpus.valid, corpus.test, args.n_pieces)
 
 
 def learn(

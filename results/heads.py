@@ -15,16 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from figures import options, thousandths, without_each, write
+from figures import options, tiny_run, tokens_and_maps, without_each, write
 
-from annotated_transformer.data.batch import pad_ids
-from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, Sentence
 from annotated_transformer.engines.batched_search import batched_greedy_search
-from annotated_transformer.runs.folder import load_run, pretrained_run
-from annotated_transformer.runs.settings import get_recipe
-from annotated_transformer.runs.train_run import train_run
-from annotated_transformer.show.explorer import display_tokens
 from annotated_transformer.show.heads import (
     AntecedentAttention,
     WordPair,
@@ -33,7 +27,7 @@ from annotated_transformer.show.heads import (
     pronoun_scores,
     pronoun_sentences,
 )
-from annotated_transformer.show.visualize import attention_maps, attention_modules
+from annotated_transformer.show.visualize import attention_modules
 from annotated_transformer.translating.translate import Translator
 
 
@@ -59,18 +53,11 @@ def without_two(
 
 def animal(translator: Translator, s: Sentence) -> dict:
     "The weights of every head in one sentence and its reference translation."
-    vocab = translator.vocab
+    model, vocab = translator.model, translator.vocab
     pair = WordPair.encode(vocab, s)
-    maps = attention_maps(
-        translator.model,
-        *(pad_ids([ids], vocab.pad_id) for ids in (pair.src, pair.tgt_in)),
-    )
-    return {
-        "src": display_tokens(vocab.tokens(pair.src)),
-        "tgt": display_tokens(vocab.tokens(pair.tgt_in)),
+    return tokens_and_maps(model, vocab, pair.src, pair.tgt_in) | {
         "it": pair.src_words.index(s.pronoun.word),
         "writes": pair.predicts.index(s.pronoun.answer_word),
-        "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()},
     }
 
 
@@ -89,9 +76,7 @@ def main() -> None:
     add("--n", type=int, default=900, help="sentences drawn; a few are left out")
     add("--seed", type=int, default=1, help="of the sentences")
     args = parser.parse_args()
-    if not (pretrained_run(args.run) or args.run / "model.safetensors").exists():
-        train_run(load_corpus("builtin"), get_recipe("tiny"), args.run)
-    run, sentences = load_run(args.run), pronoun_sentences(args.n, args.seed)
+    run, sentences = tiny_run(args.run), pronoun_sentences(args.n, args.seed)
     began = time.process_time()
     translator = Translator(run.model, run.vocab, search=batched_greedy_search)
     with torch.inference_mode():

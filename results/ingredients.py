@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from figures import options, write
+from figures import Pairs, bleu_on, options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
@@ -26,7 +26,7 @@ from annotated_transformer.runs.checkpoint import latest
 from annotated_transformer.runs.folder import read_metrics
 from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
-from annotated_transformer.translating.evaluate import bleu, bleu_variants
+from annotated_transformer.translating.evaluate import bleu_variants
 
 SHORT = "max_steps=1600 valid_every=400 warmup_steps"
 ROWS = {  # name: recipe, settings
@@ -78,20 +78,15 @@ def recipe_of(row: str, seed: int, settings: list[str]) -> Recipe:
     return override(get_recipe(name), [*own.split(), *settings, f"seed={seed}"])
 
 
-Pairs = list[tuple[str, str]]
-
-
-def bleu_on(
-    pairs: Pairs, run: Path, device: str, beam_size: int, alpha: float
+def bleu_of(
+    run: Path, pairs: Pairs, device: str, beam_size: int, alpha: float
 ) -> float:
     "Cased BLEU of a run's translations of `pairs`."
-    sources, references = map(list, zip(*pairs))
-    translator = load(run, device, search_with(beam_size, alpha))
-    return round(bleu(translator.translate(sources), references).value, 2)
+    return round(bleu_on(load(run, device, search_with(beam_size, alpha)), pairs), 2)
 
 
 def last_checkpoint_bleu(pairs: Pairs, run: Path, device: str, alpha: float) -> float:
-    "`bleu_on` for the newest checkpoint, in place of an average of some."
+    "`bleu_of` for the newest checkpoint, in place of an average of some."
     with TemporaryDirectory() as folder:
         newest = latest(run / "checkpoints")
         for path in (
@@ -100,7 +95,7 @@ def last_checkpoint_bleu(pairs: Pairs, run: Path, device: str, alpha: float) -> 
             newest / "model.safetensors",
         ):
             shutil.copy(path, folder)
-        return bleu_on(pairs, Path(folder), device, BEAM, alpha)
+        return bleu_of(Path(folder), pairs, device, BEAM, alpha)
 
 
 def scored(run: Path, corpus: Corpus, device: str) -> dict:
@@ -111,15 +106,15 @@ def scored(run: Path, corpus: Corpus, device: str) -> dict:
     """
     train = list(corpus.train)
     train, valid = train[:: len(train) // 1000 or 1], list(corpus.valid)
-    by_alpha = {a: bleu_on(valid, run, device, BEAM, a) for a in ALPHAS}
+    by_alpha = {a: bleu_of(run, valid, device, BEAM, a) for a in ALPHAS}
     alpha = max(by_alpha, key=lambda alpha: by_alpha[alpha])
     sources, references = map(list, zip(*corpus.test))
     translations = load(run, device, search_with(BEAM, alpha)).translate(sources)
     found = bleu_variants(translations, references, "de")
     return {
         "validation": [{"alpha": a, "bleu": b} for a, b in by_alpha.items()],
-        "greedy": bleu_on(valid, run, device, 1, alpha),
-        "greedy_on_train": bleu_on(train, run, device, 1, alpha),
+        "greedy": bleu_of(run, valid, device, 1, alpha),
+        "greedy_on_train": bleu_of(run, train, device, 1, alpha),
         "last_checkpoint": last_checkpoint_bleu(valid, run, device, alpha),
         "alpha": alpha,
         "test": {score.name: round(score.value, 2) for score in found},

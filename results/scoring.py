@@ -22,22 +22,13 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from figures import earlier, n_parameters, options, write
+from figures import Data, earlier, encoded, n_parameters, options, peak_bytes, write
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-from annotated_transformer.data.batch import (
-    Batch,
-    EncodedPairs,
-    encode_pairs,
-    epoch_batches,
-    training_steps,
-)
+from annotated_transformer.data.batch import Batch, training_steps
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.experiments.layer_costs import cpu_seconds
 from annotated_transformer.model.config import ModelConfig
@@ -111,25 +102,14 @@ SMALLER = "unscaled, smaller start"
 # --- training -----------------------------------------------------------------
 
 
-class Data(NamedTuple):
-    "What every model is trained and measured on."
-
-    vocab: Vocab
-    train: EncodedPairs
-    valid: list[Batch]
-    test: list[tuple[str, str]]
-
-
 def load_data(args: argparse.Namespace) -> Data:
     "Sentences with a pronoun: an antecedent has to be found for each."
     pairs, held_out = (
         [(s.en, s.de) for s in builtin(n, 0, split, PATTERNS)]
         for n, split in ((args.n_train, "train"), (args.n_test, "valid"))
     )
-    vocab = learn_bpe((side for pair in pairs for side in pair), args.n_pieces)
-    valid = epoch_batches(encode_pairs(held_out, vocab), vocab, 4096, seed=0, epoch=0)
     test = [(s.en, s.de) for s in pronoun_sentences(args.n_test, patterns=PATTERNS)]
-    return Data(vocab, encode_pairs(pairs, vocab), list(valid), test)
+    return encoded(pairs, held_out, test, args.n_pieces)
 
 
 def build(name: str, d_k: int, data: Data, args: argparse.Namespace) -> Transformer:
@@ -269,21 +249,6 @@ def train_all(name: str, d_k: int, data: Data, args: argparse.Namespace) -> dict
 
 
 # --- cost by length -----------------------------------------------------------
-
-
-def peak_bytes(action: Callable[[], object]) -> int:
-    "The most memory that an action holds in tensors at once, of all that it allocates."
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        action()
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted(
-        (e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"
-    )
-    held = most = 0
-    for _, n_bytes in changes:
-        held += n_bytes
-        most = max(most, held)
-    return most
 
 
 def both_passes(module: nn.Module, inputs: list[Tensor], upstream: Tensor) -> None:

@@ -15,11 +15,9 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from figures import options, thousandths, without_each, write
+from figures import options, tiny_run, tokens_and_maps, without_each, write
 from torch import Tensor
 
-from annotated_transformer.data.batch import pad_ids
-from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import Sentence, builtin, separated_verb
 from annotated_transformer.engines.batched_search import batched_greedy_search
 from annotated_transformer.experiments.structure import (
@@ -30,11 +28,8 @@ from annotated_transformer.experiments.structure import (
     prefixes_predicted,
 )
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import Run, load_run
-from annotated_transformer.runs.settings import get_recipe, override
-from annotated_transformer.runs.train_run import train_run
-from annotated_transformer.show.explorer import display_tokens
-from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.runs.folder import Run
+from annotated_transformer.runs.settings import get_recipe
 from annotated_transformer.translating.translate import Translator
 
 OBJECT_FIRST = ("wh", "relative_object")  # patterns with an object before its verb
@@ -129,20 +124,14 @@ def example(run: Run, s: Sentence) -> dict:
     vocab = run.vocab
     src = [*vocab.encode(s.en), vocab.eos_id]
     tgt_in = [vocab.bos_id, *vocab.encode(s.de)]
-    maps = attention_maps(
-        run.model, *(pad_ids([ids], vocab.pad_id) for ids in (src, tgt_in))
-    )
-    verb = separated_verb(s)
+    found, verb = tokens_and_maps(run.model, vocab, src, tgt_in), separated_verb(s)
+    del found["maps"]["cross"]
     return {
         "en": s.en,
         "de": s.de,
         "dependencies": [list(d) for d in dependencies(s)],
         "prefix": list(verb) if verb else None,
-        "src": display_tokens(vocab.tokens(src)),
-        "tgt": display_tokens(vocab.tokens(tgt_in)),
-        "maps": {
-            kind: thousandths(maps[kind][:, 0]) for kind in ("encoder", "decoder")
-        },
+        **found,
     }
 
 
@@ -152,13 +141,6 @@ def has_all(s: Sentence) -> bool:
     verb = separated_verb(s)
     is_far = verb is not None and verb.prefix - verb.finite >= 5
     return is_far and wanted <= {d.relation for d in dependencies(s)}
-
-
-def load_or_train(path: Path, seed: int) -> Run:
-    if not (path / "model.safetensors").exists():
-        recipe = override(get_recipe("tiny"), [f"seed={seed}"])
-        train_run(load_corpus("builtin"), recipe, path)
-    return load_run(path)
 
 
 def main() -> None:
@@ -174,7 +156,7 @@ def main() -> None:
     known = {s.en for s in sentences}
     more = builtin(args.n // 4, args.seed, "test", OBJECT_FIRST)
     sentences += [s for s in more if s.en not in known]
-    runs = [load_or_train(path, seed) for seed, path in enumerate(args.runs)]
+    runs = [tiny_run(path, seed) for seed, path in enumerate(args.runs)]
     measured = []
     for run in runs:
         began = time.process_time()

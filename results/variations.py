@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from figures import about, n_parameters, options, write
+from figures import about, bleu_on, n_parameters, options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
@@ -26,7 +26,6 @@ from annotated_transformer.io.text import fingerprint
 from annotated_transformer.runs.folder import read_metrics, use_average
 from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
-from annotated_transformer.translating.evaluate import bleu
 
 
 class Row(NamedTuple):
@@ -84,15 +83,13 @@ def recipe_of(row: Row, base: Recipe, seed: int) -> Recipe:
 
 def decoding(run: Path, corpus: Corpus, device: str) -> list[dict]:
     "BLEU of a finished run by beam size, α and number of averaged checkpoints (§6.1)."
-    sources, references = map(list, zip(*corpus.valid))
     found = []
     for n_averaged in (1, 5):
         use_average(run, n_averaged)
         for beam, alpha in SEARCHES:
             translator = load(run, device, search_with(beam, alpha))
-            score = bleu(translator.translate(sources), references).value
             how = {"averaged": n_averaged, "beam_size": beam, "alpha": alpha}
-            found.append({**how, "bleu": score})
+            found.append({**how, "bleu": bleu_on(translator, corpus.valid)})
     use_average(run, 1)
     return found
 
@@ -100,11 +97,10 @@ def decoding(run: Path, corpus: Corpus, device: str) -> list[dict]:
 def measured(run: Path, corpus: Corpus, device: str) -> dict:
     "A finished run on the validation set, by its last weights (§6.2)."
     looks = [record for record in read_metrics(run) if "valid_loss" in record]
-    sources, references = map(list, zip(*corpus.valid))
     translator = load(run, device, search_with(BEAM, ALPHA))
     return {
         "valid_loss": looks[-1]["valid_loss"],  # nats per token, without smoothing
-        "bleu": bleu(translator.translate(sources), references).value,
+        "bleu": bleu_on(translator, corpus.valid),
         "n_parameters": n_parameters(translator.model),
         "seconds": looks[-1]["seconds"],  # of training, by the clock
         "curve": [[look["step"], look["valid_loss"]] for look in looks],

@@ -49,7 +49,6 @@ def claim() -> None:
     cuda.current_device = lambda: 0
     cuda.get_device_name = lambda device=None: "stand-in"
     cuda.get_device_capability = lambda device=None: (7, 0)
-    cuda.mem_get_info = lambda device=None: (2**34, 2**34)
     driver._cuda_setDevice = lambda index: None
     driver._cuda_exchangeDevice = driver._cuda_maybeExchangeDevice = lambda index: 0
     run = threading.Thread.run

@@ -4,12 +4,9 @@ import dataclasses
 import math
 
 import pytest
-import torch
 
 from annotated_transformer import UserError
 from annotated_transformer.model.config import ModelConfig, Rule
-from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.recipe import _n_weights, check_memory
 from annotated_transformer.runs.settings import TrainConfig, get_recipe, override
 
 FIELDS = [
@@ -62,39 +59,3 @@ def test_ranges(name):
     for value in outside:
         with pytest.raises(UserError, match=f"{name}={value}"):
             override(get_recipe("base"), [f"{name}={value}"])
-
-
-SIZES = [
-    [],
-    ["d_k=16", "n_layers=3"],
-    ["d_model=256", "d_k=32", "d_v=16"],
-    ["norm=pre"],
-    ["position=learned"],
-]
-
-
-@pytest.mark.parametrize("settings", SIZES, ids=str)
-def test_numbers_are_counted_without_building_the_model(settings):
-    sizes = override(get_recipe("base"), settings).model
-    with torch.device("meta"):
-        model = build_transformer(sizes, 1000, pad_id=0)
-    matrices = [p.numel() for p in model.parameters() if p.dim() == 2]
-    assert _n_weights(sizes, 1000) == sum(matrices)
-    assert sum(matrices) > 0.99 * sum(p.numel() for p in model.parameters())
-
-
-def test_what_does_not_fit_is_said_before_anything_is_built(monkeypatch):
-    "Weights with gradients and Adam's state, on all devices that share them."
-    sizes, cpu = get_recipe("base").model, torch.device("cpu")
-    n = _n_weights(sizes, 1000)
-    memory = lambda each: lambda name: each * n if name == "SC_PHYS_PAGES" else 1
-    monkeypatch.setattr("os.sysconf", memory(16), raising=False)
-    check_memory(sizes, 1000, cpu)
-    monkeypatch.setattr("os.sysconf", memory(15), raising=False)
-    with pytest.raises(UserError, match="^n_layers=6 .* needs 1 GB to be trained"):
-        check_memory(sizes, 1000, cpu)
-    check_memory(sizes, 1000, cpu, n_devices=2)
-    monkeypatch.delattr("os.sysconf", raising=False)  # Windows
-    check_memory(sizes, 1000, cpu)
-    with pytest.raises(UserError, match="there are 1,100 GB: use smaller sizes"):
-        check_memory(ModelConfig(n_layers=1000, d_ff=100_000_000), 1000, cpu)

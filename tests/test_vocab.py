@@ -157,11 +157,10 @@ def test_same_text_same_model_in_another_process():
 
 
 def test_every_line_has_the_same_chance():
-    "5 of 20 lines, 4,000 times: 1,000 each, with a standard deviation of 27; five of them allowed."
+    "20,000 of 80,000 lines: 1,000 of each 4,000, with a standard deviation of 27; five of them allowed."
     times = [0] * 20
-    for seed in range(4000):
-        for i in _sample_lines(range(20), 5, seed):
-            times[i] += 1
+    for i in _sample_lines(range(80_000), 20_000):
+        times[i // 4000] += 1
     assert max(abs(n - 1000) for n in times) < 137
 
 
@@ -187,8 +186,6 @@ MANY = "".join(map(chr, range(0x4E00, 0x4F00)))  # characters
         (lambda: learn_bpe([MANY], 300), "too many different characters"),
         (lambda: Vocab(b"pieces"), "not a SentencePiece model"),
         (lambda: Vocab(without_padding()), "lacks <pad>"),
-        (lambda: VOCAB.encode("\ud800"), "half of a surrogate pair"),
-        (lambda: VOCAB.encode_many(["fine", "\udc80"]), "half of a surrogate pair"),
         (lambda: Vocab.load(Path("nowhere/vocab")), "no such file"),
     ],
 )

@@ -122,27 +122,17 @@ def run_all(names: list[str], workers: int, alone: bool, slow: bool) -> int:
 # ---- exporting
 
 
-def unix_lines(lib: Path) -> None:
-    "Lines end as in git wherever the modules are exported; on Windows nbdev writes CRLF."
+def tidy_modules(lib: Path) -> None:
+    "Imports from the package become relative, which nbdev does on one line only; lines end as in git, where nbdev writes CRLF on Windows."
     for path in lib.rglob("*.py"):
-        if b"\r\n" in (data := path.read_bytes()):
-            path.write_bytes(data.replace(b"\r\n", b"\n"))
-
-
-def relative_imports(lib: Path) -> None:
-    "nbdev makes imports from the package relative only where they stand on one line: here all of them."
-    for path in lib.glob("*/**/*.py"):
         text = path.read_text(encoding="utf-8")
         dots = "." * len(path.relative_to(lib).parts)
-        made = re.sub(rf"^( *from ){lib.name}\b\.?", rf"\1{dots}", text, flags=re.M)
-        made = re.sub(
-            rf"^( *from ){re.escape(dots + path.parent.name)}\.",
-            r"\1.",
-            made,
-            flags=re.M,
-        )
-        if made != text:
-            path.write_text(made, encoding="utf-8", newline="\n")
+        own = rf"^( *from ){re.escape(dots + path.parent.name)}\."
+        if path.parent != lib:
+            text = re.sub(rf"^( *from ){lib.name}\b\.?", rf"\1{dots}", text, flags=re.M)
+            text = re.sub(own, r"\1.", text, flags=re.M)
+        if text.encode() != path.read_bytes():
+            path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def export(root: Path = ROOT) -> None:
@@ -153,8 +143,7 @@ def export(root: Path = ROOT) -> None:
     if lines := [line for path in notebooks for line in conflicts(path)]:
         sys.exit("\n".join(lines))
     nbdev_export()
-    unix_lines(root / settings(root)["lib_path"])
-    relative_imports(root / settings(root)["lib_path"])
+    tidy_modules(root / settings(root)["lib_path"])
     for path in notebooks:
         write_clean(json.loads(path.read_text(encoding="utf-8")), path)
     index = root / "nbs" / settings(root)["readme_nb"]

@@ -63,9 +63,9 @@ def every_page() -> list[Path]:
 NEXT = r"^\*Next:\*.*?\]\((?P<next>\w+\.ipynb)"
 
 
-def reading_path(start: str = "01_one_page.ipynb") -> list[Path]:
+def reading_path() -> list[Path]:
     "Where the first link after *Next:* leads from page to page: the evening path, and on."
-    path, name = [], start
+    path, name = [], "01_one_page.ipynb"
     while name and ROOT / "nbs" / name not in path:
         path.append(ROOT / "nbs" / name)
         cells = json.loads(path[-1].read_text(encoding="utf-8"))["cells"]

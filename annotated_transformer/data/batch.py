@@ -340,11 +340,6 @@ def training_steps(
     accumulate: int = 1,  # micro-batches for each rank and step, at most
 ) -> Iterator[Step]:
     "Endless steps, whose batches are the same for any number of ranks (§5.1)."
-    if not 0 <= rank < world_size or accumulate < 1:
-        raise UserError(
-            f"rank={rank} of world_size={world_size}, accumulate={accumulate}: "
-            "use 0 ≤ rank < world_size and accumulate ≥ 1"
-        )
     lengths = data.lengths()
     kept = _short_rows(lengths, max_len)
     pairs, lengths, step, n_done = data, lengths[kept], start.step, start.i_batch
@@ -354,11 +349,6 @@ def training_steps(
             lengths = pairs.lengths()[kept]
         rng = np.random.default_rng([seed, epoch])
         batches = bucket_by_length(lengths, batch_tokens, rng)
-        if n_done > len(batches):
-            raise UserError(
-                f"i_batch={n_done} is beyond epoch {epoch} with its "
-                f"{len(batches)} batches: was the run started with other text?"
-            )
         for i, rows in enumerate(batches[n_done:], start=n_done + 1):
             step += 1
             yield Step(

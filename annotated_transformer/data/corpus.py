@@ -381,15 +381,6 @@ def _check_language(name: str, code: str | None) -> None:
             f"{name}={code!r} is not a BCP 47 language code, for example en, de, pt-BR"
         )
 
-
-def known_languages(about: dict) -> tuple[str | None, str | None]:
-    "The codes of source and target language in a run's settings; None if not known."
-    found = about.get("src_lang"), about.get("tgt_lang")
-    src, tgt = (
-        x if isinstance(x, str) and _LANGUAGE_CODE.fullmatch(x) else None for x in found
-    )
-    return src, tgt
-
 # %% ../../nbs/51a_corpus.ipynb #9161102a
 def _set_aside(
     files: tuple[Path, ...], columns: tuple[int, int] | None = None

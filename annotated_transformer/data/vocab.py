@@ -103,19 +103,11 @@ class Vocab:
 
     def encode(self, text: str) -> list[int]:
         "Token ids of a sentence, without BOS and EOS; none if nothing is visible."
-        try:
-            return self.pieces.encode(text)
-        except RuntimeError:
-            message = f"text={text!r} has half of a surrogate pair: read it as UTF-8"
-            raise UserError(message) from None
+        return self.pieces.encode(text)
 
     def encode_many(self, texts: list[str], n_threads: int = -1) -> list[list[int]]:
         "Token ids of many sentences; by default with one thread per core."
-        try:
-            return self.pieces.encode(texts, num_threads=n_threads)
-        except (RuntimeError, TypeError):
-            # `encode` names the text, this error does not
-            return [self.encode(text) for text in texts]
+        return self.pieces.encode(texts, num_threads=n_threads)
 
     def decode(self, ids: Iterable[int]) -> str:
         "The sentence, without special tokens and bytes that form no character."
@@ -141,9 +133,9 @@ class Vocab:
         Path(path).write_bytes(self.model)
 
 # %% ../../nbs/51b_vocab.ipynb #0618c3d9
-def _sample_lines(lines: Iterable[str], n: int, seed: int = 0) -> list[str]:
+def _sample_lines(lines: Iterable[str], n: int) -> list[str]:
     "At most `n` lines, sampled uniformly."
-    rng = random.Random(seed)
+    rng = random.Random(0)
     return heapq.nlargest(n, lines, key=lambda line: rng.random())
 
 # %% ../../nbs/51b_vocab.ipynb #420876e1

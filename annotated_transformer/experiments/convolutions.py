@@ -222,11 +222,11 @@ class NeuralGPU(nn.Module):
     Kaiser and Sutskever (2016), Kaiser and Bengio (2016).
     """
 
-    def __init__(self, d_model: int, n_columns: int = 4, width: int = 3):
+    def __init__(self, d_model: int, n_columns: int = 4):
         super().__init__()
         self.n_columns = n_columns
-        self.gates = nn.Conv2d(d_model, 2 * d_model, width, padding="same")
-        self.candidate = nn.Conv2d(d_model, d_model, width, padding="same")
+        self.gates = nn.Conv2d(d_model, 2 * d_model, 3, padding="same")
+        self.candidate = nn.Conv2d(d_model, d_model, 3, padding="same")
 
     def step(
         self, picture: Float[Tensor, "b d_model n n_columns"]

@@ -57,18 +57,17 @@ def build_gpt(
     config: ModelConfig,
     n_vocab: int,
     pad_id: int,
-    dropout: float = 0.0,
     *,
     mask: Callable[[Tensor], Tensor] | None = None,  # None = causal
 ) -> GPT:
-    "A decoder-only model of these sizes, initialised as `build_transformer` does."
+    "A decoder-only model without dropout, initialised as `build_transformer` does."
     d = config.d_model
     connection = {"post": PostNorm, "pre": PreNorm}[config.norm]
     layers = [
         EncoderLayer(
             MultiHeadAttention(d, config.n_heads, config.d_k, config.d_v),
             FeedForward(d, config.d_ff),
-            residual=lambda: connection(d, nn.Dropout(dropout)),
+            residual=lambda: connection(d, nn.Identity()),
         )
         for _ in range(config.n_layers)
     ]
@@ -77,7 +76,7 @@ def build_gpt(
         Encoder(layers, norm),
         Embedding(n_vocab, d),
         SinusoidalPosition(d),
-        nn.Dropout(dropout),
+        nn.Identity(),
         mask or partial(target_mask, pad_id=pad_id),
         pad_id,
     )

@@ -52,16 +52,15 @@ def flash_attention(
 
 # %% ../../nbs/40a_layer_costs.ipynb #6f7ac062
 def cpu_seconds(
-    actions: dict[str, Callable[[], object]],
-    n_rounds: int = 3,
-    at_least: float = 2e-3,  # seconds per round; shorter actions are repeated
+    actions: dict[str, Callable[[], object]], n_rounds: int = 3
 ) -> dict[str, float]:
     "The mean CPU time of a call of each action, the minimum over alternating rounds."
     n_calls, best = {}, dict.fromkeys(actions, math.inf)
     for name, action in actions.items():
         started = time.process_time()
         action()  # a warm-up call, whose time gives the number of calls
-        n_calls[name] = math.ceil(at_least / max(time.process_time() - started, 1e-6))
+        spent = max(time.process_time() - started, 1e-6)
+        n_calls[name] = math.ceil(2e-3 / spent)  # 2 ms per round or more
     for _ in range(n_rounds):
         for name, action in actions.items():
             started = time.process_time()

@@ -21,7 +21,8 @@ from .. import UserError
 from ..data.vocab import Vocab
 from ..engines.batched_search import batched_greedy_search
 from .marian import write_sentencepiece
-from ..io.files import check_new_folder, new_folder
+from ..io.files import new_folder
+from ..io.text import optional
 from ..model.config import ModelConfig
 from ..model.decode import Hypothesis
 from ..runs.folder import Run, load_run
@@ -109,12 +110,7 @@ def _add_vocabulary(spec, vocab: Vocab) -> None:
 # %% ../../nbs/92_ct2.ipynb #92000001
 def _empty_spec(config: ModelConfig):
     "A `ctranslate2.specs.TransformerSpec` of these sizes, without weights."
-    try:
-        from ctranslate2 import specs
-    except ImportError:
-        raise UserError(
-            "ctranslate2 is not installed: pip install 'annotated_transformer[ct2]'"
-        ) from None
+    specs = optional("CTranslate2", "ctranslate2").specs
     width = config.d_model // config.n_heads
     d_k, d_v = config.d_k or width, config.d_v or width
     if d_k != d_v:
@@ -145,7 +141,6 @@ def _engine_spec(run: Run):
     return spec
 
 # %% ../../nbs/92_ct2.ipynb #92000012
-_QUANTIZATIONS = ("float32", "float16", "int8")
 _README = """\
 # A translation model for CTranslate2
 
@@ -181,13 +176,8 @@ def export_ct2(run: Path, out: Path, quantization: str = "float32") -> Path:
     `quantization` is "float32", "float16" or "int8". UserError for a run that cannot be
     exported, or if `out` is not an empty folder.
     """
-    if quantization not in _QUANTIZATIONS:
-        raise UserError(
-            f"quantization={quantization!r} must be one of {', '.join(_QUANTIZATIONS)}"
-        )
-    check_new_folder(out)
-    trained = load_run(run)
     with new_folder(out) as new:
+        trained = load_run(run)
         _write_model(trained, new, quantization)
         write_sentencepiece(new, trained.vocab)
         readme = _README.format(quantization=quantization)

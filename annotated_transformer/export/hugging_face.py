@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .. import UserError, __version__
-from ..data.corpus import DATA_SETS, known_languages
+from ..data.corpus import DATA_SETS
 from ..data.vocab import Vocab
 from .marian import (
     EXTRA_POSITIONS,
@@ -30,7 +30,6 @@ from .marian import (
     write_sentencepiece,
 )
 from ..io.files import (
-    check_new_folder,
     new_folder,
     read_file,
     write_json,
@@ -225,7 +224,7 @@ def _text_of(about: dict) -> str:
 
 def _languages(about: dict) -> list[str]:
     "The codes of source and target language; none unless the run knows both."
-    codes = [code for code in known_languages(about) if code]
+    codes = [about[x] for x in ("src_lang", "tgt_lang") if about.get(x)]
     return codes if len(codes) == 2 else []
 
 # %% ../../nbs/93_hugging_face.ipynb #93ft0002
@@ -257,7 +256,6 @@ def export_hf(run: Path, out: Path) -> Path:
     UserError for a run that cannot be exported, or if `out` is not an empty folder.
     """
     path, out = pretrained_run(Path(run)) or Path(run), Path(out)
-    check_new_folder(out)
     settings = read_settings(path)
     if settings.get("kind") == "marian":
         with new_folder(out) as new:

@@ -118,7 +118,7 @@ About = TypedDict(
     {
         "kind": str | None,  # where a run was imported from; None: it was trained here
         "data": str | None,
-        "src_lang": str | None,  # `known_languages` says which of them are codes
+        "src_lang": str | None,
         "tgt_lang": str | None,
         "source": dict | None,
         "from": dict | None,  # the run whose weights and vocabulary it started from

@@ -21,7 +21,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .. import UserError
 from ..data.batch import (
     EncodedPairs,
     drop_long_pairs,
@@ -29,6 +28,7 @@ from ..data.batch import (
 )
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
+from ..io.text import optional
 from ..model.transformer import Transformer
 from .folder import RunFolder
 from .recipe import BatchLoss, validation_loss
@@ -166,12 +166,9 @@ def progress_bar(
 # %% ../../nbs/97b_hooks.ipynb #66c072d8
 def summary_writer() -> type:
     "TensorBoard's `SummaryWriter`; `UserError` where TensorBoard is not installed."
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "TensorBoard is not installed: pip install tensorboard"
-        ) from None
+    optional("--tensorboard", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter
 
 # %% ../../nbs/97b_hooks.ipynb #7608ccf2

@@ -220,8 +220,6 @@ def recipe_from_dict(values: dict) -> Recipe:
     setting is unknown or has a wrong value.
     """
     parts: dict[str, Any] = {}
-    if not isinstance(values, dict):
-        raise UserError("not the settings of a recipe: not a JSON object")
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
         given, names = values.get(part), {field.name for field in fields(kind)}
         if not isinstance(given, dict):

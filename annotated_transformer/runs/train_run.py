@@ -45,7 +45,6 @@ from .hooks import (
 )
 from .recipe import (
     build_training,
-    check_memory,
     choose_precision,
 )
 from .settings import Recipe
@@ -176,7 +175,7 @@ def _finish(
 
 # %% ../../nbs/97c_train_run.ipynb #47fffac6
 def _announce(run: RunFolder, device: torch.device, options: RunOptions) -> None:
-    "Say where the run is trained, and whether the machine has a GPU that is not used."
+    "Say where the run is trained, whether a GPU is not used, and a warm-up is too long."
     if options.quiet or not is_main():
         return
     precision = choose_precision(run.recipe.train.precision, device)
@@ -205,8 +204,6 @@ def _smaller_batches(run: RunFolder) -> str:
 def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
     "Train a run from its newest checkpoint to its end; a signal ends it, and is saved."
     settings = run.recipe.train
-    n_devices = world_size() if options.sharded else 1
-    check_memory(run.recipe.model, settings.n_pieces, device, n_devices)
     data = run.encoded(options.quiet)
     _announce(run, device, options)
     objective, wrapped, optimizer, schedule = build_training(
@@ -308,11 +305,15 @@ def prepare_run(
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0024
 def train_or_resume(
-    text: Text, recipe: Recipe, path: Path, options: RunOptions = _NO_OPTIONS
+    text: Text,
+    recipe: Recipe,
+    path: Path,
+    options: RunOptions = _NO_OPTIONS,
+    start: Path | None = None,  # as for `train_run`
 ) -> dict:  # what config.json says besides the recipe
     "Start a run, or continue it; UserError if it was started with other settings."
     if not (path / "config.json").exists():
-        train_run(text, recipe, path, options)
+        train_run(text, recipe, path, options, start)
     elif read_config(path)[0] == recipe:
         resume_run(path, options, text)
     else:

@@ -32,16 +32,15 @@ _AMBIGUOUS_PATTERNS = ("it_because", "it_although", "it_fit")
 def pronoun_sentences(
     n: int,
     seed: int = 1,
-    split: str = "test",
     patterns: tuple[str, ...] = _AMBIGUOUS_PATTERNS,
 ) -> list[Sentence]:
     """Sentences with two candidates for *it*, whose German pronouns differ.
 
-    n are drawn from `builtin`; about a third, whose nouns share a gender, is left out.
+    n held-out ones are drawn; about a third, whose nouns share a gender, is left out.
     """
     return [
         s
-        for s in builtin(n, seed, split, patterns)
+        for s in builtin(n, seed, "test", patterns)
         if s.pronoun and s.pronoun.answer != s.pronoun.wrong
     ]
 

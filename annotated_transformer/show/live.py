@@ -20,7 +20,6 @@ from ..data.batch import drop_long_pairs
 from ..data.corpus import (
     DATA_SETS,
     corpus_from_source,
-    known_languages,
 )
 from ..data.grammar import (
     ANIMAL_TIRED,
@@ -83,18 +82,14 @@ def _pack_tensors(weights: dict[str, Tensor]) -> dict[str, dict]:
 def _pack_vocab(vocab: Vocab) -> dict:
     """The tokens in the order of their ids, for the class `Vocab` of tokenizer.js.
 
-    UserError unless that is also the order in which they were learned.
+    That is also the order in which `learn_bpe` learned them.
     """
     pieces = vocab.pieces
     first_byte = pieces.piece_to_id("<0x00>")
-    first_piece = first_byte + 256
-    ranks = [-pieces.get_score(i) for i in range(first_piece, len(vocab))]
-    if ranks != list(range(len(ranks))):
-        raise UserError("the vocabulary is not one of learn_bpe: its order is unknown")
     return {
         "pieces": vocab.tokens(range(len(vocab))),
         "first_byte_id": first_byte,
-        "first_piece_id": first_piece,
+        "first_piece_id": first_byte + 256,
         "pad_id": vocab.pad_id,
         "bos_id": vocab.bos_id,
         "eos_id": vocab.eos_id,
@@ -216,14 +211,14 @@ _EXAMPLES = [
 ]
 
 
-def _validation_sentences(path: Path, run: Run, n: int = 4) -> list[str] | None:
-    "Source sentences that the run was validated on; None if its folder has none."
+def _validation_sentences(path: Path, run: Run) -> list[str] | None:
+    "Four source sentences that it was validated on; None if its folder has none."
     try:
         data = open_prepared(path / "data")
         valid = drop_long_pairs(data.valid, run.recipe.train.max_len, quiet=True)
     except UserError:
         return None
-    return [data.vocab.decode(valid.src[i]) for i in range(min(n, len(valid)))]
+    return [data.vocab.decode(valid.src[i]) for i in range(min(4, len(valid)))]
 
 # %% ../../nbs/81_live.ipynb #81000041
 # What marks a file as such a page, with the version of its format.
@@ -232,14 +227,13 @@ _GENERATOR = "annotated_transformer live page 1"
 # %% ../../nbs/81_live.ipynb #81000042
 def live_page(
     run: Run,
-    weights: str = "int8",
     site: str | None = None,
     examples: list[str] | None = None,
     file: str = "live_page.html",
     lang: str = "en",
     moments: dict | None = None,
 ) -> str:
-    """A self-contained HTML page that translates with this model; `weights` as above.
+    """A self-contained HTML page that translates with this model in 8 bits.
 
     The page links to the notebooks at `site`: "" for a page next to them, None for the
     published ones. `examples` are sentences to start with; None for those of the run's
@@ -247,8 +241,7 @@ def live_page(
     `file` is its name on that site, `lang` the language of its texts, and `moments`
     what `pack_moments` gives.
     """
-    model = pack_model(run, weights)
-    src_lang, tgt_lang = known_languages(run.about)
+    model = pack_model(run)
     training, known = _training_text(run), DATA_SETS.get(str(run.about.get("data")))
     examples = examples or run.about.get("examples") or _EXAMPLES
     page = {
@@ -260,8 +253,8 @@ def live_page(
         "opening": opening_head(run.model, run.vocab, examples[0]),
         "examples": examples,
         "abbreviations": sorted(ABBREVIATIONS),
-        "src_lang": src_lang,
-        "tgt_lang": tgt_lang,
+        "src_lang": run.about.get("src_lang"),
+        "tgt_lang": run.about.get("tgt_lang"),
         "label_smoothing": run.recipe.train.label_smoothing,
         "text": {"source": known.source, "licence": known.licence} if known else None,
     }
@@ -272,7 +265,6 @@ def live_page(
 def write_live_page(
     path: Path,
     out: Path,
-    weights: str = "int8",
     site: str | None = None,
     file: str = "live_page.html",
     lang: str = "en",
@@ -284,5 +276,5 @@ def write_live_page(
     has_examples = is_synthetic or "examples" in run.about
     examples = None if has_examples else _validation_sentences(path, run)
     moments = pack_moments(path, run)
-    page = live_page(run, weights, site, examples, file, lang, moments)
+    page = live_page(run, site, examples, file, lang, moments)
     write_page(page, out, _GENERATOR)

@@ -26,10 +26,6 @@ def inverse_sqrt_schedule(step: int, d_model: int, warmup_steps: int) -> float:
 
     Steps are the optimiser's, counted from 1. The paper has `warmup_steps` = 4000.
     """
-    if min(step, warmup_steps) < 1:
-        raise ValueError(
-            f"step={step} and warmup_steps={warmup_steps}: steps are counted from 1"
-        )
     return d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 # %% ../../nbs/53_optimizer.ipynb #5ebc3a2a
@@ -40,10 +36,6 @@ def linear_schedule(
 
     Steps are the optimiser's, counted from 1.
     """
-    if min(step, warmup_steps) < 1:
-        raise ValueError(
-            f"step={step} and warmup_steps={warmup_steps}: steps are counted from 1"
-        )
     return peak_lr * min(
         step / warmup_steps,
         max(0.0, max_steps - step) / max(1, max_steps - warmup_steps),
