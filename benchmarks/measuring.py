@@ -52,13 +52,15 @@ def middle(values: Iterable[float]) -> float:
     return round(statistics.median(values), 3)
 
 
-def made_of(makers: dict[str, Callable[[], object]]) -> dict:
-    "Every contender that can be had; a line for each other."
+def made_of(
+    makers: dict[str, Callable[[], object]], lacking: type[Exception] = Exception
+) -> dict:
+    "Every contender that can be had; a line for each that raises `lacking`."
     made = {}
     for name, make in makers.items():
         try:
             made[name] = make()
-        except Exception as e:  # not installed, no memory, a compiler that fails
+        except lacking as e:  # not installed, no memory, a compiler that fails
             why = f"{type(e).__name__}: {e}".partition("\n")[0]
             print(f"  {name} is left out: {why}", flush=True)
     return made

@@ -301,7 +301,8 @@ def compare(kind: str, args: argparse.Namespace, m: ModelConfig) -> dict:
         {
             name: partial(contender, kind, m, args.vocab, args.device)
             for name, kind in {"ours": Ours, **PEERS}.items()
-        }
+        },
+        lacking=ImportError,
     )
     autocast = precision_context(kind, device)
     some = [

@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
@@ -113,7 +113,11 @@ def peak_bytes(action: Callable[[], object]) -> int:
 
 
 def tokens_and_maps(
-    model: nn.Module, vocab: Vocab, src: list[int], tgt_in: list[int]
+    model: nn.Module,
+    vocab: Vocab,
+    src: list[int],
+    tgt_in: list[int],
+    kinds: Sequence[str] = ("encoder", "decoder", "cross"),
 ) -> dict:
     "The tokens of a sentence and its translation, and the maps of all heads by kind."
     maps = attention_maps(
@@ -122,7 +126,7 @@ def tokens_and_maps(
     return {
         "src": display_tokens(vocab.tokens(src)),
         "tgt": display_tokens(vocab.tokens(tgt_in)),
-        "maps": {kind: thousandths(weights[:, 0]) for kind, weights in maps.items()},
+        "maps": {kind: thousandths(maps[kind][:, 0]) for kind in kinds},
     }
 
 

@@ -124,14 +124,13 @@ def example(run: Run, s: Sentence) -> dict:
     vocab = run.vocab
     src = [*vocab.encode(s.en), vocab.eos_id]
     tgt_in = [vocab.bos_id, *vocab.encode(s.de)]
-    found, verb = tokens_and_maps(run.model, vocab, src, tgt_in), separated_verb(s)
-    del found["maps"]["cross"]
+    verb, kinds = separated_verb(s), ("encoder", "decoder")
     return {
         "en": s.en,
         "de": s.de,
         "dependencies": [list(d) for d in dependencies(s)],
         "prefix": list(verb) if verb else None,
-        **found,
+        **tokens_and_maps(run.model, vocab, src, tgt_in, kinds),
     }
 
 

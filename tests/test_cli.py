@@ -198,7 +198,7 @@ score nowhere --ref de | nowhere: no such file
 {PAGE} new/x.html | cannot be written: No such file or directory
 live run --out mine.html | already exists, and this program did not make it
 export-ct2 run new --quantization int7 | 'int7' is not one of 'float32'
-import-marian run new | config.json does not contain activation_function
+import-marian run new | run is a run of annotated_transformer already, not a
 demo --out de | choose another place
 """
 

@@ -63,8 +63,16 @@ def fused_attention(
 class FusedMultiHeadAttention(MultiHeadAttention):
     "`MultiHeadAttention` with one product for the projections of self-attention."
 
-    def __init__(self, *sizes, attend: Callable = fused_attention, **options):
-        super().__init__(*sizes, attend=attend, **options)  # type: ignore[misc]
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        attend: Callable = fused_attention,
+        rotate: Callable | None = None,
+    ):
+        super().__init__(d_model, n_heads, d_k, d_v, attend, rotate)
 
     def forward(
         self,

@@ -257,16 +257,15 @@ def export_hf(run: Path, out: Path) -> Path:
     """
     path, out = pretrained_run(Path(run)) or Path(run), Path(out)
     settings = read_settings(path)
-    if settings.get("kind") == "marian":
-        with new_folder(out) as new:
-            _write_imported(path, settings, new)
-        return out
-    model, vocab, recipe, about = load_run(path)
-    _check_sizes(recipe.model)
-    config, train = _marian_config(recipe, vocab), recipe.train
-    rates = {"dropout": train.dropout, "attention_dropout": train.attention_dropout}
-    card = model_card(out.resolve().name, path, recipe, about)
     with new_folder(out) as new:
+        if settings.get("kind") == "marian":
+            _write_imported(path, settings, new)
+            return out
+        model, vocab, recipe, about = load_run(path)
+        _check_sizes(recipe.model)
+        config, train = _marian_config(recipe, vocab), recipe.train
+        rates = {"dropout": train.dropout, "attention_dropout": train.attention_dropout}
+        card = model_card(out.resolve().name, path, recipe, about)
         _write_tokenizer(new, vocab, _languages(about), train.max_len)
         _write_model(new, config, _marian_weights(model, config), rates)
         (new / "README.md").write_text(card, encoding="utf-8")

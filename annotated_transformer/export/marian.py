@@ -248,6 +248,11 @@ def read_marian_config(folder: Path) -> MarianConfig:
             "model of the Hub first (hf download NAME --local-dir FOLDER)"
         )
     values = read_json(path)
+    if "format" in values:
+        raise UserError(
+            f"{folder} is a run of annotated_transformer already, "
+            "not a Marian checkpoint of Hugging Face"
+        )
     values |= read_json(search) if search.exists() else {}
     values = {name: value for name, value in values.items() if value is not None}
     of_ids = {

@@ -63,7 +63,8 @@ def score_of(result: Result, name: str, signature: Signature) -> Score:
     if result.mean is None or result.ci is None:
         return Score(name, result.score, None, None, str(signature))
     low, high = float(result.mean - result.ci), float(result.mean + result.ci)
-    return Score(name, result.score, max(0.0, low), min(100.0, high), str(signature))
+    ceiling = math.inf if name == "TER" else 100.0  # error rates have no upper limit
+    return Score(name, result.score, max(0.0, low), min(ceiling, high), str(signature))
 
 # %% ../../nbs/61c_evaluate.ipynb #61ca0002
 def results_of(column: list[str | Result]) -> list[Result]:
@@ -100,9 +101,9 @@ def bleu(hypotheses: list[str], references: list[str], n_bootstrap: int = 0) -> 
     return corpus_score(BLEU(), hypotheses, references, n_bootstrap)
 
 # %% ../../nbs/61c_evaluate.ipynb #2aa04363
-def chrf(hypotheses: list[str], references: list[str]) -> Score:
+def chrf(hypotheses: list[str], references: list[str], n_bootstrap: int = 0) -> Score:
     "Corpus chrF, with sacreBLEU's settings (Popović 2015; Post 2018)."
-    return corpus_score(CHRF(), hypotheses, references)
+    return corpus_score(CHRF(), hypotheses, references, n_bootstrap)
 
 # %% ../../nbs/61c_evaluate.ipynb #9a87747b
 def validation_bleu(
