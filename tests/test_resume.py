@@ -138,8 +138,8 @@ def harm() -> None:
         def see_step(record):
             write(record)
             if record.step == int(os.environ["AT_STEP"]):
-                due = f"step-{record.step // 3 * 3:07}"
-                while not (path.parent / "checkpoints" / due).exists():
+                due = f"checkpoints/step-{record.step // 3 * 3:07}"
+                while not (path.parent / due / "state.json").exists():  # its last file
                     time.sleep(0.01)
                 for name in os.environ["HARM"].split():
                     os.kill(os.getpid(), getattr(signal, name))
