@@ -1,7 +1,5 @@
 "Which weights a run has, and its checkpoints: their order, which stay, and a kill while they are removed."
 
-import shutil
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.io.files import write_file
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs import checkpoint
 from annotated_transformer.runs.checkpoint import (
     Progress,
     checkpoints,
@@ -138,14 +137,19 @@ def test_prune(folder, trained, keep_last):
 
 
 def test_killed_while_pruning(folder, trained, monkeypatch):
-    "Removing a folder stops half-way: what is left of it is no checkpoint."
+    "Removing a checkpoint stops half-way: what is left of it is no checkpoint; and a file of the user's stays."
     old, new = (save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2))
+    (old / "notes").touch()
+    plain, removed = checkpoint.remove_known, []
 
-    def half(left, *args, **more):
-        next(left.rglob(MODEL)).unlink()
+    def half(folder, names):
+        plain(folder, names[:1])
+        removed.extend(names[1:])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutil, "rmtree", half)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint, "remove_known", half)
         prune(folder, 1)
-    assert checkpoints(folder) == [new] and not old.exists()
+    assert removed and checkpoints(folder) == [new] and (old / MODEL).exists()
+    prune(folder, 1)
+    assert [path.name for path in old.iterdir()] == ["notes"]

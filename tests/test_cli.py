@@ -20,7 +20,7 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.cli.train import program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.io.files import sha256
+from annotated_transformer.io.files import MARKER, sha256
 from annotated_transformer.runs.folder import PRETRAINED
 from annotated_transformer.runs.settings import RECIPES, override, recipe_from_dict
 from annotated_transformer.show import demo
@@ -450,8 +450,8 @@ def test_interrupted_demo(run, monkeypatch):
 
 
 def test_a_demo_is_made_where_a_process_was_killed(tmp_path):
-    (tmp_path / ".lock").touch()
+    (tmp_path / MARKER).touch()
     (tmp_path / ".annotated_transformer-12345678.part").mkdir()
     with demo._replacing(tmp_path) as new:
         (new / "report.json").touch()
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {MARKER, "report.json"}

@@ -12,6 +12,7 @@ import pytest
 from annotated_transformer import UserError
 from annotated_transformer.io import files
 from annotated_transformer.io.files import (
+    LOCK,
     lock_folder,
     new_folder,
     read_json,
@@ -56,7 +57,7 @@ def test_one_process_at_a_time(tmp_path):
         holder.kill()
     holder.communicate()
     with lock_folder(tmp_path):
-        assert (tmp_path / ".lock").exists()
+        assert (tmp_path / LOCK).exists()
     left = {"checkpoints", "checkpoints/step-1", ".annotated_transformer-mine.part"}
     assert everything(tmp_path).keys() == left
 

@@ -11,7 +11,7 @@ from annotated_transformer import UserError
 from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.prepared import prepare
 from annotated_transformer.data.vocab import learn_bpe
-from annotated_transformer.io.files import remove
+from annotated_transformer.io.files import MARKER, remove
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs import checkpoint
@@ -109,10 +109,10 @@ def test_a_start_that_was_killed_is_made_again(corpus, tmp_path):
     prepare(path / "data", *made_of, n_pieces=400, quiet=True)
     (path / "vocab.model").write_bytes(b"of the other text")
     (path / ".annotated_transformer-12345678.part/data").mkdir(parents=True)
-    (path / ".lock").touch()
+    (path / MARKER).touch()
     with RunFolder.create(path, recipe, corpus) as run:
         assert run.encoded(quiet=True).text_sha256 == text_sha256(corpus)
-    names = {"checkpoints", "config.json", "data", "vocab.model"}
+    names = {MARKER, "checkpoints", "config.json", "data", "vocab.model"}
     assert {file.name for file in path.iterdir()} == names
 
 

@@ -27,7 +27,7 @@ from ..io.files import (
     new_folder,
     read_file,
     read_json,
-    remove,
+    remove_known,
     write_json,
 )
 from ..io.text import clip
@@ -35,6 +35,13 @@ from ..io.text import clip
 # %% ../../nbs/97d_prepared.ipynb #ffc3e2a2
 _ABOUT, _VOCAB = "about.json", "vocab.model"
 _SPLITS, _SIDES = ("train", "valid"), ("src", "tgt")
+# what `prepare` makes in its folder
+PREPARED_FILES = [_ABOUT, _VOCAB] + [
+    f"{split}.{side}.{what}"
+    for split in _SPLITS
+    for side in _SIDES
+    for what in ("ids", "starts")
+]
 
 # %% ../../nbs/97d_prepared.ipynb #5207224c
 def _write_pairs(
@@ -122,7 +129,7 @@ def prepare(
         is_same = about.items() <= read_json(folder / _ABOUT).items()
         if is_same and (not vocab or read_file(folder / _VOCAB) == vocab.model):
             return open_prepared(folder)
-        remove(folder)
+        remove_known(folder, PREPARED_FILES)
     bar = lambda pairs, what: tqdm(pairs, what, unit=" pairs", disable=quiet or None)
     with new_folder(folder, _ABOUT) as new:
         if vocab is None:

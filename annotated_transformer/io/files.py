@@ -204,6 +204,22 @@ def new_folder(path: Path, last: str = "config.json") -> Iterator[Path]:
         _discard(new)
         remove_if_empty(path)
 
+# %% ../../nbs/96_files.ipynb #50d0c102
+MARKER = ".annotated_transformer"  # in folders that this program has made
+
+
+def is_marked(folder: Path) -> bool:
+    "True if this program made the folder, or found it empty and fills it."
+    return (Path(folder) / MARKER).is_file()
+
+
+def mark_folder(folder: Path) -> None:
+    "Make a folder ours, unless it is; UserError as in `check_new_folder`."
+    if not is_marked(folder):
+        check_new_folder(folder)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / MARKER).touch()
+
 # %% ../../nbs/96_files.ipynb #dbb42d02
 def remove(path: Path) -> None:
     """Remove a file or a folder of ours, if it exists.
@@ -216,13 +232,30 @@ def remove(path: Path) -> None:
         _discard(old)
 
 
-def remove_known(folder: Path, names: Iterable[str]) -> None:
-    "Remove these names from a folder of ours, as `remove` does."
-    for name in names:
-        remove(folder / name)
+def known_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    "The files in a folder whose names match one of these patterns, such as `data/*`."
+    found = (path for pattern in patterns for path in Path(folder).glob(pattern))
+    return [path for path in found if path.is_file()]
+
+
+def remove_known(folder: Path, patterns: Iterable[str]) -> None:
+    "Remove the `known_files` of a folder of ours, in this order, and what gets empty."
+    for path in known_files(folder, patterns):
+        remove(path)
+        while path.parent != Path(folder):
+            path = path.parent
+            remove_if_empty(path)
+
+
+def foreign_files(folder: Path, patterns: Iterable[str]) -> list[str]:
+    "The names of the files in a folder that no pattern matches."
+    known, folder = {*known_files(folder, patterns)}, Path(folder)
+    found = (p for p in folder.rglob("*") if p.is_file() and p not in known)
+    names = [path.relative_to(folder).as_posix() for path in found]
+    return sorted(name for name in names if MARKER not in name)
 
 # %% ../../nbs/96_files.ipynb #08c6f095
-LOCK = ".lock"  # the file in a folder that is locked
+LOCK = f"{MARKER}.lock"  # the file in a folder that is locked
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .. import UserError
 from ..data.corpus import Corpus, corpus_from_source
 from ..data.prepared import (
+    PREPARED_FILES,
     Prepared,
     describe,
     open_prepared,
@@ -33,9 +34,12 @@ from ..data.vocab import Vocab
 from ..engines.choose import FAST
 from ..io.files import (
     FORMAT,
-    LOCK,
+    MARKER,
     check_new_folder,
+    foreign_files,
+    is_marked,
     lock_folder,
+    mark_folder,
     read_file,
     read_json,
     remove,
@@ -48,6 +52,7 @@ from ..io.files import (
 from ..io.text import fingerprint
 from ..model.transformer import Transformer, build_transformer
 from .checkpoint import (
+    CHECKPOINT_FILES,
     Progress,
     average_weights,
     checkpoints,
@@ -71,19 +76,14 @@ from ..training.distributed import is_main, main_process_first
 from ..training.train import OutOfMemory
 
 # %% ../../nbs/97_run_folder.ipynb #ec2d420c
-# what this program makes in a run folder; the first makes it a run
+# the files that this program makes in a run folder; the first makes it a run
 RUN_FILES = [
     *("config.json", "vocab.model", "start.safetensors", "model.safetensors"),
-    *("checkpoints", "data", "metrics.jsonl", "curve.svg", "tensorboard"),
-    *("ctranslate2", "report.json", "attention.html", "live.html"),
+    *("metrics.jsonl", "curve.svg", "tensorboard/events.out.tfevents.*"),
+    *("report.json", "attention.html", "live.html", "checkpoints/best.safetensors"),
+    *(f"checkpoints/step-*/{name}" for name in CHECKPOINT_FILES),
+    *(f"data/{name}" for name in PREPARED_FILES),
 ]
-
-
-def foreign_entries(run: Path) -> list[str]:
-    "The names in a folder that this program does not give."
-    known = {LOCK, *RUN_FILES}
-    names = sorted(path.name for path in run.iterdir())
-    return [name for name in names if name not in known and ".part" not in name]
 
 # %% ../../nbs/97_run_folder.ipynb #8f69074f
 def write_config(path: Path, recipe: Recipe, about: dict) -> None:
@@ -100,8 +100,8 @@ def write_config(path: Path, recipe: Recipe, about: dict) -> None:
 def check_new_run(path: Path) -> None:
     """UserError unless a run folder can be made here.
 
-    That is so for a path that is missing, an empty folder, and one in which a process
-    was killed before it wrote the settings of its run.
+    That is so for a path that is missing, an empty folder, and one of ours in which a
+    process was killed before it wrote the settings of its run.
     """
     path = Path(path)
     if (path / "config.json").exists():
@@ -109,8 +109,13 @@ def check_new_run(path: Path) -> None:
             f"{path} already holds a run: continue it with --resume, choose "
             "another --out, or remove it first"
         )
-    if not (path / LOCK).exists():
+    if not is_marked(path):
         check_new_folder(path)
+    elif foreign := foreign_files(path, RUN_FILES):
+        raise UserError(
+            f"{path} holds {foreign[0]}, which this program did not make: choose "
+            "another --out"
+        )
 
 # %% ../../nbs/97_run_folder.ipynb #a99428df
 About = TypedDict(
@@ -304,20 +309,23 @@ class RunFolder:
         check_new_run(path)  # before a long text is read
         start_run = None if start is None else _load_start(start, recipe)
         run = cls(path, recipe, {}, text() if callable(text) else text)
-        run.path.mkdir(parents=True, exist_ok=True)
+        check_new_run(path)  # another process may have been faster
+        mark_folder(path)
         try:
             with lock_folder(path):
-                check_new_run(path)  # another process may have been faster
+                check_new_run(path)
                 with run._removed_if_useless(), run._written():
                     run._begin(start, start_run)
                     yield run
         finally:
-            remove_if_empty(run.path)
+            if not any(run.path.glob("[!.]*")):
+                remove(run.path / MARKER)
+                remove_if_empty(run.path)
 
     def _begin(self, start: Path | None, start_run: Run | None) -> None:
         "Write what a new run begins with, in place of what a killed process left."
         remove_known(self.path, RUN_FILES)
-        self.checkpoint_folder.mkdir()
+        self.checkpoint_folder.mkdir(exist_ok=True)
         if self.corpus is not None:
             self.about["data"] = self.corpus.name
             for name in ("src_lang", "tgt_lang", "source"):
@@ -341,6 +349,7 @@ class RunFolder:
             nothing_to_keep = is_mistake and not read_metrics(self.path)
             if nothing_to_keep or not (self.path / "config.json").exists():
                 remove_known(self.path, RUN_FILES)
+                remove_if_empty(self.checkpoint_folder)
             raise
 
     @classmethod
@@ -445,7 +454,7 @@ class RunFolder:
             # rows of the matrix are tokens of this vocabulary
             vocab = _load_vocab(self.path, self.about)
         if not (folder / "about.json").exists():
-            remove(folder)  # incomplete
+            remove_known(folder, PREPARED_FILES)  # incomplete
         elif self.corpus is None:
             return open_prepared(folder)
         try:

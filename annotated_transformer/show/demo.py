@@ -21,7 +21,11 @@ from ..data.grammar import (
     builtin,
 )
 from ..io.files import (
+    MARKER,
+    foreign_files,
+    is_marked,
     lock_folder,
+    mark_folder,
     read_json,
     remove_known,
     sha256,
@@ -31,7 +35,6 @@ from ..runs.folder import (
     FORMAT,
     RUN_FILES,
     check_new_run,
-    foreign_entries,
     read_config,
 )
 from ..runs.hooks import STOP_SIGNALS, Interrupted
@@ -74,7 +77,8 @@ def _check_demo(path: Path) -> None:
     values = read_json(report) if report.exists() else {}
     is_demo = (values.get("format"), values.get("kind")) == (FORMAT, "demo")
     is_same = weights.exists() and values.get("weights_sha256") == sha256(weights)
-    if not (is_demo and is_same) or foreign_entries(path):
+    is_ours = is_marked(path) and not foreign_files(path, RUN_FILES)
+    if not (is_demo and is_same and is_ours):
         raise UserError(
             f"{path} is not a demo, or was changed since: choose another --out, "
             "or remove it first"
@@ -88,7 +92,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         _check_demo(path)
     else:
         check_new_run(path)  # also in what a killed process left
-    path.mkdir(parents=True, exist_ok=True)
+    mark_folder(path)
     # a name that `lock_folder` removes if a process was killed
     with (
         lock_folder(path),
@@ -97,7 +101,8 @@ def _replacing(path: Path) -> Iterator[Path]:
         yield Path(folder)
         remove_known(path, RUN_FILES)
         for new in [*Path(folder).iterdir()]:
-            new.rename(path / new.name)
+            if new.name != MARKER:
+                new.rename(path / new.name)
 
 # %% ../../nbs/94_demo.ipynb #94de0012
 def run_demo(
