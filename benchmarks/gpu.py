@@ -266,11 +266,12 @@ def measure(
 
     def run(n: int) -> dict[int, float]:
         "So many steps, from the first on: when each was reported."
-        at: dict[int, float] = {}
+        at, seconds = {}, 0.0
         ahead = prefetch(steps(), kit.device)
-        hooks = [lambda record: at.update({record.step: record.seconds})]
         more = {"clip_norm": recipe.train.clip_norm, "report_every": 10}
-        loop_of_a_run(parallel, ahead, optimizer, schedule, n, hooks, **more)
+        for done in loop_of_a_run(parallel, ahead, optimizer, schedule, n, **more):
+            seconds += done.seconds
+            at[done.step] = seconds
         return at
 
     run(WARM)

@@ -125,7 +125,7 @@ def measure_load(folder: Path, n_pairs: int) -> dict:
     next(steps)
     first = time.perf_counter() - start
     begin = time.perf_counter()
-    seen = [(s.n_tokens, s.cursor.epoch) for s in islice(steps, N_STEPS)]
+    seen = [(s.n_tokens, s.epoch) for s in islice(steps, N_STEPS)]
     seconds = time.perf_counter() - begin
     return {
         "open_seconds": opened,

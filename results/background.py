@@ -33,7 +33,7 @@ from annotated_transformer.model.transformer import Transformer
 from annotated_transformer.runs.recipe import BatchLoss, validation_loss
 from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.training.optimizer import adam
-from annotated_transformer.training.train import StepRecord, Stop, train
+from annotated_transformer.training.train import train
 from annotated_transformer.translating.evaluate import bleu
 from annotated_transformer.translating.translate import Translator
 
@@ -110,18 +110,16 @@ def learn(
             1e-3, min(share() / WARM_UP, (1 - share()) / (1 - WARM_UP))
         )
 
-    def look(record: StepRecord) -> Stop | None:
-        nonlocal n_tokens, n_steps
+    steps = training_steps(data.train, data.vocab, settings.batch_tokens, seed)
+    optimizer = adam(objective.parameters())
+    for record in train(objective, steps, optimizer, rate, 10**9, clip_norm=1.0):
         n_tokens, n_steps = n_tokens + record.n_tokens, record.step
         if share() >= (len(curve) + 1) / N_LOOKS:
             seconds = clock.seconds()
             loss = clock.paused(lambda: validation_loss(objective, data.valid))
             curve.append([round(seconds, 1), round(math.exp(min(loss, 20)), 4)])
-        return Stop("the end") if share() >= 1 else None
-
-    steps = training_steps(data.train, data.vocab, settings.batch_tokens, seed)
-    optimizer = adam(objective.parameters())
-    train(objective, steps, optimizer, rate, 10**9, [look], clip_norm=1.0)
+        if share() >= 1:
+            break
     seconds = clock.seconds()
     return objective.model.eval(), {
         "steps": n_steps,

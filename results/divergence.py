@@ -25,7 +25,7 @@ from annotated_transformer.io.text import fingerprint
 from annotated_transformer.model.transformer import Transformer
 from annotated_transformer.runs.recipe import BatchLoss, build_training
 from annotated_transformer.runs.settings import Recipe, get_recipe, override
-from annotated_transformer.training.train import NotFinite, StepRecord, train
+from annotated_transformer.training.train import NotFinite, train
 
 COMMON = (
     "batch_tokens=1000 max_steps=1200 peak_lr=4e-3 warmup_steps=200 dropout=0.1 "
@@ -95,18 +95,15 @@ def curve(recipe: Recipe, data: Prepared) -> list[dict[str, float]]:
     layers = [*objective.model.encoder.layers, *objective.model.decoder.layers]
     held_out = next(epoch_batches(data.valid, data.vocab, 2000, seed=0, epoch=0))
 
-    def hook(record: StepRecord) -> None:
-        if record.step == 1 or record.step % EVERY == 0:
-            norms = {
-                "first": gradient_norm(layers[0]),
-                "last": gradient_norm(layers[-1]),
-            }
-            found.append({"step": record.step} | measured(objective, held_out) | norms)
-
     steps = training_steps(data.train, data.vocab, settings.batch_tokens, settings.seed)
     try:
         n, clip_norm = settings.max_steps, settings.clip_norm
-        train(parallel, steps, optimizer, schedule, n, [hook], clip_norm)
+        for record in train(parallel, steps, optimizer, schedule, n, clip_norm):
+            if record.step == 1 or record.step % EVERY == 0:
+                first, last = map(gradient_norm, (layers[0], layers[-1]))
+                norms = {"first": first, "last": last}
+                now = measured(objective, held_out)
+                found.append({"step": record.step} | now | norms)
     except NotFinite as error:
         print(error)
     return found

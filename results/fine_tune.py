@@ -22,7 +22,7 @@ from figures import Pairs, bleu_on, options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
-from annotated_transformer.runs.hooks import STOP_SIGNALS
+from annotated_transformer.runs.monitor import STOP_SIGNALS
 from annotated_transformer.runs.settings import Recipe, fine_tune, get_recipe
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
 

@@ -37,7 +37,7 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, validation_loss
 from annotated_transformer.training.label_smoothing import smoothed_loss
 from annotated_transformer.training.optimizer import adam, linear_schedule
-from annotated_transformer.training.train import StepRecord, train
+from annotated_transformer.training.train import train
 from annotated_transformer.translating.evaluate import bleu
 from annotated_transformer.translating.translate import Translator
 
@@ -97,16 +97,7 @@ def learn(
     curve: list[list[float]] = []
     began, paused = time.process_time(), 0.0
 
-    def look(record: StepRecord) -> None:
-        nonlocal paused
-        if record.step % args.valid_every and record.step < args.steps:
-            return
-        stopped = time.process_time()
-        loss = validation_loss(objective, data.valid)
-        curve.append([record.step, round(stopped - began - paused, 1), round(loss, 4)])
-        paused += time.process_time() - stopped
-
-    train(
+    records = train(
         objective,
         training_steps(data.train, data.vocab, args.batch_tokens, seed),
         adam(objective.parameters()),
@@ -117,9 +108,15 @@ def learn(
             max_steps=args.steps + 1,
         ),
         args.steps,
-        [look],
         clip_norm=1.0,
     )
+    for record in records:
+        if record.step % args.valid_every and record.step < args.steps:
+            continue
+        stopped = time.process_time()
+        loss = validation_loss(objective, data.valid)
+        curve.append([record.step, round(stopped - began - paused, 1), round(loss, 4)])
+        paused += time.process_time() - stopped
     _, seconds, loss = curve[-1]
     return objective.model.eval(), {
         "n_parameters": n_parameters(objective),

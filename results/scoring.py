@@ -38,7 +38,7 @@ from annotated_transformer.runs.recipe import BatchLoss, validation_loss
 from annotated_transformer.show.heads import pronoun_sentences
 from annotated_transformer.show.visualize import attention_modules
 from annotated_transformer.training.optimizer import adam, linear_schedule
-from annotated_transformer.training.train import StepRecord, train
+from annotated_transformer.training.train import train
 from annotated_transformer.translating.evaluate import pronoun_accuracy
 from annotated_transformer.translating.translate import Translator
 
@@ -198,15 +198,13 @@ def learn(
     curve = [[0, round(loss(), 4)]]
     began = time.process_time()
 
-    def look(record: StepRecord) -> None:
-        if record.step % max(1, args.steps // N_LOOKS) == 0:
-            curve.append([record.step, round(loss(), 4)])
-
     warmup = max(1, args.steps // 6)
     rate = lambda step: linear_schedule(step, peak_lr, warmup, args.steps)
     steps = training_steps(data.train, data.vocab, args.batch_tokens, seed)
     optimizer = adam(objective.parameters())
-    train(objective, steps, optimizer, rate, args.steps, [look], clip_norm=1.0)
+    for record in train(objective, steps, optimizer, rate, args.steps, clip_norm=1.0):
+        if record.step % max(1, args.steps // N_LOOKS) == 0:
+            curve.append([record.step, round(loss(), 4)])
     seconds = time.process_time() - began
     return {
         "seed": seed,

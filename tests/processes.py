@@ -15,7 +15,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 _PRELOADED = "torch._dynamo torch.distributed.fsdp torch.distributed.nn.functional "
 _PRELOADED += "annotated_transformer.runs.train_run annotated_transformer.cli.main "
-_PRELOADED += "torch.distributed.launcher.api hypothesis pytest"
+_PRELOADED += "torch.distributed.launcher.api hypothesis pytest matplotlib.pyplot "
+_PRELOADED += (
+    "annotated_transformer.show.visualize annotated_transformer.translating.evaluate"
+)
 
 
 def _begin(function: Callable, args: tuple, env: Mapping[str, str], said: Path) -> None:
@@ -55,13 +58,20 @@ def run_ranks(
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n)}
     files = [folder / f"rank {i} said" for i in range(n)]
     open_ = {}
+    for file in files:
+        file.touch()  # a process may be killed before it begins
     for i, file in enumerate(files):
         own = {"RANK": str(i), "LOCAL_RANK": str(i)}
         process = start(function, *args, said=file, env=group | own | (env or {}))
         open_[process.sentinel] = process
     status = 0
     while open_:
-        for sentinel in wait([*open_]):
+        ended = wait([*open_], timeout=100)
+        if not ended:  # they wait for each other
+            status = status or -1
+            for process in open_.values():
+                process.kill()
+        for sentinel in ended:
             process = open_.pop(sentinel)
             process.join()
             status = status or process.exitcode

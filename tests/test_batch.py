@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as st_np
 from annotated_transformer.data import prepared as module
 from annotated_transformer.data.batch import (
     Batch,
-    Cursor,
     EncodedPairs,
     RaggedArray,
     _cut_points,
@@ -101,9 +100,11 @@ def steps(n: int, **how) -> list:
 
 
 def plain(step) -> tuple:
-    return *step[:3], [
-        [t.tolist() for t in batch[:3]] + [batch.n_tokens] for batch in step.micro
-    ]
+    return (
+        step[:3],
+        *step[3:5],
+        [[t.tolist() for t in batch[:3]] + [batch.n_tokens] for batch in step.micro],
+    )
 
 
 def sentences(micro: list[Batch]) -> list[tuple]:
@@ -135,7 +136,7 @@ def test_shares_are_the_whole_step(world_size, accumulate):
         batches = [batch for share in shares for batch in share.micro]
         n_micro = min(accumulate, -(-len(whole.micro[0].src) // world_size))
         for share in shares:
-            assert share.cursor == whole.cursor and len(share.micro) == n_micro
+            assert share[:3] == whole[:3] and len(share.micro) == n_micro
             assert share.n_tokens == whole.n_tokens
         assert sentences(batches) == sentences(whole.micro)
         assert sum(batch.n_tokens for batch in batches) == whole.n_tokens
@@ -154,7 +155,7 @@ def test_resumed_equals_uninterrupted(how):
     "From every position of more than two epochs, an epoch's end included."
     whole = list(map(plain, steps(2 * N_EPOCH + 3, **how)))
     for done in range(len(whole) - 1):
-        start = whole[done - 1][0] if done else Cursor()
+        start = whole[done - 1][0] if done else (0, 0, 0)
         assert plain(steps(1, start=start, **how)[0]) == whole[done]
     assert whole[0][3] != whole[N_EPOCH][3], "each epoch has its own order"
     rest = steps(len(whole) - 3, start=whole[2][0], **how)
@@ -169,7 +170,7 @@ def test_long_pairs_are_left_out(max_len, capsys):
     found = [
         pair
         for step in steps(2 * N_EPOCH, max_len=max_len)
-        if step.cursor.epoch == 0
+        if step.epoch == 0
         for pair in sentences(step.micro)
     ]
     assert sorted(found) == wanted

@@ -9,7 +9,7 @@ from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs import checkpoint
 from annotated_transformer.runs.checkpoint import (
-    Progress,
+    TrainState,
     checkpoints,
     copy_tensors,
     latest,
@@ -65,8 +65,9 @@ def test_the_weights_know_which_they_are(run, model):
 # checkpoints: a small training whose steps depend on their numbers alone
 
 
-def save_checkpoint(folder, model, optimizer, progress):
-    return write_checkpoint(folder, copy_tensors(model, optimizer), progress)
+def save_checkpoint(folder, model, optimizer, state, scheduled=True):
+    tensors = copy_tensors(model, optimizer)
+    return write_checkpoint(folder, tensors, state, scheduled=scheduled)
 
 
 def new_training(seed):
@@ -116,15 +117,17 @@ def test_names_and_their_order(folder, trained):
     found = [p.name for p in checkpoints(folder)]
     assert found == [names[3], names[1], names[2], names[0]]
     assert latest(folder) is None and checkpoints(folder / "none") == []
-    path = save_checkpoint(folder, *trained, Progress(8))
+    path = save_checkpoint(folder, *trained, TrainState(8))
     assert path.name == "step-0000008" and latest(folder) == path
 
 
 @pytest.mark.parametrize("keep_last", [1, 2, 3, 5])
 def test_prune(folder, trained, keep_last):
     "A step that is saved again replaces the first; Adam's state stays in the newest two."
-    saved = [save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2, 3, 4)]
-    again = save_checkpoint(folder, *trained, Progress(3, seconds=1.0))
+    saved = [
+        save_checkpoint(folder, *trained, TrainState(step)) for step in (1, 2, 3, 4)
+    ]
+    again = save_checkpoint(folder, *trained, TrainState(3, seconds=1.0))
     assert again == saved[2]
     assert load_checkpoint(again, *trained).seconds == 1.0
     prune(folder, keep_last)
@@ -136,9 +139,20 @@ def test_prune(folder, trained, keep_last):
     assert latest(folder) == (again if keep_last > 1 else None)
 
 
+def test_what_an_interruption_saved_is_needed_until_the_next(folder, trained):
+    "The schedule may be changed: what was saved by the one before stays."
+    steps = {2: True, 4: True, 5: False, 6: True, 7: False}
+    for step, scheduled in steps.items():
+        save_checkpoint(folder, *trained, TrainState(step), scheduled)
+        prune(folder, 3)
+        found = [int(path.name[-2:]) for path in checkpoints(folder)]
+        right = {2: [2], 4: [2, 4], 5: [2, 4, 5], 6: [2, 4, 6], 7: [4, 6, 7]}
+        assert found == right[step]
+
+
 def test_killed_while_pruning(folder, trained, monkeypatch):
     "Removing a checkpoint stops half-way: what is left of it is no checkpoint; and a file of the user's stays."
-    old, new = (save_checkpoint(folder, *trained, Progress(step)) for step in (1, 2))
+    old, new = (save_checkpoint(folder, *trained, TrainState(step)) for step in (1, 2))
     (old / "notes").touch()
     plain, removed = checkpoint.remove_known, []
 

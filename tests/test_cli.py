@@ -121,7 +121,7 @@ def test_help_names_recipes_data_sets_and_models(name, run):
     assert {*RECIPES, *DATA_SETS, *PRETRAINED} - {*words} == set()
 
 
-# mistakes: those that golden has only show one line; here it is read
+# mistakes
 
 NEW = f"train {TEXT} --config tiny --out new --quiet"
 OWN = f"train {TEXT} --out new"
@@ -130,6 +130,21 @@ SAY = "translate run asked"
 PAGE = "attention run A --out"
 REFUSED = f"""
 {NEW} d_modl=64 | did you mean d_model?
+nonsense | 'nonsense'
+translate | 'RUN'
+translate nowhere asked | nowhere is not a run folder: there is none of this name
+{SAY} --n-best 0 | n_best=0
+{SAY} --precision fp8 | 'fp8' is not one of
+{SAY} --beam-size many | 'many'
+{NEW} dropout=1 | dropout=1.0 must be at least 0 and below 1
+{NEW} d_model=high | d_model='high' must be a whole number
+{NEW} average_last=9 | average_last=9 must be at most keep_last=5
+train --out new --src en --tgt few.de | few.de has 40: line i of one must translate line i of the other
+train --resume nowhere | nowhere is not a run folder
+average run --last 3 | the last 3 checkpoints cannot be averaged: run has 2
+score few.de --ref de | few.de has 40
+export-ct2 run run | run is not empty: choose another place
+export-hf run en | en is a file, not a folder
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
 {NEW} --shard --bleu | --bleu
 {NEW} --device '' | device '' cannot be used here
@@ -215,13 +230,97 @@ def test_mistakes(case, run):
     assert message in refused(run, line)
 
 
-def test_a_run_that_has_ended_goes_on_with_more_steps(run):
-    _, err = done(run, f"train --resume run {QUIET}")
-    assert "run had ended (max_steps=4 reached), and nothing was done" in err
-    _, err = done(run, f"train --resume run {QUIET} max_steps=6")
-    assert "falls to 0 there" in err and "run is ready" in err
-    losses = [json.loads(line) for line in Path("run/metrics.jsonl").open()]
-    assert losses[-1]["step"] == 6
+# advice: what a command says, what is taken from it, the next command, what that says
+
+ADVICE = rf"""
+{NEW} {TINY} d_modl=32 | did you mean (d_model)\? | {NEW} {TINY} \1=32 | new is ready
+{NEW} {TINY} n_heads=3 | use a multiple of (3) | {NEW} {TINY} n_heads=3 d_model=3\g<1>0 | must be even|new is ready
+{NEW} {TINY} position=learned n_positions=40 | use (n_positions=257) or | {NEW} {TINY} position=learned \1 | new is ready
+{NEW} {TINY} position=learned n_positions=40 | or (max_len=39) | {NEW} {TINY} position=learned n_positions=40 \1 | new is ready
+{NEW} {TINY} average_last=3 keep_last=2 | at most keep_last=(2) | {NEW} {TINY} average_last=\1 keep_last=2 | new is ready
+{NEW} {TINY} --device gpu | use (cpu), cuda | {NEW} {TINY} --device \1 | new is ready
+{NEW} {TINY} | is ready: annotated-transformer (translate new) | \1 asked | ^$
+prepare {TEXT} --out new {TINY} | to train: annotated-transformer (train --resume new) | \1 | new is ready
+{TRAIN} --out run | continue it with (--resume), choose | train \1 run {QUIET} | run has already finished
+{TRAIN} --out run | choose another (--out) | {TRAIN} \1 new | new is ready
+train --resume run {QUIET} | To train further: annotated-transformer (train --resume run max_steps=8) | \1 | run is ready
+train --resume run dropout=0.3 | only accumulate, (average_last), .* can | train --resume run \1=2 {QUIET} | run has already finished
+train --resume run --src de --tgt en | was started with other (text) | train --resume run --src en --tgt de max_steps=5 | run is ready
+train --out new --src en {TINY} | --src needs (--tgt) | train --out new --src en \1 de {TINY} | new is ready
+train --out new {TINY} | or (--src with --tgt) | train --out new {TEXT} {TINY} | new is ready
+{OWN} --config fine-tune {TINY} | needs (--from), a run | {OWN} --config fine-tune \1 run {QUIET} max_steps=2 warmup_steps=1 | new is ready
+{OWN} --from demo n_pieces=500 | which has (n_pieces=\d+): leave it out | {OWN} --from demo {QUIET} \1 max_steps=2 warmup_steps=1 | new is ready
+train --out new --pairs 4.tsv {TINY} | for example (--columns 2,4) | train --out new --pairs 4.tsv \1 {TINY} | new is ready
+export-ct2 run run | choose another (place) | export-ct2 run \1 | place is ready
+live run --out mine.html | choose another (name) | live run --out \1.html | name.html is ready
+{PAGE} x.html --lang xx | pages are in (en), | {PAGE} x.html --lang \1 | x.html is ready
+score run --ref de | (--src) is missing: it is what run translates | score run --ref few.de \1 few.en | ^$
+score zh --ref zh | Chinese and Japanese: (--tokenize zh) or | score zh --ref zh \1 | ^$
+{SAY} --top-p 0.5 | without (--sample) | {SAY} --top-p 0.5 \1 | ^$
+"""
+
+
+@pytest.mark.parametrize("case", ADVICE.strip().split("\n"))
+def test_advice_is_taken(case, run):
+    "The next command is made of the words of the message, and says something new."
+    four = [f"{i}\t{s.de}\t{i}\t{s.en}" for i, s in enumerate(builtin(100, seed=3))]
+    write("4.tsv", four)
+    write("zh", ["你好，世界。", "我很好。"])
+    Path("mine.html").write_text("<p>mine</p>")
+    first, pattern, after, says = case.split(" | ")
+    _, _, err = run(first)
+    advice = re.search(pattern, err)
+    assert advice, err
+    status, _, then = run(advice.expand(after))
+    last = then.replace("\r", "\n").strip().split("\n")[-1]
+    assert re.search(says, last) and last != err.strip().split("\n")[-1], then
+    assert status == 0, then
+
+
+def test_early_stopping_is_no_end(run):
+    "A fine-tuning that stopped early goes on with the patience that it is told to have."
+    tune = f"train --from run {TEXT} {QUIET} --out new max_steps=9 valid_every=1 "
+    done(run, f"{tune} patience=1 peak_lr=9 warmup_steps=1")
+    for patience in (2, 4):
+        _, err = done(run, f"train --resume new {QUIET}")
+        (more,) = re.findall(r"annotated-transformer (train .*)", err)
+        assert more == f"train --resume new patience={patience}"
+        before = json.loads(Path("new/config.json").read_text())["steps"]
+        done(run, more)
+        assert json.loads(Path("new/config.json").read_text())["steps"] > before
+
+
+COMMANDS = f"""
+prepare {TEXT} --valid-src few.en --valid-tgt few.de --out new {TINY} --quiet
+train --resume new --bleu {QUIET}
+train --from run {TEXT} {QUIET} --out c max_steps=2 warmup_steps=1 dropout=0
+average new --last 1
+translate new asked --quiet
+attention new "We are not sick." --lang zh --out a.html
+live new --lang zh --out live.html
+export-ct2 new ct2 --quantization int8
+export-hf new hf
+import-marian hf back
+translate back asked --quiet
+"""
+
+
+def test_every_command_succeeds(run):
+    for line in COMMANDS.strip().split("\n"):
+        done(run, line)
+    names = {"config.json", "model.safetensors", "README.md", "generation_config.json"}
+    assert names < {*os.listdir("hf")} and "model.bin" in os.listdir("ct2")
+
+
+def test_warnings_about_the_data_are_shown_quietly_too(run):
+    wrong = (
+        f"train --src de --tgt en --src-lang en --tgt-lang de --out new {TINY} {QUIET}"
+    )
+    _, err = done(run, wrong)
+    assert "warning: source and target look swapped" in err and "text:" not in err
+
+
+def test_a_warm_up_that_is_too_long(run):
     wrong = f"train {TEXT} --config tiny {TINY} warmup_steps=9 max_steps=1 --out short"
     assert "training ends before the learning rate reaches" in done(run, wrong)[1]
 

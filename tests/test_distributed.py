@@ -20,10 +20,10 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import build_training
 from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.training.distributed import (
+    agree,
     any_rank,
     data_parallel,
     distribute_like,
-    first_over_ranks,
     full_tensor,
     is_main,
     main_process_first,
@@ -35,7 +35,7 @@ from annotated_transformer.training.distributed import (
     sync_gradients,
     world_size,
 )
-from annotated_transformer.training.train import NotFinite, Stop, train
+from annotated_transformer.training.train import NotFinite, train
 
 CPU = torch.device("cpu")
 MANY, ONE = 80, 12  # tokens a step: some nine pairs; one, which leaves ranks empty
@@ -95,25 +95,29 @@ def training(
     rank=0,
     world_size=1,
     accumulate=1,
-    hooks=(),
+    stop_at=None,
     kind=Objective,
     report_every=1,
     budget=MANY,
     **config,
 ):
-    "Four steps of the real loop, with Adam and clipping, in float64: rounding cannot hide a mistake there. A diverged one stops with its message."
+    "Four steps of the real loop, with Adam and clipping, in float64: rounding cannot hide a mistake there. One may diverge, or be stopped by a rank."
     objective, records = kind(**config).double(), []
     wrapped = wrap(objective)
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.0, fused=True)
-    found, hooks = steps(budget, rank, world_size, accumulate), [records.append, *hooks]
+    found, stop = steps(budget, rank, world_size, accumulate), None
     rate = lambda step: 1e-3 * step
     try:
-        stop = train(wrapped, found, optimizer, rate, 4, hooks, 0.5, report_every)
+        for record in train(wrapped, found, optimizer, rate, 4, 0.5, report_every):
+            records.append(record)
+            asked = "enough" if (rank, record.step) == stop_at else None
+            if stop := agree(asked, CPU):
+                break
     except NotFinite as e:
-        stop = Stop(str(e))
+        stop = str(e)
     named = objective.named_parameters()
     tensors = {name: full_tensor(p.detach()) for name, p in named}
-    return tensors, stop.reason, [(r.step, r.loss, r.grad_norm) for r in records]
+    return tensors, stop, [(r.step, r.loss, r.grad_norm) for r in records]
 
 
 def built(sharded):
@@ -136,8 +140,8 @@ def data_parallel_worker(folder, me):
     assert mine.tolist() == [1.0, me]  # the argument is left as it was
     found["any"] = [any_rank(me == who, CPU) for who in (0, n - 1, n)]
     found["first"] = [
-        first_over_ranks(("rank", me) if me in who else None)
-        for who in ({0, 1}, {n - 1}, {1, n - 1})
+        agree(("rank", me) if me in who else None, CPU)
+        for who in ({0, 1}, {n - 1}, {1, n - 1}, set())
     ]
     with main_process_first():
         found["prepared"] = (folder / "prepared").exists()
@@ -148,11 +152,8 @@ def data_parallel_worker(folder, me):
         begun.model.embedding.weight += me
     data_parallel(begun, CPU)
     found["begun"] = begun.state_dict()
-
-    def stops(record):
-        return Stop("enough") if me == n - 1 and record.step == 2 else None
-
-    found["stopped"] = training(WRAPS["data_parallel"], *others, hooks=[stops])
+    last = (n - 1, 2)
+    found["stopped"] = training(WRAPS["data_parallel"], *others, stop_at=last)
     uneven = data_parallel(objective := Objective(), CPU)
     if me == n - 1:  # it grows again when it is used
         objective.model.position.table = objective.model.position.table[:2]
@@ -237,7 +238,7 @@ def test_ranks_agree(found):
         assert f["who"] == (i, i, n, i == 0)
         assert f["sum"] == [n, n * (n - 1) / 2]
         assert f["any"] == [True, True, False]
-        assert f["first"] == [("rank", 0), ("rank", n - 1), ("rank", 1)]
+        assert f["first"] == [("rank", 0), ("rank", n - 1), ("rank", 1), None]
         assert f["prepared"] == (i > 0)
         assert same(f["begun"], Objective().state_dict())
         _, stop, records = f["stopped"]
@@ -255,7 +256,7 @@ def test_training_is_that_of_one_process(found, wrap):
             several, stop, records = f[what, wrap]
             assert off(several, one) < 1e-9  # float64; Adam divides by small numbers
             assert same(several, found[0][what, wrap][0])
-            assert stop == one_stop == "max_steps=4 reached"
+            assert stop is one_stop is None
             for record, its in zip(records, one_records, strict=True):
                 # the loss is added up in float32
                 assert record == pytest.approx(its, rel=1e-6)

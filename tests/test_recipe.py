@@ -12,7 +12,7 @@ from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines.choose import FAST, PLAIN
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import load_run, read_metrics
+from annotated_transformer.runs.folder import load_run, read_config, read_metrics
 from annotated_transformer.runs.recipe import (
     BatchLoss,
     build_training,
@@ -66,7 +66,12 @@ def test_validation_is_visible(train, tmp_path, capsys, monkeypatch):
         assert shown.count(f"step {record['step']}: {numbers}") == 1
         assert ("validation loss", record["step"], loss) in curves
         assert ("BLEU", record["step"], 12.345) in curves
-    assert len(passes) == 2 and curves[-1] == "closed"
+    assert len(passes) == 1 and curves[-1] == "closed"
+    about = read_config(tmp_path / "run")[1]
+    best, other = about["validation"]
+    gap = other["valid_loss"] - best["valid_loss"]
+    line = f"final weights: {best['weights']}, validation loss {best['valid_loss']:.4f}"
+    assert f"{line}, {gap:.4f} below that of {other['weights']}" in shown
     train(tmp_path / "quiet", score=score)
     assert capsys.readouterr().err == ""
 
@@ -88,7 +93,7 @@ def test_held_out_sentences_beyond_max_len(corpus, tmp_path, capsys):
     why = "no validation pair of 1 is left: all are longer than max_len=70 tokens"
     with pytest.raises(UserError, match=why):
         train_run(only, recipe, tmp_path / "run", RunOptions("cpu", quiet=True))
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run/config.json").exists()
 
 
 def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkeypatch):
@@ -102,7 +107,7 @@ def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkey
     ):
         with pytest.raises(UserError, match=what):
             train(tmp_path / "run", *settings, **options)
-        assert not (tmp_path / "run").exists()
+        assert not (tmp_path / "run/config.json").exists()
     with pytest.raises(UserError, match="toaster"):
         train_run(corpus, get_recipe("tiny"), tmp_path / "run", RunOptions("toaster"))
     with pytest.raises(UserError, match="minutes=0 must be positive and below"):

@@ -1,9 +1,13 @@
-"""A run that was interrupted goes on as if nothing had happened: killed, asked to stop, restarted by torchrun, with another number of processes."""
+"""A run that was killed goes on as if nothing had happened: at random moments, restarted by torchrun, with another number of processes.
 
-import json
+Interruptions together with other features are in test_pairs.
+"""
+
 import os
+import random
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -19,7 +23,6 @@ from annotated_transformer.data.corpus import Corpus
 from annotated_transformer.io.files import lock_folder
 from annotated_transformer.runs.checkpoint import checkpoints
 from annotated_transformer.runs.folder import (
-    RunFolder,
     read_config,
     read_metrics,
 )
@@ -30,7 +33,6 @@ from annotated_transformer.runs.train_run import (
     resume_run,
     train_run,
 )
-from annotated_transformer.training.train import Stop
 
 SETTINGS = [
     "n_layers=1",
@@ -89,20 +91,8 @@ def straight(train, tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("runs") / "straight")
 
 
-def stop_at(step: int) -> list:
-    return [lambda record: Stop("enough") if record.step == step else None]
-
-
 def weights(run: Path) -> bytes:
     return (run / "model.safetensors").read_bytes()
-
-
-def chosen(run: Path) -> dict:
-    "Where a run ended, and which weights it has chosen."
-    about = json.loads((run / "config.json").read_text())
-    return {"weights": weights(run)} | {
-        key: about[key] for key in ("weights", "stopped", "steps")
-    }
 
 
 def losses(run: Path) -> list[tuple]:
@@ -118,36 +108,29 @@ def files(run: Path) -> dict[Path, bytes]:
 
 
 def harm() -> None:
-    """This process does to itself, at one step of its first start, what HARM says.
+    """This process does to itself, at the first report from a step on, what HARM says.
 
-    Another thread has then written the last checkpoint that is due, every three steps.
+    Another thread has then written the checkpoint before, every three steps.
     """
     if (
         "HARM" not in os.environ
         or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") > "0"
     ):
         return
-    from annotated_transformer.runs import hooks
+    from annotated_transformer.runs.monitor import RunLog
 
-    plain = hooks.metrics_file
+    plain, harms = RunLog.step, os.environ["HARM"].split()
 
-    def harmed(path, *args):
-        observer = plain(path, *args)
-        write = observer.see_step
+    def step(log, record, state):
+        plain(log, record, state)
+        if harms and record.step >= int(os.environ["AT_STEP"]):
+            due = f"checkpoints/step-{(record.step - 1) // 3 * 3:07}"
+            while not (log.path.parent / due / "state.json").exists():  # its last file
+                time.sleep(0.01)
+            while harms:
+                os.kill(os.getpid(), getattr(signal, harms.pop()))
 
-        def see_step(record):
-            write(record)
-            if record.step == int(os.environ["AT_STEP"]):
-                due = f"checkpoints/step-{record.step // 3 * 3:07}"
-                while not (path.parent / due / "state.json").exists():  # its last file
-                    time.sleep(0.01)
-                for name in os.environ["HARM"].split():
-                    os.kill(os.getpid(), getattr(signal, name))
-
-        observer.see_step = see_step
-        return observer
-
-    hooks.metrics_file = harmed
+    RunLog.step = step
 
 
 def train_here(*words) -> None:
@@ -158,15 +141,6 @@ def train_here(*words) -> None:
     except SystemExit as left:  # torchrun takes any for a failure
         if left.code:
             raise
-
-
-def end_of(function, *words, said: Path, harm: str, at: int) -> tuple[int, str]:
-    "Status of a process that calls a function, and what it printed."
-    process = start(function, *words, said=said, env={"HARM": harm, "AT_STEP": str(at)})
-    process.join(120)
-    process.kill()
-    process.join()
-    return process.exitcode, said.read_text()
 
 
 def resume_here(run: Path, options: RunOptions) -> None:
@@ -183,29 +157,14 @@ def resume_by(n: int, run: Path, folder: Path, harm: str = "", at: int = 0, **op
 
 
 @pytest.mark.posix
-def test_asked_to_stop(text, straight, tmp_path):
-    "It saves, says how to resume, and leaves with the signal's status."
-    run, said = tmp_path / "run", tmp_path / "said"
-    words = [*text, "--out", run, *SETTINGS]
-    status, err = end_of(train_here, *words, said=said, harm="SIGTERM", at=5)
-    assert status == 143 and err.count("\n") == 1, err
-    assert (
-        f"SIGTERM at step 5, saved; to continue: annotated-transformer train --resume {run}"
-        in err
-    )
-    assert chosen(run)["steps"] == 5
-    resume_run(run, RunOptions("cpu", quiet=True))
-    assert weights(run) == weights(straight)
-
-
-@pytest.mark.posix
 def test_a_signal_that_comes_twice_saves_all_ranks(train, tmp_path):
     "As from SLURM or a terminal, which signal every process, and from torchrun, which repeats it."
     run = train(tmp_path / "run", minutes=1e-6)
     status, said = resume_by(2, run, tmp_path, harm="SIGTERM SIGTERM", at=5)
     assert status == 0, said
-    assert chosen(run)["steps"] == 5 and chosen(run)["stopped"] == "SIGTERM"
-    assert checkpoints(run / "checkpoints")[-1].name == "step-0000005"
+    about = read_config(run)[1]
+    assert (about["steps"], about["stopped"]) == (6, "SIGTERM")
+    assert checkpoints(run / "checkpoints")[-1].name == "step-0000006"
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +181,7 @@ def test_torchrun_restarts_a_killed_rank(text, without_dropout, tmp_path):
     status, err = torchrun(2, train_here, *words, said=said, restarts=1, env=env)
     assert status == 0 and "exitcode: -9" in err, err
     steps = [record["step"] for record in read_metrics(run) if "loss" in record]
-    assert steps == list(range(1, 13))
+    assert steps == [3, 6, 9, 10, 12]
     # Adam makes more of rounding than the gradients' 1e-6
     assert distance(run, without_dropout / "model.safetensors") < 1e-4
 
@@ -256,6 +215,68 @@ def test_four_ranks_resume_to_the_same_bits(corpus, tmp_path):
     assert status == 0, said
     assert weights(killed) == weights(undisturbed)
     assert losses(killed) == losses(undisturbed)
+
+
+def begin(words: list, folder: Path, ranks: int) -> list:
+    "Processes that run a command together, as those of torchrun."
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    found = []
+    for i in range(ranks):
+        env = group | {"RANK": str(i), "LOCAL_RANK": str(i)} if ranks > 1 else {}
+        found.append(start(main, words, said=folder / f"said {i}", env=env))
+    return found
+
+
+def kill(processes: list) -> list[int]:
+    "Their statuses."
+    for process in processes:
+        process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def finish(words: list, folder: Path, ranks: int) -> None:
+    processes = begin(words, folder, ranks)
+    for process in processes:
+        process.join(60 if process is processes[0] else 5)
+    said = [x.read_text() for x in folder.glob("said *")]
+    assert kill(processes) == [0] * ranks, said
+
+
+OFTEN = [(50, 1, []), (10, 2, []), (10, 2, ["--shard"])]
+OFTEN = [pytest.param(*case, marks=pytest.mark.slow) for case in OFTEN]
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("n, ranks, options", [(2, 1, []), (2, 2, ["--shard"]), *OFTEN])
+def test_killed_and_resumed(text, tmp_path, n, ranks, options):
+    "Killed n times, at random moments, a run ends with the bits of one undisturbed."
+    straight, run, where = tmp_path / "a", tmp_path / "b", (tmp_path, ranks)
+    settings = [*SETTINGS, "max_steps=40", "valid_every=20", "save_every=10"]
+    first = ["train", *text, *options, *settings, "--out"]
+    finish([*first, str(straight)], *where)
+    resume = ["train", "--resume", str(run), "--device", "cpu", "--quiet", *options]
+    words = lambda: resume if (run / "config.json").exists() else [*first, str(run)]
+    steps = lambda: [m["step"] for m in read_metrics(run)] if run.exists() else []
+    for k in range(n):
+        # the second time, also while it starts; the first time after a checkpoint
+        step, wait = random.randrange(0 if k % 2 else 12, 40), random.uniform(0, 0.05)
+        processes = begin(words(), *where)
+        while any(process.is_alive() for process in processes):
+            if max(steps(), default=0) >= step:
+                break
+            time.sleep(0.001)
+        time.sleep(wait)
+        kill(processes)
+        if k % 2:
+            finish(words(), *where)
+            said = f"{wait} s after step {step}"
+            assert weights(run) == weights(straight), said
+            assert losses(run) == losses(straight), said
+            shutil.rmtree(run)
 
 
 @pytest.mark.slow
@@ -311,122 +332,14 @@ def test_what_is_not_of_this_run(train, resume, tmp_path):
     before, config = weights(run), (run / "config.json").read_text()
     (run / "config.json").write_text(config.replace('"n_heads": 2', '"n_heads": 4'))
     with pytest.raises(
-        UserError, match="step-0000001/model.safetensors has weights of o"
+        UserError, match="step-0000003/model.safetensors has weights of o"
     ):
         resume(run)
     (run / "config.json").write_text(config)
     (run / "vocab.model").write_bytes(b"other")
     with pytest.raises(UserError, match="vocab.model: not a SentencePiece model"):
         resume(run)
-    assert weights(run) == before and max(r["step"] for r in read_metrics(run)) == 1
-
-
-@pytest.fixture
-def rates(monkeypatch):
-    "Set the learning rate of each step."
-
-    def take(schedule):
-        name = "annotated_transformer.runs.recipe._learning_rate_schedule"
-        monkeypatch.setattr(name, lambda *_: schedule)
-
-    return take
-
-
-def test_not_finite_names_the_last_good_checkpoint(train, rates, tmp_path):
-    rates(lambda step: 1e-3 if step < 5 else 1e30)
-    why = r"became (nan|inf).* at step \d+ .*the last good checkpoint is .*step-0000003"
-    with pytest.raises(ValueError, match=why):
-        train(tmp_path / "run")
-
-
-PATIENT = [*SETTINGS, "patience=2", "valid_every=4", "max_steps=100", "average_last=0"]
-
-
-@pytest.fixture
-def worsening(rates):
-    "Learning up to step 6, and then steps so wide that the validation loss is higher at 8 than at 4, and lowest at 6."
-    rates(lambda step: 1e-2 if step <= 6 else 0.3)
-
-
-@pytest.mark.parametrize("sittings", [(4,), (6, 10, 11)], ids=str)
-def test_early_stopping_does_not_depend_on_interruptions(
-    sittings, train, resume, worsening, tmp_path
-):
-    "A validation pass at the end of a sitting once counted: as one without gain, or as the best. Steps 4, 8 and 12 are the ones that count."
-    straight = chosen(train(tmp_path / "straight", PATIENT))
-    assert straight["steps"] == 12
-    assert straight["stopped"] == "no gain in 2 validation passes"
-    run = train(tmp_path / "run", PATIENT, hooks=stop_at(sittings[0]))
-    for at in (*sittings[1:], None):
-        assert chosen(run)["stopped"] == "enough"
-        resume(run, hooks=stop_at(at))
-    assert chosen(run) == straight
-    before = files(run)
-    resume(run)  # it has ended
-    assert files(run) == before
-
-
-def test_the_end_of_a_sitting_is_chosen_until_the_run_goes_on(
-    train, resume, worsening, tmp_path
-):
-    "Better weights are of use at once."
-    four = train(tmp_path / "four", PATIENT, hooks=stop_at(4))
-    six = train(tmp_path / "six", PATIENT, hooks=stop_at(6))
-    about = json.loads((six / "config.json").read_text())
-    assert about["weights"] == "best on validation, step 6"
-    newest = load_file(six / "checkpoints/step-0000006/model.safetensors")
-    mine = load_file(six / "model.safetensors")
-    assert all(map(torch.equal, mine.values(), newest.values()))
-    resume(six, hooks=stop_at(9))
-    assert weights(six) == weights(four)
-
-
-def test_the_pass_at_the_last_step_counts(train, resume, tmp_path):
-    "Though it is outside the schedule: nothing follows it, and it is made once."
-    settings = [*SETTINGS, "valid_every=4", "max_steps=10", "average_last=0"]
-    run = train(tmp_path / "run", settings)
-    about = json.loads((run / "config.json").read_text())
-    assert about["weights"] == "best on validation, step 10"
-    assert (run / "checkpoints/best.safetensors").read_bytes() == weights(run)
-    before = files(run)
-    resume(run)
-    assert files(run) == before
-
-
-@pytest.mark.parametrize(
-    "settings, stops",
-    [([], (11,)), (["keep_last=2"], (1, 2, 4, 5))],
-    ids=str,
-)
-def test_stopped_between_two_checkpoints(settings, stops, train, resume, tmp_path):
-    "The checkpoint that an interruption writes is no part of the average in the end, and takes no other's place."
-    settings = [*SETTINGS, "save_every=2", "valid_every=3", "keep_last=3", *settings]
-    straight = train(tmp_path / "straight", settings)
-    run = train(tmp_path / "run", settings, hooks=stop_at(stops[0]))
-    for at in (*stops[1:], None):
-        resume(run, hooks=stop_at(at))
-    assert chosen(run) == chosen(straight)
-    names = [[p.name for p in checkpoints(r / "checkpoints")] for r in (run, straight)]
-    assert names[0] == names[1]
-
-
-def test_killed_before_its_end_was_noted(
-    train, resume, straight, tmp_path, monkeypatch
-):
-    "All steps done and saved, the weights that translate not chosen yet."
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*args, **more):
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RunFolder, "use_weights", killed)
-        train(tmp_path / "run")
-    assert "stopped" not in json.loads((tmp_path / "run/config.json").read_text())
-    resume(tmp_path / "run")
-    assert chosen(tmp_path / "run") == chosen(straight)
+    assert weights(run) == before and max(r["step"] for r in read_metrics(run)) == 3
 
 
 # from the weights of another run
@@ -465,19 +378,6 @@ def test_a_run_starts_from_weights_and_vocabulary(tune, straight, tmp_path):
     passes = [r for r in read_metrics(run) if "valid_loss" in r]
     assert [r["step"] for r in passes] == [0, 3, 6]
     assert passes[0]["valid_loss"] == pytest.approx(passes[2]["valid_loss"], abs=1e-4)
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_a_start_that_was_interrupted(saved, tune, tmp_path):
-    "Its first checkpoint counts; before there is one, the weights to start from are in the run itself."
-    straight, run = tune(tmp_path / "straight"), tune.prepared(tmp_path / "run")
-    resume_run(run, RunOptions("cpu", minutes=1e-6, quiet=True))
-    assert checkpoints(run / "checkpoints")
-    if not saved:
-        shutil.rmtree(run / "checkpoints")
-        (run / "checkpoints").mkdir()
-    resume_run(run, RunOptions("cpu", quiet=True))
-    assert weights(run) == weights(straight)
 
 
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])

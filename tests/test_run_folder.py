@@ -1,11 +1,9 @@
 "Run folders: what may be made where, what is read back, and what a killed process leaves."
 
 import threading
-from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from annotated_transformer import UserError
 from annotated_transformer.data.corpus import load_corpus
@@ -14,19 +12,26 @@ from annotated_transformer.data.vocab import learn_bpe
 from annotated_transformer.io.files import MARKER, remove
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs import checkpoint
-from annotated_transformer.runs.checkpoint import Progress, checkpoints, save_weights
+from annotated_transformer.runs.checkpoint import (
+    TrainState,
+    Writer,
+    checkpoints,
+    copy_tensors,
+    save_weights,
+    write_checkpoint,
+)
 from annotated_transformer.runs.folder import (
-    RunFolder,
-    read_metrics,
+    create_run,
+    encode_text,
+    load_latest,
+    open_run,
     text_sha256,
     write_config,
 )
-from annotated_transformer.runs.hooks import append_json
-from annotated_transformer.runs.settings import Recipe, TrainConfig, get_recipe
-from annotated_transformer.runs.train_run import _choose_weights
+from annotated_transformer.runs.monitor import append_json
+from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.training.optimizer import adam
-from annotated_transformer.training.train import OutOfMemory, Stop
+from annotated_transformer.training.train import OutOfMemory
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 LINES = ["the dog sleeps", "der Hund schläft", "the old cat drinks milk"]
@@ -56,16 +61,16 @@ def training():
     return model, adam(model.parameters())
 
 
-def test_a_new_run_that_fails_is_removed(tmp_path):
-    "But not one that has made a step."
+@pytest.mark.parametrize("steps, stays", [([], False), ([0], False), ([0, 1], True)])
+def test_a_new_run_that_fails_is_removed(steps, stays, tmp_path):
+    "But not one that has made a step; a validation pass before the first is none."
     path, recipe = tmp_path / "new", Recipe(SIZES, TrainConfig(n_pieces=310))
-    for n_steps in (0, 1):
-        with pytest.raises(OSError), RunFolder.create(path, recipe) as run:
-            for step in range(n_steps):
-                run.note(text_sha256="of its text")
-                append_json(run.path / "metrics.jsonl", {"step": step + 1})
-            raise OSError
-        assert (path / "config.json").exists() == (n_steps > 0)
+    with pytest.raises(OSError), create_run(path, recipe) as run:
+        run.note(text_sha256="of its text")
+        for step in steps:
+            append_json(run.metrics, {"step": step})
+        raise OSError
+    assert (path / "config.json").exists() == path.exists() == stays
 
 
 def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
@@ -74,31 +79,27 @@ def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
     write_config(tmp_path / "run", recipe, {})
     text = lambda: pytest.fail("the text was read")
     with pytest.raises(UserError, match="already holds a run"):
-        with RunFolder.create(tmp_path / "run", recipe, text):
+        with create_run(tmp_path / "run", recipe, text):
             pass
     with pytest.raises(UserError, match="is not a run folder"):
-        with RunFolder.open(tmp_path, text):
+        with open_run(tmp_path, text):
             pass
 
 
-@pytest.mark.parametrize(
-    "error, stays", [(UserError, False), (RuntimeError, True), (OutOfMemory, True)]
-)
-def test_encoded_text_outlives_a_fault_before_the_first_step(
-    corpus, tmp_path, error, stays
-):
-    "It took minutes, perhaps; but a wrong setting leaves nothing, since it cannot be resumed."
-    recipe = Recipe(SIZES, TrainConfig(n_pieces=400))
-    with (
-        pytest.raises(error),
-        RunFolder.create(tmp_path / "run", recipe, corpus) as run,
-    ):
-        run.encoded(quiet=True)
+@pytest.mark.parametrize("error", [UserError, RuntimeError, OutOfMemory])
+def test_encoded_text_outlives_a_fault_before_the_first_step(error, corpus, tmp_path):
+    "It took hours, perhaps. The run itself stays only if it can go on with smaller batches."
+    recipe, path = Recipe(SIZES, TrainConfig(n_pieces=400)), tmp_path / "run"
+    with pytest.raises(error), create_run(path, recipe, corpus) as run:
+        encode_text(run, quiet=True)
         raise error("out of memory")
-    assert (tmp_path / "run").exists() == stays
-    if stays:
-        with RunFolder.open(tmp_path / "run") as run:
-            assert run.encoded(quiet=True).text_sha256 == run.about["text_sha256"]
+    ids = path / "data/train.src.ids"
+    before = ids.stat().st_mtime_ns
+    assert (path / "config.json").exists() == (error is OutOfMemory)
+    again = open_run(path) if error is OutOfMemory else create_run(path, recipe, corpus)
+    with again as run:
+        assert encode_text(run, quiet=True).text_sha256 == run.about["text_sha256"]
+    assert ids.stat().st_mtime_ns == before
 
 
 def test_a_start_that_was_killed_is_made_again(corpus, tmp_path):
@@ -110,82 +111,53 @@ def test_a_start_that_was_killed_is_made_again(corpus, tmp_path):
     (path / "vocab.model").write_bytes(b"of the other text")
     (path / ".annotated_transformer-12345678.part/data").mkdir(parents=True)
     (path / MARKER).touch()
-    with RunFolder.create(path, recipe, corpus) as run:
-        assert run.encoded(quiet=True).text_sha256 == text_sha256(corpus)
+    with create_run(path, recipe, corpus) as run:
+        assert encode_text(run, quiet=True).text_sha256 == text_sha256(corpus)
     names = {MARKER, "checkpoints", "config.json", "data", "vocab.model"}
     assert {file.name for file in path.iterdir()} == names
 
 
 def test_a_damaged_newest_checkpoint_leaves_the_one_before(run, training):
     model, optimizer = training
-    with RunFolder.open(run) as folder:
+    with open_run(run) as folder:
         for step in (1500, 3000):
-            folder.progress = folder.progress._replace(step=step)
-            folder.save_checkpoint(model, optimizer)
-            folder.wait_written()
-        older, newest = checkpoints(folder.checkpoint_folder)
+            tensors = copy_tensors(model, optimizer)
+            write_checkpoint(folder.checkpoints, tensors, TrainState(step))
+        older, newest = checkpoints(folder.checkpoints)
         (newest / "model.safetensors").write_bytes(b"cut")
         says = f"cannot be used: .*; remove {newest} to continue from the one before"
         with pytest.raises(UserError, match=says):
-            folder.load_latest(model, optimizer)
+            load_latest(folder, model, optimizer)
         remove(newest)
-        folder.load_latest(model, optimizer)
-        assert folder.progress.step == 1500
+        assert load_latest(folder, model, optimizer).step == 1500
         (older / "model.safetensors").write_bytes(b"cut")
         with pytest.raises(UserError) as only:
-            folder.load_latest(model, optimizer)
+            load_latest(folder, model, optimizer)
     assert "remove" not in str(only.value)
 
 
-@pytest.mark.parametrize(
-    "killed_after, chosen", [(2, "best on validation, step 1"), (3, "last, step 2")]
-)
-def test_best_weights_are_those_that_the_run_has_seen(
-    run, training, killed_after, chosen
-):
-    "After a kill, the file of the best may be of a pass that is still to be made again; the metrics of later steps are removed."
-    model, optimizer = training
-    with RunFolder.open(run) as folder:
-        for step, loss in ((1, 2.0), (2, 3.0), (3, 1.0))[:killed_after]:
-            folder.progress = folder.progress._replace(step=step, i_batch=step)
-            folder.count_validation(loss, model)
-            append_json(run / "metrics.jsonl", {"step": step, "valid_loss": loss})
-            if step < 3:
-                folder.save_checkpoint(model, optimizer)
-    with RunFolder.open(run) as again:
-        again.load_latest(model, optimizer)
-        assert again.progress == Progress(2, 0, 2, 0.0, 2.0, 1, 1)
-        assert _choose_weights(again, Stop("SIGINT"), False)[1] == chosen
-    assert [record["step"] for record in read_metrics(run)] == [1, 2]
+def test_training_goes_on_while_a_file_is_written(tmp_path):
+    "An error in writing it ends the run; an error of the run lets it be written."
+    may_write, written = threading.Event(), []
 
-
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    "The file holds the weights of its step; an error in writing it ends the run."
-    may_write, plain = threading.Event(), checkpoint.save_tensors
-
-    def slow(*args) -> None:
+    def slow() -> None:
         assert may_write.wait(60), "training waits until the checkpoint is written"
-        plain(*args)
+        written.append(1)
 
-    monkeypatch.setattr(checkpoint, "save_tensors", slow)
-    sizes = get_recipe("tiny").model
-    model = build_transformer(sizes, 20, 0)
-    before = model.embedding.weight.detach().clone()
-    with RunFolder.create(tmp_path / "run", get_recipe("tiny")) as run:
-        run.save_checkpoint(model, adam(model.parameters()))
-        with torch.no_grad():
-            model.embedding.weight.zero_()
-        assert checkpoints(run.checkpoint_folder) == []
+    with pytest.raises(KeyError), Writer() as write:
+        write(slow)
+        assert written == []
         may_write.set()
-        run.wait_written()
-        (saved,) = checkpoints(run.checkpoint_folder)
-        found = load_file(saved / "model.safetensors")["embedding.weight"]
-        assert torch.equal(found, before)
-        full_disk = mock.Mock(side_effect=OSError("No space left on device"))
-        monkeypatch.setattr(checkpoint, "save_tensors", full_disk)
-        run.save_checkpoint(model, adam(model.parameters()))
-        with pytest.raises(OSError, match="No space left"):
-            run.wait_written()
+        write(lambda: written.append(2))
+        assert 1 in written
+        raise KeyError
+    assert written == [1, 2]
+
+    def full_disk() -> None:
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"), Writer() as write:
+        write(full_disk)
 
 
 def test_a_folder_of_the_users_stays_as_it_is(tmp_path):
@@ -193,7 +165,7 @@ def test_a_folder_of_the_users_stays_as_it_is(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/text.en").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
-        with RunFolder.create(tmp_path, Recipe(SIZES, TrainConfig(n_pieces=310))):
+        with create_run(tmp_path, Recipe(SIZES, TrainConfig(n_pieces=310))):
             pass
     assert [*tmp_path.rglob("*.*")] == [tmp_path / "data/text.en"]
 
@@ -207,6 +179,6 @@ def test_a_run_made_meanwhile_is_not_overwritten(tmp_path):
         write_config(path, recipe, {})
 
     with pytest.raises(UserError, match="already holds a run"):
-        with RunFolder.create(path, recipe, text):
+        with create_run(path, recipe, text):
             pass
     assert (path / "config.json").exists()

@@ -29,7 +29,7 @@ from annotated_transformer.model.stack import (
     PostNorm,
     PreNorm,
 )
-from annotated_transformer.runs import hooks as hooks_module
+from annotated_transformer.runs import monitor as monitor_module
 from annotated_transformer.runs import train_run as runs_module
 from annotated_transformer.runs.folder import read_config, read_metrics
 from annotated_transformer.runs.recipe import build_training
@@ -104,8 +104,8 @@ def watch(
         patch.setattr(nn.Module, "compile", compiled)
         if losses:
             found = iter(losses)
-            patch.setattr(hooks_module, "validation_loss", lambda *_: next(found))
-        options = RunOptions("cpu", hooks=[after], quiet=True, report_every=1)
+            patch.setattr(monitor_module, "validation_loss", lambda *_: next(found))
+        options = RunOptions("cpu", on_record=after, quiet=True, report_every=1)
         train_run(corpus, recipe, out, options)
     records = read_metrics(out)
     seen.steps = [record for record in records if "loss" in record]
@@ -392,10 +392,16 @@ ROWS = [
     Row("label_smoothing=0.2", LEARNING, SMOOTHING, 0.0, 0.2),
     # a loss is a mean over many tokens, in which roundings cancel
     Row("precision=bf16", f"dtypes norm left {LATER}", precision, either="loss"),
-    Row("valid_every=4", "passes", lambda seen: seen.passes, [2, 4, 6], [4, 6]),
+    Row("valid_every=4", "passes chosen", lambda seen: seen.passes, [2, 4, 6], [4]),
     Row("save_every=5", "checkpoints", CHECKPOINTS, [4, 6], [5, 6]),
     Row("keep_last=1", "checkpoints", CHECKPOINTS, [4, 6], [6]),
-    Row("average_last=2", "result chosen", average_last, under="keep_last=3"),
+    Row(
+        "average_last=2",
+        "result chosen",
+        average_last,
+        under="keep_last=3",
+        losses=(3, 2, 1.5, 1),  # of the average, too
+    ),
     Row(
         "patience=3",
         OF_PATIENCE,

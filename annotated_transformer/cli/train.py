@@ -156,19 +156,24 @@ def _report_end(run: Path, n_before: int | None = None) -> None:
     `n_before` is the number of steps that a run had done when it ended before.
     """
     from ..runs.folder import read_config
-    from ..runs.hooks import STOP_SIGNALS, Interrupted
+    from ..runs.monitor import STOP_SIGNALS, Interrupted
     from ..show.visualize import save_learning_curve
 
-    about = read_config(run)[1]
-    if (stopped := about["stopped"]) in STOP_SIGNALS:
+    recipe, about = read_config(run)
+    stopped, steps = about["stopped"], about["steps"]
+    if stopped in STOP_SIGNALS:
         again = shell_line("train", "--resume", run)
-        where = f"{stopped} at step {about['steps']}, saved"
-        say(f"annotated-transformer: {where}; to continue: {again}")
+        say(
+            f"annotated-transformer: {stopped} at step {steps}, saved; to continue: {again}"
+        )
         raise click.exceptions.Exit(Interrupted(stopped).exit_status)
     save_learning_curve(run)
-    if about["steps"] == n_before:
-        more = shell_line("train", "--resume", run, f"max_steps={2 * about['steps']}")
-        say(f"{run} had ended ({stopped}), and nothing was done; to go on: {more}")
+    if steps == n_before:
+        patience, more = recipe.train.patience, f"max_steps={2 * steps}"
+        if patience and stopped.startswith("no gain"):
+            more = f"patience={2 * patience}"
+        again = shell_line("train", "--resume", run, more)
+        say(f"{run} has already finished ({stopped}). To train further: {again}")
     else:
         say(f"{run} is ready: {shell_line('translate', run)}")
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RaggedArray', 'EncodedPairs', 'encode_pairs', 'drop_long_pairs', 'bucket_by_length', 'Batch', 'pad_ids', 'collate',
-           'epoch_batches', 'Cursor', 'Step', 'training_steps']
+           'epoch_batches', 'Step', 'training_steps']
 
 # %% ../../nbs/51c_batch.ipynb #35a320c7
 import sys
@@ -268,30 +268,16 @@ def epoch_batches(
         pairs = data.take(rows)
         yield collate(pairs.src, pairs.tgt, vocab)
 
-# %% ../../nbs/51c_batch.ipynb #fd1e39bf
-class Cursor(NamedTuple):
-    "How much of a run is done, so that it can continue with the next batch."
-
-    step: int = 0  # optimiser steps done
-    epoch: int = 0  # the current one, counted from 0
-    i_batch: int = 0  # batches of this epoch done, so the number of the next one
-
-
-_START = Cursor()  # of a new run
-
 # %% ../../nbs/51c_batch.ipynb #fa9c1e75
 class Step(NamedTuple):
     "What one rank needs for one step."
 
-    cursor: Cursor  # of the run once this step is done
+    step: int  # its number, counted from 1
+    epoch: int  # counted from 0
+    n_batches: int  # of this epoch done, this one included
     seed: int  # for the random numbers of this step on this rank
     n_tokens: int  # real target tokens of the whole step, over all ranks
     micro: list[Batch]  # this rank's micro-batches
-
-    @property
-    def step(self) -> int:
-        "The number of this step, counted from 1."
-        return self.cursor.step
 
 # %% ../../nbs/51c_batch.ipynb #11669344
 def _micro_batches(
@@ -334,7 +320,8 @@ def training_steps(
     max_len: int | None = None,  # longer pairs are left out; None keeps all
     # another segmentation of the same pairs for each epoch; None = the same for all
     segment: Callable[[EncodedPairs, int], EncodedPairs] | None = None,
-    start: Cursor = _START,
+    # steps done, the current epoch, and its batches done
+    start: tuple[int, int, int] = (0, 0, 0),
     rank: int = 0,
     world_size: int = 1,
     accumulate: int = 1,  # micro-batches for each rank and step, at most
@@ -342,8 +329,9 @@ def training_steps(
     "Endless steps, whose batches are the same for any number of ranks (§5.1)."
     lengths = data.lengths()
     kept = _short_rows(lengths, max_len)
-    pairs, lengths, step, n_done = data, lengths[kept], start.step, start.i_batch
-    for epoch in count(start.epoch):
+    pairs, lengths = data, lengths[kept]
+    step, first_epoch, n_done = start
+    for epoch in count(first_epoch):
         if segment:
             pairs = segment(data, epoch)
             lengths = pairs.lengths()[kept]
@@ -352,7 +340,9 @@ def training_steps(
         for i, rows in enumerate(batches[n_done:], start=n_done + 1):
             step += 1
             yield Step(
-                Cursor(step, epoch, i),
+                step,
+                epoch,
+                i,
                 _step_seed(seed, step, rank),
                 int(lengths[rows, 1].sum()),
                 _micro_batches(pairs, vocab, kept[rows], rank, world_size, accumulate),

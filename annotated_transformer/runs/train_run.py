@@ -10,45 +10,62 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from .. import UserError
-from ..data.batch import EncodedPairs, Step, training_steps
+from ..data.batch import Step, training_steps
 from ..data.bpe_dropout import BPEDropout
 from ..data.prepared import Prepared
-from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
 from ..engines.prefetch import prefetch
-from ..model.transformer import Transformer
+from ..io.files import remove
 from .checkpoint import (
+    TrainState,
+    Writer,
     checkpoints,
+    copy_tensors,
+    gather_tensors,
     latest,
+    load_weights,
+    prune,
     read_metadata,
     read_tensors,
+    save_tensors,
+    weights_metadata,
+    write_checkpoint,
 )
-from .folder import RunFolder, Text, read_config
-from .hooks import (
+from .folder import (
+    RunFolder,
+    Text,
+    average_checkpoints,
+    create_run,
+    encode_text,
+    has_steps,
+    load_latest,
+    open_run,
+    read_config,
+    read_metrics,
+    set_final_weights,
+    trim_metrics,
+)
+from .monitor import (
     STOP_SIGNALS,
-    Every,
+    RunLog,
+    ScoreFunction,
     Validation,
-    count_steps,
-    early_stop,
-    on_signal,
-    open_observers,
-    stop_after,
+    catch_signals,
     summary_writer,
 )
-from .recipe import (
-    build_training,
-    choose_precision,
-)
-from .settings import Recipe
+from .recipe import build_training, choose_precision
+from .settings import Recipe, TrainConfig
 from ..training.distributed import (
+    agree,
     describe_device,
     is_main,
     main_process_first,
@@ -59,9 +76,8 @@ from ..training.distributed import (
     world_size,
 )
 from ..training.train import (
-    Hook,
     NotFinite,
-    Stop,
+    StepRecord,
     memory_errors,
     train,
 )
@@ -84,13 +100,13 @@ class RunOptions:
 
     device: str | None = None  # as for `pick_device`
     minutes: float | None = None  # stop the loop after this time; None = at max_steps
-    hooks: Sequence[Hook] = ()  # more hooks, called by the main process
-    # more to measure at each validation pass, from model, vocabulary and held-out text
-    score: Callable[[Transformer, Vocab, EncodedPairs], dict[str, float]] | None = None
+    # called with each record, by the main process; ends the run if it returns a reason
+    on_record: Callable[[StepRecord], str | None] | None = None
+    score: ScoreFunction | None = None  # more to measure at each validation pass
     sharded: bool = False  # as for `build_training`
     tensorboard: bool = False  # write curves for TensorBoard
     quiet: bool = False  # without progress bars and the line about the device
-    report_every: int = 10  # steps from one call of the hooks to the next, at most
+    report_every: int = 10  # steps from one record to the next, at most
     engines: Engines = FAST  # the plain or the fast twin of each part
 
     def __post_init__(self):
@@ -107,9 +123,9 @@ class RunOptions:
 _NO_OPTIONS = RunOptions()
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0017
-def _steps(run: RunFolder, data: Prepared) -> Iterator[Step]:
+def _steps(settings: TrainConfig, data: Prepared, state: TrainState) -> Iterator[Step]:
     "The steps that this process still has to do."
-    settings, segment = run.recipe.train, None
+    segment = None
     if p := settings.bpe_dropout:
         longest = min(settings.max_len, settings.batch_tokens - 1)
         segment = BPEDropout(data.vocab, p, settings.seed, longest)
@@ -121,61 +137,16 @@ def _steps(run: RunFolder, data: Prepared) -> Iterator[Step]:
         max_len=settings.max_len,
         segment=segment,
         accumulate=settings.accumulate,
-        start=run.progress.cursor,
+        start=state[:3],
         rank=rank(),
         world_size=world_size(),
     )
 
-# %% ../../nbs/97c_train_run.ipynb #6f41a21b
-def _choose_weights(
-    run: RunFolder, stop: Stop, is_best: bool
-) -> tuple[dict[str, Tensor], str]:
-    """The weights that translate, and which they are.
-
-    They are the average, else the best on validation, else the last. `is_best`: the
-    last ones are better than those of all passes that count.
-    """
-    wanted, found = run.recipe.train.average_last, checkpoints(run.checkpoint_folder)
-    n = min(wanted, len(found))
-    if n and stop.reason not in STOP_SIGNALS:
-        if n < wanted:
-            what = f"average_last={wanted}, but there are {n} checkpoints"
-            print(f"{what}: the weights are their average", file=sys.stderr)
-        return run.average(n)
-    best, which = run.checkpoint_folder / "best.safetensors", run.progress.best_weights
-    # after a kill, the file may be of a later pass, which the resumed run has not made
-    if not is_best and best.exists() and read_metadata(best).get("weights") == which:
-        return read_tensors(best), which
-    newest = checkpoints(run.checkpoint_folder)[-1] / "model.safetensors"
-    which = "best on validation" if is_best else "last"
-    return read_tensors(newest), f"{which}, step {run.progress.step}"
-
-# %% ../../nbs/97c_train_run.ipynb #55ec0020
-def _finish(
-    run: RunFolder, stop: Stop, validation: Validation, save: Callable[[], None]
-) -> None:
-    "Validate and save the last step, and choose the weights that translate."
-    settings, step = run.recipe.train, run.progress.step
-    stopped, noted = run.about.get("stopped"), run.about.get("steps")
-    if stopped not in (None, *STOP_SIGNALS) and noted == step:
-        return  # an earlier start of the run has reached its end
-    is_best = False
-    if step % settings.valid_every and stop.reason not in STOP_SIGNALS:
-        if step == settings.max_steps:
-            validation()
-        else:
-            is_best = run.progress.is_best(validation.measure())
-    if run.saved_step != step:
-        save()
-    run.wait_written()
-    with main_process_first():
-        if is_main():
-            weights, which = _choose_weights(run, stop, is_best)
-            run.use_weights(weights, which, stopped=stop.reason, steps=step)
-
 # %% ../../nbs/97c_train_run.ipynb #47fffac6
-def _announce(run: RunFolder, device: torch.device, options: RunOptions) -> None:
-    "Say where the run is trained, whether a GPU is not used, and a warm-up is too long."
+def _announce(
+    run: RunFolder, data: Prepared, device: torch.device, options: RunOptions
+) -> None:
+    "Say where the run is trained, whether a GPU is not used, and what looks wrong."
     if options.quiet or not is_main():
         return
     precision = choose_precision(run.recipe.train.precision, device)
@@ -190,22 +161,190 @@ def _announce(run: RunFolder, device: torch.device, options: RunOptions) -> None
             f"warmup_steps={settings.warmup_steps} and max_steps={settings.max_steps}"
         )
         say(f"{what}: training ends before the learning rate reaches its peak")
+    if settings.bpe_dropout and (n := len(data.train)) > 500_000:
+        say(
+            f"bpe_dropout={settings.bpe_dropout} segments all {n:,} pairs again in each "
+            "epoch, which takes minutes: it is for smaller corpora"
+        )
 
-# %% ../../nbs/97c_train_run.ipynb #378eaa23
-def _smaller_batches(run: RunFolder) -> str:
-    "What continues a run that is out of memory."
-    n, path = 2 * run.recipe.train.accumulate, shlex.quote(str(run.path))
-    return (
-        "continue with smaller micro-batches, which leave the step as it is: "
-        f"annotated-transformer train --resume {path} accumulate={n}"
+# %% ../../nbs/97c_train_run.ipynb #55f10002
+def _save(
+    run: RunFolder,
+    state: TrainState,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    write: Writer,
+) -> None:
+    "Save a checkpoint; every process calls it."
+    settings, header = run.recipe.train, f"checkpoint of step {state.step}"
+    tensors = copy_tensors(model, optimizer)
+    about = weights_metadata(run.recipe.model, header)
+    scheduled = state.step % settings.save_every == 0
+
+    def write_and_prune() -> None:
+        write_checkpoint(run.checkpoints, tensors, state, about, scheduled)
+        prune(run.checkpoints, settings.keep_last)
+
+    if is_main():
+        write(write_and_prune)
+
+
+def _best(state: TrainState) -> str:
+    "What the best weights so far are called."
+    return f"best on validation, step {state.best_step}"
+
+
+def _save_best(
+    run: RunFolder, state: TrainState, model: nn.Module, write: Writer
+) -> None:
+    "Save the weights of the best validation pass so far; every process calls it."
+    about = weights_metadata(run.recipe.model, _best(state))
+    weights = gather_tensors(model.state_dict())
+
+    def write_both() -> None:
+        save_tensors(weights, run.best, about)
+        save_tensors(weights, run.model, about)
+
+    if is_main():
+        write(write_both)
+
+# %% ../../nbs/97c_train_run.ipynb #55f10004
+def _has_ended(state: TrainState, settings: TrainConfig) -> str | None:
+    "Why a run of these settings has no further steps; None if it has."
+    patience = settings.patience
+    if patience and state.evals_without_improvement >= patience:
+        return f"no gain in {patience} validation passes"
+    if state.step >= settings.max_steps:
+        return f"max_steps={settings.max_steps} reached"
+    return None
+
+
+def _asked_to_stop(
+    record: StepRecord, seconds: float, options: RunOptions
+) -> str | None:
+    "Why the options end a run after this record, and after so long a time; or None."
+    if options.on_record and is_main() and (reason := options.on_record(record)):
+        return reason
+    if options.minutes and seconds >= 60 * options.minutes:
+        return f"{options.minutes:g} minutes used up"
+    return None
+
+# %% ../../nbs/97c_train_run.ipynb #55f10007
+def _less_memory(run: RunFolder, data: Prepared, device: torch.device) -> str:
+    "What to do if a run is out of memory."
+    n, resume = (
+        2 * run.recipe.train.accumulate,
+        f"--resume {shlex.quote(str(run.path))}",
     )
+    shortest = int(data.train.lengths().max(axis=1).min())
+    if n * world_size() * shortest < 2 * run.recipe.train.batch_tokens:
+        return (
+            "continue with smaller micro-batches, which leave the step as it is: "
+            f"annotated-transformer train {resume} accumulate={n}"
+        )
+    if device.type != "cpu":
+        return (
+            "a micro-batch is one pair already; continue on the CPU: "
+            f"annotated-transformer train {resume} --device cpu"
+        )
+    return "a micro-batch is one pair already; train a smaller model, or lower max_len"
+
+
+@contextmanager
+def _with_advice(
+    run: RunFolder, data: Prepared, device: torch.device
+) -> Iterator[None]:
+    "Errors of training in the block say what to do."
+    settings = run.recipe.train
+    try:
+        with memory_errors(device, _less_memory(run, data, device)):
+            yield
+    except NotFinite as e:
+        other = f"warmup_steps={2 * settings.warmup_steps}"
+        if settings.schedule == "linear":
+            other = f"peak_lr={settings.peak_lr / 2:g}"
+        if run.is_new and not has_steps(run):  # it is removed
+            raise NotFinite(f"{e}; train it again with {other}") from None
+        last = latest(run.checkpoints)
+        kept = f"; the last good checkpoint is {last}" if last else ""
+        raise NotFinite(f"{e}; train another run, with {other}{kept}") from None
+
+# %% ../../nbs/97c_train_run.ipynb #55f10009
+def _measured_best(run: RunFolder, state: TrainState) -> list[dict[str, Any]]:
+    "What the best validation pass has measured, if the file has its weights."
+    if state.best_loss is None or not run.best.exists():
+        return []
+    # after a kill, the file may be of a later pass, which the resumed run has not made
+    if read_metadata(run.best).get("weights") != _best(state):
+        return []
+    passes = [m for m in read_metrics(run.path) if "valid_loss" in m]
+    found = [m for m in passes if m["step"] == state.best_step]
+    return [found[-1] | {"weights": _best(state)}] if found else []
+
+
+def _save_average(run: RunFolder) -> None:
+    "Write the average of the last checkpoints, to be measured, if there are several."
+    remove(run.average)
+    wanted = run.recipe.train.average_last
+    n = min(wanted, len(checkpoints(run.checkpoints)))
+    if n > 1:
+        weights, which = average_checkpoints(run, n)
+        save_tensors(weights, run.average, weights_metadata(run.recipe.model, which))
+
+
+def _conclude(
+    run: RunFolder, state: TrainState, validation: Validation, reason: str, log: RunLog
+) -> None:
+    "Choose the final weights, and note why the run has stopped; every process calls it."
+    measured, files = [], {}
+    if reason not in STOP_SIGNALS:
+        if state.step % run.recipe.train.valid_every:
+            measured.append(validation.measure(state) | {"weights": _last(state)})
+        with main_process_first():
+            if is_main():
+                _save_average(run)
+        if run.average.exists():
+            about = load_weights(validation.objective.model, run.average)
+            files[about["weights"]] = run.average
+            measured.append(validation.measure(state) | {"weights": about["weights"]})
+    with main_process_first():
+        if not is_main():
+            return
+        measured = [*_measured_best(run, state), *measured]
+        measured = [m for m in measured if math.isfinite(m["valid_loss"])]
+        measured.sort(key=lambda m: m["valid_loss"])
+        which = measured[0]["weights"] if measured else _last(state)
+        newest = checkpoints(run.checkpoints)[-1] / "model.safetensors"
+        file = {_best(state): run.best, _last(state): newest, **files}[which]
+        ended = {"stopped": reason, "steps": state.step}
+        set_final_weights(
+            run, read_tensors(file), which, validation=measured or None, **ended
+        )
+        remove(run.average)
+        log.say(_final_line(measured, which))
+
+
+def _last(state: TrainState) -> str:
+    "What the weights of the last step are called."
+    return f"last, step {state.step}"
+
+
+def _final_line(measured: list[dict[str, Any]], which: str) -> str:
+    "Which weights are the final ones, and by how much they are better."
+    line = f"final weights: {which}"
+    if measured:
+        line += f", validation loss {measured[0]['valid_loss']:.4f}"
+    if measured[1:]:
+        gap = measured[1]["valid_loss"] - measured[0]["valid_loss"]
+        line += f", {gap:.4f} below that of {measured[1]['weights']}"
+    return line
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0021
 def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
     "Train a run from its newest checkpoint to its end; a signal ends it, and is saved."
     settings = run.recipe.train
-    data = run.encoded(options.quiet)
-    _announce(run, device, options)
+    data = encode_text(run, options.quiet)
+    _announce(run, data, device, options)
     objective, wrapped, optimizer, schedule = build_training(
         run.recipe,
         data.vocab,
@@ -213,44 +352,62 @@ def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
         sharded=options.sharded,
         engines=options.engines,
     )
-    run.load_latest(objective.model, optimizer)
-    save = lambda record=None: run.save_checkpoint(objective.model, optimizer)
-    shown = open_observers(
-        run, options.minutes, quiet=options.quiet, curves=options.tensorboard
+    state = load_latest(run, objective.model, optimizer)
+    if (reason := _has_ended(state, settings)) and run.about.get("stopped") == reason:
+        return
+    if is_main():
+        trim_metrics(run.path, state.step)
+    validation = Validation(settings, objective, data, options.score)
+    log = RunLog(
+        run,
+        state,
+        options.minutes,
+        quiet=options.quiet,
+        tensorboard=options.tensorboard,
     )
-    with shown as observers, on_signal() as signal:
-        validation = Validation(run, objective, data, observers, options.score)
-        hooks: list[Hook] = [
-            count_steps(run),
-            *observers,
-            stop_after(options.minutes or math.inf),
-            *(options.hooks if is_main() else ()),
-            Every(settings.valid_every, validation),
-            lambda record: early_stop(run),
-            Every(settings.save_every, save),
-            signal,
-        ]
-        if run.start.exists() and not run.progress.step:
-            validation()  # what training has to improve
-        try:
-            stop = early_stop(run) or train(
-                wrapped,
-                prefetch(_steps(run, data), device),
-                optimizer,
-                schedule,
-                settings.max_steps,
-                hooks,
-                settings.clip_norm,
-                # so that validation and checkpoints are at their own steps
-                math.gcd(
-                    options.report_every, settings.valid_every, settings.save_every
-                ),
-            )
-        except NotFinite as e:
-            run.wait_written()
-            last = latest(run.checkpoint_folder) or "not there yet"
-            raise NotFinite(f"{e}; the last good checkpoint is {last}") from None
-        _finish(run, stop, validation, save)
+    with (
+        _with_advice(run, data, device),
+        closing(log),
+        Writer() as write,
+        catch_signals() as received,
+    ):
+
+        def validate(state: TrainState) -> TrainState:
+            values = validation.measure(state)
+            log.validation(values)
+            state = state.after_validation(values["valid_loss"])
+            if not state.evals_without_improvement:
+                _save_best(run, state, objective.model, write)
+            return state
+
+        if run.start.exists() and not state.step:
+            state = validate(state)  # what training has to improve
+        saved_step, seconds_before = state.step, state.seconds
+        records = train(
+            wrapped,
+            prefetch(_steps(settings, data, state), device),
+            optimizer,
+            schedule,
+            settings.max_steps,
+            settings.clip_norm,
+            (options.report_every, settings.valid_every, settings.save_every),
+        )
+        for record in records if not reason else ():
+            state = state.advance(record)
+            log.step(record, state)
+            if state.step % settings.valid_every == 0:
+                state = validate(state)
+            if state.step % settings.save_every == 0:
+                _save(run, state, objective.model, optimizer, write)
+                saved_step = state.step
+            asked = _asked_to_stop(record, state.seconds - seconds_before, options)
+            reason = received() or _has_ended(state, settings) or asked
+            if reason := agree(reason, device):  # on all ranks
+                break
+        if state.step != saved_step:
+            _save(run, state, objective.model, optimizer, write)
+        write.wait()
+        _conclude(run, state, validation, str(reason), log)
 
 
 def _open_and_train(
@@ -259,8 +416,7 @@ def _open_and_train(
     "Train a run, which is opened in the group of its processes."
     device = pick_device(options.device)
     with process_group(device), opened as run:
-        with memory_errors(device, _smaller_batches(run)):
-            _train(run, device, options)
+        _train(run, device, options)
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0022
 def train_run(
@@ -271,7 +427,7 @@ def train_run(
     start: Path | None = None,  # a run whose weights and vocabulary it starts from
 ) -> Path:  # the run folder
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
-    _open_and_train(RunFolder.create(Path(out), recipe, text, start), options)
+    _open_and_train(create_run(Path(out), recipe, text, start), options)
     return Path(out)
 
 # %% ../../nbs/97c_train_run.ipynb #fa2243fa
@@ -279,13 +435,13 @@ def resume_run(
     path: Path,  # a run folder, of which the settings alone suffice
     options: RunOptions = _NO_OPTIONS,
     text: Text | None = None,  # the run's own, if it has to be encoded again
-    changes: Sequence[str] = (),  # as for `RunFolder.change`
+    changes: Sequence[str] = (),  # as for `change_settings`
 ) -> Path:  # the run folder
     """Continue a run from its newest checkpoint.
 
     One that has reached its end is unchanged.
     """
-    _open_and_train(RunFolder.open(Path(path), text, changes), options)
+    _open_and_train(open_run(Path(path), text, changes), options)
     return Path(path)
 
 # %% ../../nbs/97c_train_run.ipynb #f16d6539
@@ -299,8 +455,8 @@ def prepare_run(
 ) -> Path:  # the run folder, for `resume_run` to start
     "A run folder with vocabulary and encoded text, and no training yet."
     out = Path(out)
-    with RunFolder.create(out, recipe, text, start) as run:
-        run.encoded(quiet)
+    with create_run(out, recipe, text, start) as run:
+        encode_text(run, quiet)
     return out
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0024

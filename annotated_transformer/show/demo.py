@@ -37,7 +37,7 @@ from ..runs.folder import (
     check_new_run,
     read_config,
 )
-from ..runs.hooks import STOP_SIGNALS, Interrupted
+from ..runs.monitor import STOP_SIGNALS, Interrupted
 from ..runs.settings import Recipe, get_recipe
 from ..runs.train_run import train_run
 from .explorer import write_attention_page

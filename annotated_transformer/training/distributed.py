@@ -91,7 +91,8 @@ def unused_gpu() -> str | None:
 
 # %% ../../nbs/52a_distributed.ipynb #a5000222
 # the others wait while rank 0 prepares the text
-_PATIENCE = timedelta(hours=4)
+_PREPARE_TIMEOUT = timedelta(hours=4)
+_stores: list[dist.Store] = []  # of the group that this process has joined, if any
 
 # %% ../../nbs/52a_distributed.ipynb #e579d39b
 @contextmanager
@@ -100,6 +101,9 @@ def process_group(device: torch.device) -> Iterator[None]:
 
     A process that is alone joins none.
     """
+    own = device if device.type == "cuda" else None
+    if own:
+        torch.cuda.set_device(own)  # also alone: memory is pinned for this device
     if not launched():
         yield
         return
@@ -112,9 +116,6 @@ def process_group(device: torch.device) -> Iterator[None]:
     # its functions' default arguments keep the group that exists at their import,
     # which could then not be freed, so it is imported before the group is made
     importlib.import_module("torch.distributed.nn.functional")
-    own = device if device.type == "cuda" else None
-    if own:
-        torch.cuda.set_device(own)
     try:
         store, number, n = next(rendezvous("env://"))
     except ValueError as e:
@@ -130,10 +131,12 @@ def process_group(device: torch.device) -> Iterator[None]:
         world_size=n,
         device_id=own,
     )
+    _stores[:] = [store]
     yield
     # not after an error: other ranks may wait in another call, and torchrun ends them
     gc.collect()  # DDP and FSDP contain reference cycles, which keep the group
     dist.destroy_process_group()
+    _stores.clear()
 
 # %% ../../nbs/52a_distributed.ipynb #58b376cd
 def sum_over_ranks(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
@@ -155,9 +158,9 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 _Value = TypeVar("_Value")
 
 
-def first_over_ranks(value: _Value | None) -> _Value | None:
-    "The value of the lowest rank that has one; not None on one rank at least."
-    if world_size() == 1:
+def agree(value: _Value | None, device: torch.device) -> _Value | None:
+    "The value of the lowest rank that has one, the same on every rank; or None."
+    if world_size() == 1 or not any_rank(value is not None, device):
         return value
     values: list[_Value | None] = [None] * world_size()
     dist.all_gather_object(values, value)
@@ -170,11 +173,11 @@ def main_process_first() -> Iterator[None]:
     if world_size() == 1:
         yield
         return
-    store = dist.distributed_c10d._get_default_store()
+    (store,) = _stores
     # every rank counts its own calls, so each call has a key of its own
     key = f"main process {store.add(f'calls of rank {rank()}', 1)}"
     if not is_main():
-        store.wait([key], _PATIENCE)
+        store.wait([key], _PREPARE_TIMEOUT)
     yield
     if is_main():
         store.set(key, "done")

@@ -110,16 +110,16 @@ def validation_bleu(
     model: Transformer,  # is left in the mode it was in
     vocab: Vocab,
     valid: EncodedPairs,  # held-out text as ids
+    batch_tokens: int = 4096,  # source tokens translated at once
 ) -> dict[str, float]:
-    "BLEU of greedy translations of held-out text, as a metric of the loop."
+    "BLEU of greedy translations of held-out text, as a metric of validation passes."
     sources, references = (
         [vocab.decode(side[i]) for i in range(len(side))]
         for side in (valid.src, valid.tgt)
     )
     was_training = model.training
-    hypotheses = Translator(model, vocab, search=batched_greedy_search).translate(
-        sources
-    )
+    translator = Translator(model, vocab, batch_tokens, search=batched_greedy_search)
+    hypotheses = translator.translate(sources)
     model.train(was_training)
     return {"valid_bleu": bleu(hypotheses, references).value}
 
