@@ -277,7 +277,8 @@ def sample_with(
 ) -> Callable:
     """A search that draws `n_best` hypotheses of each sentence, as `sample` draws one.
 
-    Their score is their log-probability; they are in the order in which they were drawn.
+    Their score is their log-probability. They come in the order in which they were
+    drawn; a `Translator` sorts the samples of a line by score.
     """
     check_sampling(temperature, top_p)
     if not 1 <= n_best <= 256:
