@@ -19,7 +19,7 @@ from ..data.batch import bucket_by_length, pad_ids
 from ..data.vocab import SPACE, Vocab
 from ..engines.batched_search import batched_beam_search
 from ..engines.choose import FAST
-from ..io.text import MAX_LINE_BYTES, decode_lines
+from ..io.text import MAX_LINE_BYTES, decode_lines, line_end
 from ..model.decode import Hypothesis
 from ..model.transformer import Transformer
 from ..training.train import memory_errors
@@ -282,14 +282,15 @@ def line_groups(
 
     A line longer than `MAX_LINE_BYTES` is cut, and is the last.
     """
-    rest = bytearray()
+    rest, end = bytearray(), b""
     # typeshed's BinaryIO has no read1; every buffered stream has one
     read = stream.read1  # type: ignore[attr-defined]
     while len(rest) <= MAX_LINE_BYTES and (chunk := read(2**16)):
         rest += chunk
-        if b"\n" not in chunk:
+        end = end or line_end(chunk)
+        if end not in chunk:
             continue
-        *lines, rest = rest.split(b"\n")
+        *lines, rest = rest.split(end)
         for i in range(0, len(lines), max_lines):
             yield [bytes(line) for line in lines[i : i + max_lines]]
     if rest:
