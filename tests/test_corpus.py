@@ -7,6 +7,7 @@ import io
 import tarfile
 import threading
 import zlib
+from itertools import product
 from pathlib import Path
 
 import pooch
@@ -26,9 +27,12 @@ from annotated_transformer.data.corpus import (
 )
 from annotated_transformer.io.text import (
     TextPairs,
+    decode_lines,
     fingerprint,
+    open_text,
     read_lines,
 )
+from annotated_transformer.translating.translate import line_groups
 
 ODD = "one\u2028two\x0bthree\x85four"
 
@@ -323,6 +327,20 @@ FORMS = {
     "empty columns": (b'Go, now!\tHe said "go".\t\t\nHi.\tHallo.\t\t\n', None),
     "CR": (b'Go, now!\tHe said "go".\rHi.\tHallo.\r', None),
 }
+
+
+def test_commands_agree_on_lines(tmp_path):
+    "translate, score and train find the same lines, whatever ends them."
+    path = tmp_path / "text"
+    for text in map("".join, product("a\r\n", repeat=5)):
+        path.write_bytes(text.encode())
+        with open_text(path) as file:
+            groups = [decode_lines(lines) for lines in line_groups(file)]
+        lines = [line for group in groups for line in group]
+        assert lines == read_lines(path), repr(text)
+        if any(map(str.strip, lines)):
+            pairs = [src for src, _ in TextPairs([(path, path)])]
+            assert pairs == [line for line in lines if line.strip()], repr(text)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer.engines.batched_search import (
     batched_beam_search,
@@ -18,6 +19,7 @@ from annotated_transformer.engines.batched_search import (
     sample_with,
 )
 from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.engines.packed import fast_decoder, prepare_for_inference
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import (
     PrefixDecoder,
@@ -30,6 +32,7 @@ from annotated_transformer.model.transformer import build_transformer
 
 PAD, BOS, EOS, N_VOCAB = 0, 2, 3, 20
 ALPHAS = (0.0, 0.6, 1.0)
+SCALAR = torch.ops.aten._local_scalar_dense.default
 
 
 class TableState(NamedTuple):
@@ -299,3 +302,33 @@ def test_no_search_generates_padding(name, make):
     found = SEARCHES[name](decoder.step, state, BOS, EOS, limits)
     assert any(best.ids for best, *_ in found)
     assert not any(PAD in one.ids for of_row in found for one in of_row)
+
+
+@pytest.mark.parametrize("name, n", [("batched greedy", 1), ("batched beam", 2)])
+def test_how_often_a_step_waits(name, n, monkeypatch):
+    "On a GPU each number that is read waits for the device; no sentence leaves here."
+    torch.manual_seed(0)
+    sizes = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
+    model = prepare_for_inference(build_transformer(sizes, N_VOCAB, PAD))
+    decoder, reads, before = fast_decoder(model), [], []
+    plain, src = Tensor.tolist, torch.randint(EOS + 1, N_VOCAB, (9, 5))
+
+    class Scalars(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function in (SCALAR, torch.ops.aten.nonzero.default):
+                reads.append(function)
+            return function(*args, **(kwargs or {}))
+
+    def step(last_ids, state):
+        before.append(len(reads))
+        log_probs, state = decoder.step(last_ids, state)
+        log_probs[..., EOS] = -math.inf
+        return log_probs, state
+
+    monkeypatch.setattr(Tensor, "tolist", lambda t: reads.append("tolist") or plain(t))
+    monkeypatch.setattr(Tensor, "cpu", None)
+    with torch.no_grad(), Scalars():
+        state = decoder.start(src)
+        SEARCHES[name](step, state, BOS, EOS, torch.full((9,), 12))
+    # the first step has one hypothesis in a beam too
+    assert [b - a for a, b in zip(before[1:], before[2:])] == [n] * 10

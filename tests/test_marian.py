@@ -22,6 +22,7 @@ from annotated_transformer.engines.batched_search import (
     batched_beam_search,
 )
 from annotated_transformer.engines.kv_cache import KVCache
+from annotated_transformer.export.ct2 import export_ct2
 from annotated_transformer.export.hugging_face import export_hf
 from annotated_transformer.export.marian import (
     MARIAN_FILES,
@@ -32,7 +33,9 @@ from annotated_transformer.export.marian import (
     read_marian_config,
     read_marian_weights,
 )
-from annotated_transformer.runs.folder import load_run, read_config
+from annotated_transformer.runs.folder import read_config, use_average
+from annotated_transformer.show.explorer import write_attention_page
+from annotated_transformer.show.live import write_live_page
 from annotated_transformer.translating.load import MarianTranslator, load
 
 transformers = pytest.importorskip(
@@ -276,9 +279,17 @@ def test_an_imported_run(folder, run, tmp_path):
     values["marian"]["ban_pad"] = True
     (old / "config.json").write_text(json.dumps(values))
     assert load(old).translate(LINES[:5]) == load(run).translate(LINES[:5])
-    for read in (read_config, load_run, partial(load, engine="ctranslate2")):
-        with pytest.raises(UserError, match="was imported from Marian: it translates"):
-            read(run)
+    commands = {  # that the message names
+        "train": read_config,
+        "average": partial(use_average, n=1),
+        "live": partial(write_live_page, out=tmp_path / "live.html"),
+        "export-ct2": partial(export_ct2, out=tmp_path / "ct2"),
+        "--engine ctranslate2": partial(load, engine="ctranslate2"),
+    }
+    for name, command in commands.items():
+        with pytest.raises(UserError, match=f"from Marian: .*attention.*; .*{name}"):
+            command(run)
+    write_attention_page(load(run), LINES[:1], tmp_path / "attention.html")
 
 
 def test_fine_tuning_of_the_answers(folder, tokenizer, tmp_path, monkeypatch):

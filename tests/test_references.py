@@ -1,8 +1,9 @@
-"The bibliography: every work that a notebook names is in it."
+"The bibliography: every work that a notebook names is in it. The READMEs of records: what they name exists."
 
 import json
 import re
 
+import pytest
 from cells import joined
 from conftest import ROOT
 
@@ -35,3 +36,14 @@ def test_every_mention_is_in_the_bibliography():
     assert len({mention for _, mention in named}) > 40
     missing = {pair for pair in named if pair[1] not in known}
     assert not missing, "add them to reference/bibliography.json"
+
+
+@pytest.mark.parametrize("folder", ["reference", "results"])
+def test_a_readme_names_files_that_exist(folder):
+    "Programs, unless they are of version 1.0.0 alone, and notebooks."
+    text = re.sub(
+        r"`[^`]*`(?=[^`|]*\(1\.0\.0\))", "", (ROOT / folder / "README.md").read_text()
+    )
+    named = re.findall(r"\b(\w+/\w+\.(?:py|ipynb))\b", text)
+    named += [f"nbs/{name}.ipynb" for name in re.findall(r"`(\d\w+_\w+)`", text)]
+    assert named and [name for name in named if not (ROOT / name).exists()] == []

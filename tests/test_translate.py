@@ -14,6 +14,7 @@ from annotated_transformer.data.vocab import SPACE, learn_bpe
 from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
+    sample_with,
     search_with,
 )
 from annotated_transformer.model.config import ModelConfig
@@ -180,6 +181,20 @@ def test_ranks_of_a_long_line(translator):
     sums = [sum(those[k].score for those in each) for k in range(3)]
     assert len(parts) > 2 and [best.score for best in found] == pytest.approx(sums)
     assert len({best.text for best in found}) == 3
+
+
+def test_samples_of_a_line_best_first(translator):
+    "Also of a long line, whose k-th draws are joined, so that they stay independent."
+    t, line = translator, " ".join(TEXT)
+    make = lambda: Translator(
+        t.model, t.vocab, 4096, t.max_tokens, sample_with(n_best=8)
+    )
+    (found,), parts = make().n_best([line]), t.parts(line)
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+    each = make()._search_all([part.ids for part in parts])  # the same draws
+    sums = [sum(those[k].score for those in each) for k in range(8)]
+    assert len(parts) > 2 and sorted(sums, reverse=True) == pytest.approx(scores)
 
 
 # learned positions

@@ -277,6 +277,12 @@ def decoding_inputs(
     return src, choices, sizes, torch.zeros(1).double()
 
 
+def inputs_of_a_search(rng: torch.Generator, **case) -> tuple:
+    "No token is padding, which no search generates."
+    src, choices, *rest = decoding_inputs(rng, **case)
+    return src, [(parents, ids.clamp(min=1)) for parents, ids in choices], *rest
+
+
 def rotary(heads: Tensor, positions: Tensor) -> Tensor:
     "Rotary positions (Su et al. 2021): pairs of features turn with the position."
     pairs = torch.arange(heads.size(-1) // 2, device=heads.device)
@@ -470,7 +476,7 @@ TWINS = [
         "KV cache in short steps",
         partial(decode_steps, PrefixDecoder),
         partial(decode_steps, short_steps),
-        decoding_inputs,
+        inputs_of_a_search,
         PLAIN_PARTS,
         DECODING_TOLERANCE,
         devices=("cpu",),

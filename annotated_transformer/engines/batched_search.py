@@ -185,6 +185,7 @@ def _advance(
     beam: _Beam,
     log_probs: Float[Tensor, "b beam n_vocab"],
     n: int,
+    is_limit: bool,  # of a sentence in the batch
     eos_id: int,
     beam_size: int,
     penalty: Callable,
@@ -202,13 +203,14 @@ def _advance(
     longest = beam.tokens.size(2)
     tokens = beam.tokens.gather(1, parents[..., None].expand(-1, -1, longest))
     tokens[..., n - 1] = last
-    beam = beam._replace(scores=scores, tokens=tokens)
-    cut_off = (beam.limits == n) & ~beam.done
-    if cut_off.any():
+    beam, done = beam._replace(scores=scores, tokens=tokens), beam.done
+    if is_limit:
+        cut_off = (beam.limits == n) & ~done
         unfinished = scores.masked_fill(~cut_off[:, None], -torch.inf)
         beam = _add_finished(beam, unfinished, tokens, penalty(n))
+        done = done | cut_off
     bound = scores[:, 0] / penalty(beam.limits)
-    done = beam.done | cut_off | (beam.best_scores[:, -1] >= bound)
+    done = done | (beam.best_scores[:, -1] >= bound)
     return beam._replace(done=done), parents, last
 
 # %% ../../nbs/90f_batched_search.ipynb #90e0001c1
@@ -238,18 +240,21 @@ def batched_beam_search(
     _check_n_best(n_best, beam_size)
     found: list[list[Hypothesis]] = [[] for _ in max_lens]
     beam, n = _start_beam(max_lens, n_best, eos_id), 0
-    last = torch.full_like(max_lens[:, None], bos_id)
+    last, limits = torch.full_like(max_lens[:, None], bos_id), {*max_lens.tolist()}
     while len(beam.rows):
         if (active := _active_rows(beam.done)) is not None:
             ended = _Beam(*(t[beam.done] for t in beam))
             best = ended.best_tokens, ended.best_scores, ended.best_log_probs
             _put_hypotheses(found, ended.rows, *best, eos_id)
             beam, last = _Beam(*(t[active] for t in beam)), last[active]
+            limits = {*beam.limits.tolist()}
             state = _select_rows(state, active)
             continue
         log_probs, state = step(last, state)
         n += 1
-        beam, parents, last = _advance(beam, log_probs, n, eos_id, beam_size, penalty)
+        beam, parents, last = _advance(
+            beam, log_probs, n, n in limits, eos_id, beam_size, penalty
+        )
         state = _reorder(state, parents)
     return found
 
@@ -277,7 +282,8 @@ def sample_with(
 ) -> Callable:
     """A search that draws `n_best` hypotheses of each sentence, as `sample` draws one.
 
-    Their score is their log-probability; they are in the order in which they were drawn.
+    Their score is their log-probability. They come in the order in which they were
+    drawn; a `Translator` sorts the samples of a line by score.
     """
     check_sampling(temperature, top_p)
     if not 1 <= n_best <= 256:

@@ -109,6 +109,7 @@ class KVCache:
         layers = model.decoder.layers
         self.model = model
         self.attends_padding = attends_padding
+        self.has_beam = False  # whether a step had several hypotheses of a sentence
         self.layer_steps = layer_steps or [
             partial(decoder_layer_step, layer) for layer in layers
         ]
@@ -140,9 +141,15 @@ class KVCache:
                 f"last_ids is {tuple(last_ids.shape)}, the state's hypotheses are"
                 f" (b, beam) = {(b, beam)}: give one id to each"
             )
-        # no id is −1
-        is_padding = last_ids == (-1 if self.attends_padding else model.pad_id)
-        slots, n_past, slot_mask = _append_slots(slots, is_padding)
+        self.has_beam = self.has_beam or beam > 1
+        if self.attends_padding and not self.has_beam:
+            # 0, 1, … without asking the device
+            slots = torch.arange(t + 1, device=slots.device).expand(b, 1, -1)
+            n_past, slot_mask = t, None
+        else:
+            # no id is −1
+            is_padding = last_ids == (-1 if self.attends_padding else model.pad_id)
+            slots, n_past, slot_mask = _append_slots(slots, is_padding)
         positions = torch.full((beam,), t, device=slots.device)
         any_masked = src_mask if src_mask.numel() else None
         step = CacheStep(n_past, n_past + beam, positions, slot_mask, any_masked)

@@ -166,12 +166,16 @@ def _is_plain(layer: nn.Module) -> bool:
     )
 
 # %% ../../nbs/90g_packed.ipynb #90f0a003
-def fast_decoder(model: Transformer, attends_padding: bool = False) -> KVCache:
-    "A `KVCache`, with shorter steps where all layers have plain parts only."
+def fast_decoder(model: Transformer) -> KVCache:
+    """A `KVCache` for a search, with shorter steps where all layers have plain parts.
+
+    A search generates no padding, and where a prefix begins with it (91), it is
+    attended to.
+    """
     layers = model.decoder.layers
     if not all(_is_plain(layer) for layer in layers):
-        return KVCache(model, None, attends_padding)
-    return KVCache(model, [_ShortStep(layer) for layer in layers], attends_padding)
+        return KVCache(model, attends_padding=True)
+    return KVCache(model, [_ShortStep(layer) for layer in layers], attends_padding=True)
 
 # %% ../../nbs/90g_packed.ipynb #671eb89f
 PRECISIONS = ("fp32", "bf16", "int8")

@@ -113,6 +113,12 @@ def open_text(
         except (EOFError, zlib.error, gzip.BadGzipFile) as e:  # others are not of it
             raise UserError(f"{path} cannot be read: {e}") from None
 
+# %% ../../nbs/96a_text.ipynb #96a00020
+def line_end(head: bytes) -> bytes:
+    "What ends the lines of a text that begins with these bytes: LF, or CR alone."
+    # a line feed may follow the last byte
+    return b"\r" if b"\r" in head[:-1] and b"\n" not in head else b"\n"
+
 # %% ../../nbs/96a_text.ipynb #62841706
 def _stream_lines(
     path: str | Path,  # UTF-8, plain or compressed with gzip
@@ -123,8 +129,8 @@ def _stream_lines(
     """
     line = None
     with open_text(path) as file:
-        lines, head = file, file.peek(1)
-        if b"\r" in head and b"\n" not in head:
+        lines = file
+        if line_end(file.peek(1)) == b"\r":
             # Latin-1 makes each byte a character, and back
             text = io.TextIOWrapper(file, encoding="latin-1", newline="\r")
             lines = (line.encode("latin-1") for line in text)

@@ -188,9 +188,9 @@ def read_config(path: Path) -> tuple[Recipe, dict]:
     values = read_settings(path)
     if kind := values.get("kind"):
         raise UserError(
-            f"{path} was imported from {kind.capitalize()}: it translates, and "
-            "export-hf exports it, but it cannot be trained by train, exported "
-            "otherwise or shown"
+            f"{path} was imported from {kind.capitalize()}: use translate, score, "
+            "attention or export-hf; train, average, live, export-ct2 and "
+            "--engine ctranslate2 need a run that was trained here"
         )
     try:
         recipe = recipe_from_dict(values)

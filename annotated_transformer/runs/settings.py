@@ -31,7 +31,9 @@ class TrainConfig:
 
     # tokens of the shared vocabulary (§5.1)
     n_pieces: Annotated[int, Limits(1, 2**20 + 1)] = 37000
-    bpe_dropout: _Share = 0.0  # share of BPE merges left out; not in the paper
+    # share of BPE merges left out (51d): for small corpora, up to some hundred
+    # thousand pairs; not in the paper
+    bpe_dropout: _Share = 0.0
     # tokens of one step, the larger of source and target (§5.1)
     batch_tokens: Count = 25000
     max_len: Count = 256  # tokens; longer sentences are left out

@@ -7,13 +7,12 @@ __all__ = ['MarianTranslator', 'load']
 
 # %% ../../nbs/97e_load.ipynb #97f00004
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import UserError
 from ..engines.batched_search import search_with
-from ..engines.packed import fast_decoder, prepare_for_inference
+from ..engines.packed import prepare_for_inference
 from ..export.ct2 import N_POSITIONS, load_ct2
 from ..export.marian import (
     EXTRA_POSITIONS,
@@ -59,10 +58,7 @@ def load(
         prepare_for_inference(imported.to(where), precision)
         longest = max(4, config.max_position_embeddings - EXTRA_POSITIONS)
         search = marian_search(config, search)
-        decoder = partial(fast_decoder, attends_padding=True)
-        return MarianTranslator(
-            imported, pieces, batch_tokens, longest, search, decoder=decoder
-        )
+        return MarianTranslator(imported, pieces, batch_tokens, longest, search)
     model, vocab, recipe, _ = trained = load_run(path)
     search, longest = search or search_with(), recipe.train.max_len
     if engine == "ctranslate2":

@@ -19,7 +19,7 @@ from ..data.batch import bucket_by_length, pad_ids
 from ..data.vocab import SPACE, Vocab
 from ..engines.batched_search import batched_beam_search
 from ..engines.choose import FAST
-from ..io.text import MAX_LINE_BYTES, decode_lines
+from ..io.text import MAX_LINE_BYTES, decode_lines, line_end
 from ..model.decode import Hypothesis
 from ..model.transformer import Transformer
 from ..training.train import memory_errors
@@ -88,9 +88,9 @@ def _within_positions(
 
 # %% ../../nbs/61b_translate.ipynb #0c8d05bf
 def _join(
-    before: list[Translation],  # of the parts before, best first; [] before the first
+    before: list[Translation],  # of the parts before; [] before the first
     part: Part,
-    hypotheses: list[Hypothesis],  # its translations, best first
+    hypotheses: list[Hypothesis],  # its translations, in the order of the search
     vocab: Vocab,
 ) -> list[Translation]:
     "The translations of a text, extended by those of its next part."
@@ -199,7 +199,7 @@ class Translator:
         return [*parts, Part([], tail, False)] if tail else parts
 
     def search_ids(self, rows: list[list[int]]) -> list[list[Hypothesis]]:
-        "The hypotheses of each row of source ids, best first; a row ends with EOS."
+        "The hypotheses that the search found for each row of ids, which ends with EOS."
         vocab, model = self.vocab, self.model
         src = pad_ids(rows, vocab.pad_id).to(next(model.parameters()).device)
         # without EOS on either side
@@ -249,6 +249,8 @@ class Translator:
             for part in parts:
                 searched = next(hypotheses) if part.ids else []
                 translations = _join(translations, part, searched, self.vocab)
+            # samples come in the order drawn; sorted after joining, they stay independent
+            translations.sort(key=lambda one: one.score, reverse=True)
             found.append(translations or [Translation("", 0.0)])
         return found
 
@@ -280,14 +282,15 @@ def line_groups(
 
     A line longer than `MAX_LINE_BYTES` is cut, and is the last.
     """
-    rest = bytearray()
+    rest, end = bytearray(), b""
     # typeshed's BinaryIO has no read1; every buffered stream has one
     read = stream.read1  # type: ignore[attr-defined]
     while len(rest) <= MAX_LINE_BYTES and (chunk := read(2**16)):
         rest += chunk
-        if b"\n" not in chunk:
+        end = end or line_end(chunk)
+        if end not in chunk:
             continue
-        *lines, rest = rest.split(b"\n")
+        *lines, rest = rest.split(end)
         for i in range(0, len(lines), max_lines):
             yield [bytes(line) for line in lines[i : i + max_lines]]
     if rest:
