@@ -38,7 +38,6 @@ from ..model.config import ModelConfig
 from ..runs.folder import (
     load_run,
     pretrained_run,
-    read_metrics,
     read_settings,
 )
 from ..runs.settings import Recipe
@@ -187,11 +186,11 @@ print(tokenizer.batch_decode(ids, skip_special_tokens=True))
 ```
 
 A line of more than {max_len} tokens is longer than any in training, so split it first.
-Text: {text}. Steps: {steps}. Weights: {weights}. Last validation pass: {scores}.
+Text: {text}. Steps: {steps}. Weights: {weights}. Measured on held-out text: {scores}.
 """
 
 # %% ../../nbs/93_hugging_face.ipynb #93a0001d
-def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
+def model_card(name: str, recipe: Recipe, about: dict) -> str:
     "README.md for the model of a run; `about` is what else its config.json says."
     data_set = DATA_SETS.get(about.get("data") or "")
     front = {
@@ -199,8 +198,9 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         "language": [code.partition("-")[0].lower() for code in _languages(about)],
         "datasets": list(data_set.hub) if data_set else [],
     }
-    passes = [record for record in read_metrics(run) if "valid_loss" in record]
-    last = {k: v for record in passes[-1:] for k, v in record.items() if k != "seconds"}
+    measured = about.get("validation", [])  # of other weights too
+    of_these = (m for m in measured if m["weights"] == about.get("weights"))
+    scores = {k: v for k, v in next(of_these, {}).items() if k.startswith("valid_")}
     return _CARD.format(
         front="".join(f"{k}: {json.dumps(v)}\n" for k, v in front.items() if v),
         name=name,
@@ -209,7 +209,7 @@ def model_card(name: str, run: Path, recipe: Recipe, about: dict) -> str:
         text=_text_of(about),
         steps=about.get("steps", "unknown"),
         weights=about.get("weights", "unknown"),
-        scores=", ".join(f"{k} {v:.4g}" for k, v in last.items()) or "none",
+        scores=", ".join(f"{k} {v:.4g}" for k, v in scores.items()) or "nothing",
     )
 
 
@@ -265,7 +265,7 @@ def export_hf(run: Path, out: Path) -> Path:
         _check_sizes(recipe.model)
         config, train = _marian_config(recipe, vocab), recipe.train
         rates = {"dropout": train.dropout, "attention_dropout": train.attention_dropout}
-        card = model_card(out.resolve().name, path, recipe, about)
+        card = model_card(out.resolve().name, recipe, about)
         _write_tokenizer(new, vocab, _languages(about), train.max_len)
         _write_model(new, config, _marian_weights(model, config), rates)
         (new / "README.md").write_text(card, encoding="utf-8")

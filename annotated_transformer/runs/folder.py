@@ -76,7 +76,7 @@ from ..training.train import OutOfMemory
 RUN_FILES = [
     *("config.json", "vocab.model", "start.safetensors", "model.safetensors"),
     *("metrics.jsonl", "curve.svg", "tensorboard/events.out.tfevents.*"),
-    *("report.json", "attention.html", "live.html", "checkpoints/best.safetensors"),
+    *("report.json", "attention.html", "live.html", "checkpoints/best-*.safetensors"),
     "checkpoints/average.safetensors",
     *(f"checkpoints/step-*/{name}" for name in CHECKPOINT_FILES),
     *(f"data/{name}" for name in PREPARED_FILES),
@@ -282,8 +282,11 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard, self.data = self.path / "tensorboard", self.path / "data"
         self.checkpoints = self.path / "checkpoints"
-        self.best = self.checkpoints / "best.safetensors"  # on validation
         self.average = self.checkpoints / "average.safetensors"  # while it is measured
+
+    def best(self, step: int) -> Path:
+        "The weights of the best validation pass so far, which was at this step."
+        return self.checkpoints / f"best-{step:07}.safetensors"
 
     def note(self, **entries: Any) -> None:
         "Change entries of config.json (None removes one); a file that is right stays."

@@ -88,7 +88,6 @@ class RunLog:
         run: RunFolder,
         state: TrainState,  # of the run before its next step
         minutes: float | None = None,  # time limit; None = the bar counts steps
-        *,
         quiet: bool = False,  # no bar
         tensorboard: bool = False,  # UserError if it is not installed
     ):

@@ -56,7 +56,7 @@ class TrainConfig:
     valid_every: Count = 500  # steps between two validation passes
     save_every: Count = 1500  # steps between two checkpoints
     keep_last: Count = 5  # checkpoints kept
-    # checkpoints averaged at the end (§6.1); 0 = the best on validation instead
+    # checkpoints averaged at the end (§6.1), if that validates best; 0 = no average
     average_last: Annotated[int, Limits(0, 2**31)] = 5
     # validation passes without improvement until an early stop; None = no early stop
     patience: Count | None = None

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from .checkpoint import (
     latest,
     load_weights,
     prune,
-    read_metadata,
     read_tensors,
     save_tensors,
     weights_metadata,
@@ -184,6 +184,9 @@ def _save(
     def write_and_prune() -> None:
         write_checkpoint(run.checkpoints, tensors, state, about, scheduled)
         prune(run.checkpoints, settings.keep_last)
+        for file in run.checkpoints.glob("best-*.safetensors"):
+            if file != run.best(state.best_step):
+                remove(file)
 
     if is_main():
         write(write_and_prune)
@@ -202,7 +205,7 @@ def _save_best(
     weights = gather_tensors(model.state_dict())
 
     def write_both() -> None:
-        save_tensors(weights, run.best, about)
+        save_tensors(weights, run.best(state.step), about)
         save_tensors(weights, run.model, about)
 
     if is_main():
@@ -271,15 +274,12 @@ def _with_advice(
 
 # %% ../../nbs/97c_train_run.ipynb #55f10009
 def _measured_best(run: RunFolder, state: TrainState) -> list[dict[str, Any]]:
-    "What the best validation pass has measured, if the file has its weights."
-    if state.best_loss is None or not run.best.exists():
+    "What the best validation pass has measured, if there was one."
+    if state.best_loss is None or not run.best(state.best_step).exists():
         return []
-    # after a kill, the file may be of a later pass, which the resumed run has not made
-    if read_metadata(run.best).get("weights") != _best(state):
-        return []
-    passes = [m for m in read_metrics(run.path) if "valid_loss" in m]
-    found = [m for m in passes if m["step"] == state.best_step]
-    return [found[-1] | {"weights": _best(state)}] if found else []
+    passes = (m for m in read_metrics(run.path) if "valid_loss" in m)
+    found = next(m for m in passes if m["step"] == state.best_step)
+    return [found | {"weights": _best(state)}]
 
 
 def _save_average(run: RunFolder) -> None:
@@ -315,7 +315,9 @@ def _conclude(
         measured.sort(key=lambda m: m["valid_loss"])
         which = measured[0]["weights"] if measured else _last(state)
         newest = checkpoints(run.checkpoints)[-1] / "model.safetensors"
-        file = {_best(state): run.best, _last(state): newest, **files}[which]
+        file = {_best(state): run.best(state.best_step), _last(state): newest, **files}[
+            which
+        ]
         ended = {"stopped": reason, "steps": state.step}
         set_final_weights(
             run, read_tensors(file), which, validation=measured or None, **ended
@@ -345,26 +347,15 @@ def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
     settings = run.recipe.train
     data = encode_text(run, options.quiet)
     _announce(run, data, device, options)
-    objective, wrapped, optimizer, schedule = build_training(
-        run.recipe,
-        data.vocab,
-        device,
-        sharded=options.sharded,
-        engines=options.engines,
-    )
+    how = partial(build_training, sharded=options.sharded, engines=options.engines)
+    objective, wrapped, optimizer, schedule = how(run.recipe, data.vocab, device)
     state = load_latest(run, objective.model, optimizer)
     if (reason := _has_ended(state, settings)) and run.about.get("stopped") == reason:
         return
     if is_main():
         trim_metrics(run.path, state.step)
     validation = Validation(settings, objective, data, options.score)
-    log = RunLog(
-        run,
-        state,
-        options.minutes,
-        quiet=options.quiet,
-        tensorboard=options.tensorboard,
-    )
+    log = RunLog(run, state, options.minutes, options.quiet, options.tensorboard)
     with (
         _with_advice(run, data, device),
         closing(log),
