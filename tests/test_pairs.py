@@ -256,7 +256,7 @@ class Play:
         status, changes = self.begin(), self.row.change.split()
         for _ in range(12):
             stopped = self.about().get("stopped") or ""
-            has_ended = stopped.startswith(("max_steps", "no gain"))
+            has_ended = stopped.startswith(("max_steps", "patience"))
             if status == 0 and has_ended and not changes:
                 return
             if (

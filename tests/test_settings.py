@@ -407,7 +407,7 @@ ROWS = [
         OF_PATIENCE,
         ended,
         (8, 8, "max_steps=8 reached"),
-        (5, 5, "no gain in 3 validation passes"),
+        (5, 5, "patience=3 reached: no gain in as many validation passes"),
         under="valid_every=1 max_steps=8",
         losses=TO_LOSE_PATIENCE,
     ),

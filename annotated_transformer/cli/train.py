@@ -159,7 +159,7 @@ def _report_end(run: Path, n_before: int | None = None) -> None:
     from ..runs.monitor import STOP_SIGNALS, Interrupted
     from ..show.visualize import save_learning_curve
 
-    recipe, about = read_config(run)
+    about = read_config(run)[1]
     stopped, steps = about["stopped"], about["steps"]
     if stopped in STOP_SIGNALS:
         again = shell_line("train", "--resume", run)
@@ -169,10 +169,8 @@ def _report_end(run: Path, n_before: int | None = None) -> None:
         raise click.exceptions.Exit(Interrupted(stopped).exit_status)
     save_learning_curve(run)
     if steps == n_before:
-        patience, more = recipe.train.patience, f"max_steps={2 * steps}"
-        if patience and stopped.startswith("no gain"):
-            more = f"patience={2 * patience}"
-        again = shell_line("train", "--resume", run, more)
+        name, value = re.findall(r"^(\w+)=(\d+) reached", stopped)[0]
+        again = shell_line("train", "--resume", run, f"{name}={2 * int(value)}")
         say(f"{run} has already finished ({stopped}). To train further: {again}")
     else:
         say(f"{run} is ready: {shell_line('translate', run)}")

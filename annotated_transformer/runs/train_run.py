@@ -213,10 +213,10 @@ def _save_best(
 
 # %% ../../nbs/97c_train_run.ipynb #55f10004
 def _has_ended(state: TrainState, settings: TrainConfig) -> str | None:
-    "Why a run of these settings has no further steps; None if it has."
+    "The setting by which a run has no further steps, as `name=value reached`, or None."
     patience = settings.patience
     if patience and state.evals_without_improvement >= patience:
-        return f"no gain in {patience} validation passes"
+        return f"patience={patience} reached: no gain in as many validation passes"
     if state.step >= settings.max_steps:
         return f"max_steps={settings.max_steps} reached"
     return None
