@@ -72,14 +72,19 @@ def covering_rows() -> list[SimpleNamespace]:
     rows = [
         dict(zip(others, row)) | {"ranks": "1"} for row in AllPairs(others.values())
     ]
-    for ranks in DIMENSIONS["ranks"][1:]:
+    # several processes take the longest: as few rows of them as their pairs need
+    free = [*rows]
+    for ranks in DIMENSIONS["ranks"]:
         missing = {(name, v) for name, values in others.items() for v in values}
-        free = [row for row in rows if row["ranks"] == "1"]
         while missing:
-            best = max(free, key=lambda row: len(missing.intersection(row.items())))
-            free.remove(best)
-            missing.difference_update(best.items())
+            n_new = [len(missing.intersection(row.items())) for row in free]
+            if any(n_new):
+                best = free.pop(n_new.index(max(n_new)))
+            else:
+                best = dict(next(row for row in rows if missing & row.items()))
+                rows.append(best)
             best["ranks"] = ranks
+            missing.difference_update(best.items())
     return [SimpleNamespace(**row) for row in rows]
 
 
