@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("steady")
 # With pytest-xdist a file's tests stay together, and so do those of the live page, which
 # takes long to write; what takes longest begins first.
 LIVE = ("test_live",)
-SLOW = ("test_live_page", "test_resume", "test_cli", "test_hugging_face")
+SLOW = ("test_live_page", "test_pairs", "test_resume", "test_cli", "test_hugging_face")
 
 
 def pytest_configure(config):
@@ -47,8 +47,10 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     group = lambda item: "test_live_page" if item.path.stem in LIVE else item.path.stem
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
+    for i, item in enumerate(items):
+        # the rows of test_pairs are long, and have nothing in common
+        part = f" {i % 4}" if group(item) == "test_pairs" else ""
+        item.add_marker(pytest.mark.xdist_group(group(item) + part))
     place = {name: i for i, name in enumerate(SLOW)}
     items.sort(key=lambda item: place.get(group(item), len(SLOW)))
 
