@@ -24,6 +24,7 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.data.batch import epoch_batches
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.prepared import open_prepared
+from annotated_transformer.io.files import read_json
 from annotated_transformer.runs import monitor, train_run
 from annotated_transformer.runs.checkpoint import checkpoints
 from annotated_transformer.runs.folder import load_run, read_config, read_metrics
@@ -33,6 +34,7 @@ from annotated_transformer.training import train as training
 
 pytestmark = [pytest.mark.posix, pytest.mark.usefixtures("one_thread")]
 
+FAST = "linear peak_lr=1"  # the loss gets worse
 DIMENSIONS = {
     "folder": ["new", "half made", "theirs", "with notes"],
     "start": ["", "--from base"],
@@ -45,7 +47,7 @@ DIMENSIONS = {
     "keep_last": ["3", "4"],
     "valid_every": ["2", "3", "5"],
     "save_every": ["2", "3", "5"],
-    "schedule": ["linear", "paper"],
+    "schedule": ["linear", "paper", FAST],
     "accumulate": ["1", "3"],
     "change": [
         "",
@@ -88,7 +90,23 @@ def covering_rows() -> list[SimpleNamespace]:
     return [SimpleNamespace(**row) for row in rows]
 
 
-ROWS = covering_rows()
+def with_others(**values: str) -> SimpleNamespace:
+    "A row with these values, and else the first of each dimension."
+    return SimpleNamespace(**{name: v[0] for name, v in DIMENSIONS.items()} | values)
+
+
+# bugs that needed more than two features at once
+MORE = [
+    # an early stop whose best weights are not the last, nor the average
+    with_others(schedule=FAST, patience="1", average_last="2", ends="again"),
+    with_others(schedule=FAST, patience="2", average_last="2", save_every="3"),
+    # several checkpoints of another rhythm, and steps to come
+    with_others(kill="between two", change="save_every=4", save_every="3"),
+    with_others(stop="SIGTERM", change="save_every=4", save_every="3", keep_last="4"),
+    # steps between two reports
+    with_others(not_finite="step 1", valid_every="5", save_every="5"),
+]
+ROWS = covering_rows() + MORE
 
 
 def test_each_pair_has_a_row():
@@ -156,6 +174,7 @@ class Play:
         self.said: list[str] = []  # what was said, the last words of each sitting
         self.theirs: dict[Path, bytes] = {}
         self.events: dict = {"memory": row.memory}  # that happen again
+        self.once: dict = {}  # that happen in the first sitting that comes so far
         if row.not_finite.startswith("step"):
             self.events["nan"] = int(row.not_finite[-1])
         elif row.not_finite:
@@ -170,7 +189,8 @@ class Play:
             "cpu",
             *(["--shard"] if "shard" in row.ranks else []),
         ]
-        self.new = ["train", *text, *self.options, *config, *SMALL.split(), *own]
+        settings = " ".join([SMALL, *own]).split()
+        self.new = ["train", *text, *self.options, *config, *settings]
         self.again = shlex.split(f"{row.bleu} {row.quiet}") + self.options
 
     def sit(self, words: list[str], **events) -> int:
@@ -207,10 +227,11 @@ class Play:
 
     def begin(self) -> int:
         "The first sitting."
-        row, first = self.row, {}
+        row = self.row
         if row.folder == "theirs":
             self.put(".lock", "data/thesis.txt", "report.json")
-            assert self.sit([*self.new, "--out", str(self.run)]) == 2
+            alone = [word for word in self.new if word != "--bleu"]
+            assert self.sit([*alone, "--out", str(self.run)]) == 2
             self.run = self.folder / "another"
         elif row.folder == "half made":
             at_once = {"signal": "SIGKILL", "at": 0}
@@ -218,14 +239,22 @@ class Play:
             (self.run / "config.json").unlink(missing_ok=True)
         self.said.clear()
         if row.kill:
-            before = {"before a checkpoint": 1, "between two": int(row.save_every) + 1}
-            first = {"signal": "SIGKILL", "at": before.get(row.kill, 1e9)}
-            first["save_every"] = int(row.save_every)
-            first["at the end"] = row.kill == "after the end"
+            two = 2 * int(row.save_every) + 1
+            before = {"before a checkpoint": 1, "between two": two}
+            self.once = {"signal": "SIGKILL", "at": before.get(row.kill, 1e9)}
+            self.once["save_every"] = int(row.save_every)
+            self.once["at the end"] = row.kill == "after the end"
         elif row.stop == "SIGTERM":
-            first = {"signal": row.stop, "at": int(row.save_every) + 1}
+            self.once = {"signal": row.stop, "at": 2 * int(row.save_every) + 1}
         more = shlex.split(row.stop) if row.stop.startswith("--") else []
-        return self.sit([*self.new, *more, "--out", str(self.run)], **first)
+        return self.sit_once([*self.new, *more, "--out", str(self.run)])
+
+    def sit_once(self, words: list[str]) -> int:
+        "A sitting with what happens once, if it has not yet."
+        status = self.sit(words, **self.once)
+        if status != 2:  # else the run did not come so far
+            self.once = {}
+        return status
 
     def about(self) -> dict:
         has_config = (self.run / "config.json").exists()
@@ -276,13 +305,18 @@ class Play:
                 words = ["train", "--resume", str(self.run), *self.again]
             else:
                 words = [*self.new, "--out", str(self.run)]
-            n_kept = len(checkpoints(self.run / "checkpoints"))
-            if changes and "--resume" in words:
+            kept = self.scheduled()
+            if changes and "--resume" in words and not self.once:
                 words, changes = [*words, *changes], []
-            status = self.sit(words)
-            n_wanted = min(n_kept, int(self.row.keep_last))
-            assert len(checkpoints(self.run / "checkpoints")) >= n_wanted
+            status = self.sit_once(words)
+            found = checkpoints(self.run / "checkpoints")
+            assert len(found) >= int(self.row.keep_last) or kept <= {*found}
         pytest.fail(f"no end: {self.said}")
+
+    def scheduled(self) -> set[Path]:
+        "Checkpoints that stay until there are enough of them."
+        found = checkpoints(self.run / "checkpoints")
+        return {p for p in found if read_json(p / "state.json")["scheduled"]}
 
     def once_more(self) -> None:
         "A run that has ended says what goes on, and that is so."
