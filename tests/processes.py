@@ -76,6 +76,7 @@ def run_ranks(
             process.join()
             status = status or process.exitcode
             for other in open_.values() if process.exitcode else ():
+                other.join(5)  # it may be about to say why
                 other.kill()
     return status, "".join(file.read_text() for file in files)
 

@@ -99,7 +99,9 @@ def with_others(**values: str) -> SimpleNamespace:
 MORE = [
     # an early stop whose best weights are not the last, nor the average
     with_others(schedule=FAST, patience="1", average_last="2", ends="again"),
-    with_others(schedule=FAST, patience="2", average_last="2", save_every="3"),
+    with_others(
+        schedule=FAST, patience="2", average_last="2", save_every="3", ends="again"
+    ),
     # several checkpoints of another rhythm, and steps to come
     with_others(kill="between two", change="save_every=4", save_every="3"),
     with_others(stop="SIGTERM", change="save_every=4", save_every="3", keep_last="4"),
@@ -290,6 +292,8 @@ class Play:
         status, changes = self.begin(), self.row.change.split()
         for _ in range(12):
             stopped = self.about().get("stopped") or ""
+            if status in (0, 143):
+                check(self.run)
             has_ended = stopped.startswith(("max_steps", "patience"))
             if status == 0 and has_ended and not changes:
                 return
