@@ -148,18 +148,20 @@ def test_card(tmp_path):
     about = {"data": "multi30k", "src_lang": "en", "tgt_lang": "pt-BR", "steps": 3}
     about |= {"weights": "average of 10 checkpoints", "from": {"data": "wmt14"}}
     about["source"] = {"src": f"{tmp_path}/secret.en"}
-    run = random_run(tmp_path / "run", about)
-    (run / "metrics.jsonl").write_text(
-        '{"step": 1, "valid_loss": 9, "valid_ppl": 8103.1, "valid_bleu": 0.1}\n'
-        '{"step": 3, "valid_loss": 2, "valid_ppl": 7.389, "valid_bleu": 31.25}\n'
+    names = ("weights", "step", "valid_loss", "valid_ppl", "valid_bleu")
+    measured = (
+        ("last, step 3", 3, 1, 2.718, 40.0),
+        (about["weights"], 3, 2, 7.389, 31.25),
     )
+    about["validation"] = [dict(zip(names, values)) for values in measured]
+    run = random_run(tmp_path / "run", about)
     out = export_hf(run, tmp_path / "some-model")
     card = (out / "README.md").read_text("utf-8")
     data = hub.ModelCard(card).data
     assert (data.language, data.license) == (["en", "pt"], None)
     assert (data.library_name, data.pipeline_tag) == ("transformers", "translation")
     assert data.datasets == ["bentrevett/multi30k"]
-    assert "step 3, valid_loss 2, valid_ppl 7.389, valid_bleu 31.25." in card
+    assert ": valid_loss 2, valid_ppl 7.389, valid_bleu 31.25.\n" in card
     first, then = (DATA_SETS[name].licence for name in ("wmt14", "multi30k"))
     assert re.search(f"Text: wmt14 .*{first}.; then multi30k .*{then}", card)
     assert "Steps: 3. Weights: average of 10 checkpoints." in card
