@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import time
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -396,7 +397,18 @@ def equal_runs(one: Path, other: Path, with_weights: bool) -> None:
     assert not with_weights or weights(one) == weights(other)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(vars(row).values()))
+def params() -> list:
+    "The rows; all but three of each kind with several processes, which take long, are slow."
+    n, found = Counter(), []
+    for row in ROWS:
+        n[row.ranks] += 1
+        is_slow = row.ranks != "1" and n[row.ranks] > 3
+        name = " ".join(vars(row).values())
+        found.append(pytest.param(row, id=name, marks=[pytest.mark.slow] * is_slow))
+    return found
+
+
+@pytest.mark.parametrize("row", params())
 def test_pairs(row, texts, tmp_path, monkeypatch):
     for name in ("train", "few", "many"):
         shutil.copy(texts / name, tmp_path)
