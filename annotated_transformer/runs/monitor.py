@@ -57,8 +57,8 @@ _TITLES = {
 
 def _measured(values: dict[str, Any]) -> dict[str, float]:
     "What a validation pass has measured, by the names that people read."
-    others = ("step", "seconds", "weights")
-    return {_TITLES.get(k, k): x for k, x in values.items() if k not in others}
+    names = values.keys() - {"step", "seconds"}
+    return {_TITLES.get(k, k): x for k, x in values.items() if k in names}
 
 
 def _progress_bar(max_steps: int, minutes: float | None, first_step: int) -> tqdm:

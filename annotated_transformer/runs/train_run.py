@@ -235,10 +235,8 @@ def _asked_to_stop(
 # %% ../../nbs/97c_train_run.ipynb #55f10007
 def _less_memory(run: RunFolder, data: Prepared, device: torch.device) -> str:
     "What to do if a run is out of memory."
-    n, resume = (
-        2 * run.recipe.train.accumulate,
-        f"--resume {shlex.quote(str(run.path))}",
-    )
+    n = 2 * run.recipe.train.accumulate
+    resume = f"--resume {shlex.quote(str(run.path))}"
     shortest = int(data.train.lengths().max(axis=1).min())
     if n * world_size() * shortest < 2 * run.recipe.train.batch_tokens:
         return (
