@@ -148,7 +148,7 @@ export-hf run en | en is a file, not a folder
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
 {NEW} --shard --bleu | --bleu
 {NEW} --device '' | device '' cannot be used here
-{NEW} --colour blue | No such option '--colour'
+{NEW} --colour blue | --colour
 {OWN} --config huge | 'huge' is not one of 'tiny', 'small'
 {OWN} --config fine-tune | --config fine-tune needs --from
 {OWN} --pairs en | pass either --data, or --src with --tgt, or --pairs

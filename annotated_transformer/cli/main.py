@@ -17,9 +17,12 @@ from .train import program
 from ..io.text import ready_streams
 
 # %% ../../nbs/95_cli.ipynb #528ccecb
+_NAME = "annotated-transformer"
+
+
 def _fail(message: str, status: int = 2) -> None:
     "Print what is wrong as one line on standard error, and exit."
-    print("annotated-transformer:", " ".join(message.splitlines()), file=sys.stderr)
+    print(f"{_NAME}:", " ".join(message.splitlines()), file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:  # a full disk: Python would try again, and exit with status 120
@@ -38,14 +41,14 @@ def main(args: list[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else list(args)
     ready_streams()
     limit_kernels()
+    if not words:
+        click.echo(program.get_help(click.Context(program, info_name=_NAME)), err=True)
+        sys.exit(2)
     try:
-        with program.make_context("annotated-transformer", words) as context:
+        with program.make_context(_NAME, words) as context:
             program.invoke(context)
     except click.exceptions.Exit as e:  # --help, or an interrupted run
         sys.exit(e.exit_code)
-    except click.exceptions.NoArgsIsHelpError as e:
-        e.show()
-        sys.exit(2)
     except KeyboardInterrupt as e:  # Ctrl-C, or the signal that a run reports
         message = " by ".join(["interrupted", *map(str, e.args)])
         _fail(message, getattr(e, "exit_status", 130))

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import click
-from click import argument, option
+from click import option
 
 from .. import UserError
 from ..data import corpus
@@ -29,6 +29,15 @@ from ..runs.settings import (
 PATH = click.Path(path_type=Path)
 path = partial(option, type=PATH)
 flag = partial(option, is_flag=True)
+
+
+class _Argument(click.Argument):
+    def __init__(self, *names, help: str, **options):
+        super().__init__(*names, **options)
+        self.text = help  # click has none of its own before 8.5
+
+
+argument = partial(click.argument, cls=_Argument)
 
 
 def choice(name: str, *values: str, help: str):
@@ -47,7 +56,22 @@ def shared(*parameters):
     return add
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0016
+class _Command(click.Command):
+    def format_options(self, ctx, formatter):
+        rows = [
+            (a.metavar or a.name.upper(), a.text)
+            for a in self.params
+            if isinstance(a, _Argument)
+        ]
+        if rows:
+            with formatter.section("Arguments"):
+                formatter.write_dl(rows)
+        super().format_options(ctx, formatter)
+
+
 class _Program(click.Group):
+    command_class = _Command
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands]
 

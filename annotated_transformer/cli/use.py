@@ -12,12 +12,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import click
-from click import argument, option
+from click import option
 
 from .. import UserError
 from .train import (
     MODELS,
     PATH,
+    argument,
     choice,
     flag,
     forbid,
