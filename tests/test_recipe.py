@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
@@ -169,3 +170,30 @@ def test_the_fast_engines_build_their_own_modules():
         "FusedMultiHeadAttention",
         "FusedAttentionDropout",
     }
+
+
+def test_auto_where_pytorch_does_not_report_what_a_cpu_can(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert choose_precision("auto", torch.device("cpu")) == "fp32"
+    assert choose_precision("bf16", torch.device("cpu")) == "bf16"
+
+
+@pytest.mark.parametrize("version, chosen", [("2.8.0", "cpu"), ("2.12.1", "mps")])
+def test_apple_gpus_need_a_pytorch_whose_attention_is_right(
+    monkeypatch, version, chosen
+):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    tried = []
+
+    def ones(n, device):
+        tried.append(device)
+        return torch.zeros(n)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    pick_device()
+    assert tried == [chosen]
+    if chosen == "cpu":
+        with pytest.raises(UserError, match="'mps' needs PyTorch 2.12 .* not 2.8.0"):
+            pick_device("mps")

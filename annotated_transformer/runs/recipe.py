@@ -54,7 +54,9 @@ def choose_precision(
         capability = torch.cuda.get_device_capability(device)
         native = torch.version.hip is not None or capability >= (8, 0)
     elif device.type == "cpu":
-        native = torch.cpu.get_capabilities().get("avx512_bf16", False)
+        # PyTorch reports them since 2.11; before, bf16 has to be named
+        found: dict = getattr(torch.cpu, "get_capabilities", dict)()
+        native = found.get("avx512_bf16", False)
     return "bf16" if native else "fp32"
 
 

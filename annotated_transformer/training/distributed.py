@@ -55,8 +55,15 @@ def pick_device(
     Under torchrun, "cuda" is the GPU of this process's own number.
     """
     mps = torch.backends.mps.is_available() and not launched()
+    mps_is_right = torch.__version__ >= "2.12"  # before, attention is wrong
     if name is None:
-        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+        best = "mps" if mps and mps_is_right else "cpu"
+        name = "cuda" if torch.cuda.is_available() else best
+    if name.startswith("mps") and not mps_is_right:
+        raise UserError(
+            f"device {name!r} needs PyTorch 2.12 or newer, not {torch.__version__}: "
+            "use cpu"
+        )
     if name == "cuda" and launched():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
