@@ -22,6 +22,7 @@ from annotated_transformer.runs.recipe import (
 )
 from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
+from annotated_transformer.training.distributed import pick_device
 from annotated_transformer.training.r_drop import RDrop
 from annotated_transformer.translating.evaluate import validation_bleu
 
