@@ -2,7 +2,7 @@
 PYTHON ?= python3
 # Which versions: constraints.txt, or another file of the same form.
 CONSTRAINTS ?= constraints.txt
-TORCH ?= $(shell sed -n '/^torch==/p' $(CONSTRAINTS))
+TORCH ?= $(or $(shell sed -n '/^torch==/p' $(CONSTRAINTS)),torch)
 NAMES ?=
 # Each setting is a run of `make portable`.
 VARIANTS ?= ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=4 PYTHONHASHSEED=1
@@ -16,6 +16,7 @@ ONLY ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIN := -c $(VENV)/constraints.txt
+CPU_BUILD := --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 10
 SETUP := settings.ini setup.py pyproject.toml $(CONSTRAINTS)
 SCRIPTS := $(wildcard annotated_transformer/show/pages/*.js) tests/page.js
 MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
@@ -106,9 +107,13 @@ $(VENV)/.stamp-python:
 	@touch $@
 
 # torch first and alone, so that TORCH="…" may name any build of it; all else at the versions of constraints.txt.
+# On Linux, PyPI's has CUDA: without a GPU (or one of AMD, or of Windows below), the build for CPUs comes first.
 $(VENV)/.stamp-torch: $(VENV)/.stamp-python
 	@echo 'setting up $(VENV), once: $(TORCH)'
-	@printf '%s\n' '$(TORCH)' | xargs $(BIN)/pip install --quiet --no-deps
+	@if [ '$(origin TORCH)' = file ] && [ `uname -s` = Linux ] && ! ls /dev/nvidia0 /dev/kfd /dev/dxg >/dev/null 2>&1; then \
+	  $(BIN)/pip install --quiet --no-deps $(CPU_BUILD) '$(TORCH)' >$(VENV)/torch.log 2>&1 && touch $@ || \
+	  echo 'the build for CPUs cannot be had here ($(VENV)/torch.log): PyPI'\''s comes, with CUDA about 3 GB; make $(MAKECMDGOALS) TORCH="…" names another'; fi
+	@[ -e $@ ] || printf '%s\n' '$(TORCH)' | xargs $(BIN)/pip install --quiet --no-deps
 	@touch $@
 
 $(VENV)/.stamp-run: $(VENV)/.stamp-torch $(SETUP)
