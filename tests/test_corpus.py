@@ -1,12 +1,16 @@
 "What reading other people's files, and fetching them, must survive."
 
+import errno
 import gzip
 import hashlib
 import http.server
 import io
+import os
 import tarfile
+import tempfile
 import threading
 import zlib
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from annotated_transformer.data.corpus import (
     corpus_from_pairs,
     load_corpus,
 )
+from annotated_transformer.io import text as io_text
 from annotated_transformer.io.text import (
     TextPairs,
     decode_lines,
@@ -232,6 +237,43 @@ def test_all_addresses_fail(server, tmp_path, monkeypatch, capfd, how, says):
         assert what in message
     assert "\n" not in message and files_in(tmp_path / "cache") == []
     assert capfd.readouterr() == ("", "") and logged == []
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("code", ["EACCES", "EROFS", "ENOSPC"])
+def test_no_room_for_downloads(server, tmp_path, monkeypatch, code):
+    "One line: the folder, what is wrong with it, and which files to put where."
+    error = OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+    def refused(*_, **__):
+        raise error
+
+    files = tiny_multi30k(server)
+    monkeypatch.setattr(os, "makedirs", refused)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refused)
+    with pytest.raises(UserError) as e:
+        _multi30k(files=files)
+    says = (
+        f"{tmp_path}/cache/multi30k cannot be written: {error.strerror}: put train.en"
+    )
+    assert str(e.value).startswith(says) and "--data-dir or ANNOT" in str(e.value)
+    assert str(e.value).count("multi30k and name the folder") == 1
+
+
+def test_a_text_that_breaks_off_names_its_file(tmp_path, monkeypatch):
+    "A network drive that goes away while its lines are read."
+
+    class Gone:
+        peek = staticmethod(lambda n: b"a\n")
+
+        def __iter__(self):
+            yield b"a\n"
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(io_text, "open_text", lambda path: nullcontext(Gone()))
+    says = f"^far cannot be read: {os.strerror(errno.ESTALE)}$"
+    with pytest.raises(UserError, match=says):
+        read_lines("far")
 
 
 def check_wmt14(c: Corpus) -> None:

@@ -1,11 +1,16 @@
 "Files: whole or not at all, only our own, and one process at a time."
 
+import errno
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -13,9 +18,14 @@ from annotated_transformer import UserError
 from annotated_transformer.io import files
 from annotated_transformer.io.files import (
     LOCK,
+    MARKER,
+    foreign_files,
+    is_litter,
     lock_folder,
+    mark_folder,
     new_folder,
     read_json,
+    remove,
     replace_file,
     write_file,
     write_json,
@@ -60,6 +70,168 @@ def test_one_process_at_a_time(tmp_path):
         assert (tmp_path / LOCK).exists()
     left = {"checkpoints", "checkpoints/step-1", ".annotated_transformer-mine.part"}
     assert everything(tmp_path).keys() == left
+
+
+# file systems that lack something
+
+
+def refuses(code: str) -> Callable:
+    "A call of the system that fails with this error."
+
+    def call(*_):
+        number = getattr(errno, code)
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def write_all(folder: Path) -> None:
+    "A file, a new folder, a marked and locked one."
+    write_file(folder / "file", b"new")
+    fill(new_folder, folder / "new", "new")
+    mark_folder(folder / "run")
+    with lock_folder(folder / "run"):
+        write_file(folder / "run/file", b"new")
+
+
+UNSUPPORTED = ["EINVAL", "EBADF", "ENOTSUP", "ENOSYS", "ENOLCK"]
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("code", UNSUPPORTED)
+def test_folders_that_cannot_be_flushed(code, tmp_path, monkeypatch):
+    "CIFS, VirtualBox, some FUSE: the file is flushed, and the list of names is not."
+    flushed = []
+
+    def fsync(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            refuses(code)()
+        flushed.append(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_all(tmp_path)
+    assert (tmp_path / "file").read_bytes() == b"new" and len(flushed) == 4
+
+
+@pytest.mark.parametrize("code", ["EIO", "ENOSPC", "EDQUOT"])
+def test_an_error_of_the_disk_is_not_ignored(code, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", refuses(code))
+    says = f"^{re.escape(str(tmp_path))}.file cannot be written: "
+    with pytest.raises(OSError, match=says + os.strerror(getattr(errno, code))):
+        write_file(tmp_path / "file", b"new")
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("code", UNSUPPORTED)
+def test_file_systems_without_locks(code, tmp_path, monkeypatch):
+    "The lock file itself keeps others out; what a killed process left is named."
+    import fcntl
+
+    monkeypatch.setattr(fcntl, "flock", refuses(code))
+    write_all(tmp_path)
+    run = tmp_path / "run"
+    assert {path.name for path in run.iterdir()} == {MARKER, "file"}
+    with lock_folder(run), pytest.raises(UserError, match="is in use by another"):
+        lock_folder(run).__enter__()
+    (run / LOCK).touch()  # as left by filelock 3.13
+    with pytest.raises(UserError, match="if there is none, remove (.*), which") as e:
+        lock_folder(run).__enter__()
+    Path(re.search("remove (.*),", str(e.value))[1]).unlink()
+    with lock_folder(run):
+        pass
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("code", ["EIO", "ENOMEM"])
+def test_a_lock_that_fails_names_its_folder(code, tmp_path, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr(fcntl, "flock", refuses(code))
+    says = f"^{re.escape(str(tmp_path))} cannot be written: "
+    with pytest.raises(OSError, match=says + os.strerror(getattr(errno, code))):
+        lock_folder(tmp_path).__enter__()
+
+
+READ_ONLY = {
+    "a file": lambda box: write_file(box / "file", b""),
+    "a new folder": lambda box: fill(new_folder, box / "new", ""),
+    "a new run": lambda box: mark_folder(box / "new"),
+    "a run that goes on": lambda box: lock_folder(box).__enter__(),
+}
+
+
+@pytest.fixture
+def read_only():
+    "An empty folder that is read-only for us; root, who may write anywhere, is somebody else meanwhile."
+    with TemporaryDirectory() as outer:
+        (box := Path(outer, "box")).mkdir(mode=0o555)
+        if is_root := os.geteuid() == 0:
+            os.chmod(outer, 0o755)
+            os.seteuid(65534)
+        yield box
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("what", READ_ONLY)
+def test_a_folder_that_is_read_only_is_named(what, read_only):
+    "And nothing else is: no inner name, no number of an error."
+    with pytest.raises(OSError) as e:
+        READ_ONLY[what](read_only)
+    says = r"(/file|/new)? cannot be written: Permission denied"
+    assert re.fullmatch(re.escape(str(read_only)) + says, str(e.value))
+
+
+# what systems, editors and programs that synchronise folders put into them
+
+LITTER = [".DS_Store", "._model.safetensors", "desktop.ini", "Thumbs.db", ".directory"]
+LITTER += [".nfs00000000016c2a0400000001", ".fuse_hidden0001", ".~lock.curve.svg#"]
+THEIRS = ["model (conflicted copy 2024-05-01).safetensors", ".nfs", "nfs01", "DS_Store"]
+THEIRS += ["config.sync-conflict-20240501-101010-ABCDEFG.json", "desktop.ini.txt"]
+
+
+@pytest.mark.parametrize("name", LITTER)
+def test_files_of_the_system_are_no_obstacle(name, tmp_path):
+    "Before, and those that appear meanwhile; they stay."
+    for use in ("new", "meanwhile"):
+        folder = tmp_path / use
+        folder.mkdir()
+        if use == "new":
+            (folder / name).touch()
+        with new_folder(folder) as new:
+            (new / "config.json").touch()
+            (folder / name).touch()
+        assert {path.name for path in folder.iterdir()} == {name, "config.json"}
+    assert foreign_files(tmp_path, ["*/config.json"]) == []
+    (old := tmp_path / "old").mkdir()
+    (old / name).touch()
+    mark_folder(old)
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_copies_of_a_conflict_are_theirs(name, tmp_path):
+    (tmp_path / name).touch()
+    assert not is_litter(tmp_path / name)
+    assert foreign_files(tmp_path, ["config.json", "model.safetensors"]) == [name]
+    with pytest.raises(UserError, match=re.escape(f"is not empty ({name}): choose")):
+        mark_folder(tmp_path)
+
+
+def test_nfs_keeps_open_files(tmp_path, monkeypatch):
+    "A folder that cannot be emptied is out of the way, and no error."
+    (tmp_path / "step").mkdir()
+    plain = os.rmdir
+
+    def rmdir(path, **more):
+        if ".part" in str(path):
+            (Path(path) / ".nfs01").touch()
+        plain(path, **more)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    remove(tmp_path / "step")
+    assert not (tmp_path / "step").exists()
+    fill(new_folder, tmp_path / "step", "new")
 
 
 # killed at any moment

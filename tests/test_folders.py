@@ -1,16 +1,25 @@
 "Folders as people have them: what a command did not make is, byte by byte, what it was before."
 
+import errno
+import os
 import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from small_runs import random_run
 
 from annotated_transformer.cli.main import main
+from annotated_transformer.data.corpus import corpus_from_pairs
 from annotated_transformer.data.grammar import builtin
-from annotated_transformer.io.files import MARKER
+from annotated_transformer.data.prepared import open_prepared, prepare
+from annotated_transformer.io.files import LOCK, MARKER
+from annotated_transformer.runs import checkpoint
+from annotated_transformer.runs.folder import load_run
+from annotated_transformer.show import demo
 
 SMALL = "n_layers=1 d_model=16 d_ff=16 n_heads=2 n_pieces=400 batch_tokens=300 "
 SMALL += "max_steps=2 valid_every=2 save_every=2 average_last=0"
@@ -137,3 +146,80 @@ def test_a_half_made_run_of_ours_is_made_again(here):
         assert Path(out, "model.safetensors").exists()
     assert run(f"train {POOR} --device cpu --out new") == 2
     assert not Path("new").exists()
+
+
+# file systems that lack something
+
+
+def cannot_map(*_, **__):
+    raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+
+@pytest.fixture
+def no_mmap(monkeypatch):
+    "As some shared folders of virtual machines, and FUSE with direct input and output."
+    for place, name in (
+        (np, "memmap"),
+        (checkpoint, "load_file"),
+        (checkpoint, "safe_open"),
+    ):
+        monkeypatch.setattr(place, name, cannot_map)
+
+
+def test_weights_that_cannot_be_mapped_are_read(pretrained, no_mmap):
+    read = load_run(Path("demo"))
+    for name, weight in pretrained.model.state_dict().items():
+        assert torch.equal(read.model.state_dict()[name], weight), name
+    assert read.about == pretrained.about and "weights" in read.about
+
+
+def test_ids_that_cannot_be_mapped_are_read(here, no_mmap):
+    "And a file that was cut short, or that nobody may read, is still named."
+    pairs = corpus_from_pairs("pairs").train
+    made = prepare(Path("data"), pairs, pairs, "a1", 400, quiet=True)
+    ids = Path("data/train.src.ids")
+    assert made.train.src.ids.tobytes() == ids.read_bytes() != b""
+    os.truncate(ids, 10)
+    with pytest.raises(ValueError, match="data is incomplete: remove it"):
+        open_prepared("data")
+    ids.unlink()
+    with pytest.raises(ValueError, match="data is incomplete: remove it"):
+        open_prepared("data")
+
+
+def test_ids_that_cannot_be_read_are_not_incomplete(here, monkeypatch):
+    pairs = corpus_from_pairs("pairs").train
+    prepare(Path("data"), pairs, pairs, "a1", 400, quiet=True)
+
+    def broken(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for name in ("memmap", "fromfile"):
+        monkeypatch.setattr(np, name, broken)
+    with pytest.raises(ValueError, match="^data cannot be read: Input/output error$"):
+        open_prepared("data")
+
+
+# the demo takes the place of an earlier one
+
+
+def test_a_demo_replaces_file_by_file(here, monkeypatch):
+    "Not the lock that it holds, which Windows leaves in the new folder; Finder has looked into the old one."
+    plain = os.replace
+
+    def replace(old, new):
+        assert Path(new).name not in (LOCK, MARKER), "it is open"
+        plain(old, new)
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, replace)
+    monkeypatch.setattr(demo, "_check_demo", lambda path: None)
+    for text in ("first", "second"):
+        with demo._replacing(Path("x")) as new:
+            for name in (LOCK, MARKER, "config.json", "checkpoints/step-1/state.json"):
+                write(f"{new}/{name}", text)
+        write("x/checkpoints/step-1/.DS_Store")
+        assert {p.read_text() for p in Path("x").rglob("*.json")} == {text}
+    names = {p.relative_to("x").as_posix() for p in Path("x").rglob("*") if p.is_file()}
+    step = "checkpoints/step-1"
+    assert names == {MARKER, "config.json", f"{step}/state.json", f"{step}/.DS_Store"}

@@ -1,8 +1,17 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
 
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+
 import nbformat
 import pytest
-from cells import FOLDED
+from cells import FOLDED, INSTALLS, install_cell, runs_alone
+from conftest import ROOT
 from notebooks import is_run, run
 from test_gate import cell, notebook
 
@@ -73,3 +82,72 @@ def test_what_a_page_folds_is_folded_in_jupyter(tmp_path):
     tags = [m.pop("tags", []) for m in metadata]
     assert metadata == [FOLDED] * len(folded) + [{}] * len(others)
     assert {i: t for i, t in enumerate(tags) if t} == {2: ["fold"], 11: ["fold"]}
+
+
+# the first cell of code
+
+
+@pytest.mark.parametrize(
+    "status, line", [(0, "done: "), (1, "failed, perhaps for lack of a network: ")]
+)
+def test_install_cell(status, line, monkeypatch, capfd):
+    "One line of what it did, with pip of the kernel's own Python; nothing where the package is there."
+    asked = []
+
+    def pip(command, capture_output):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    exec(install_cell(), {})
+    assert asked == [] and capfd.readouterr() == ("", "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    exec(install_cell(), {})
+    [[*program, package]] = asked
+    assert program == [sys.executable, "-m", "pip", "install"]
+    assert re.fullmatch(r"annotated_transformer\[notebooks\]@https:\S+\.zip", package)
+    assert capfd.readouterr() == (f"{line}{' '.join(asked[0])}\n", "")
+
+
+def test_install_cell_in_a_kernel_without_the_package(tmp_path):
+    "Nor pip, as uv makes its environments: no traceback."
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = next((tmp_path / "venv").glob("[bS]*/python*"))
+    (tmp_path / "cell.py").write_text(install_cell())
+    env = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    words = [python, "-I", tmp_path / "cell.py"]
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    assert done.stdout.startswith("failed, perhaps") and done.stderr == ""
+    assert done.stdout.count("\n") == 1 and done.returncode == 0
+
+
+def test_every_page_that_runs_installs_the_package_first():
+    "Those that do not are tables of the checkout's own files."
+    without = set()
+    for path in (ROOT / "nbs").glob("[!_.]*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        codes = [c["id"] for c in cells if c["cell_type"] == "code"]
+        assert INSTALLS not in codes[1:], path.name
+        assert runs_alone(path) == (codes[:1] == [INSTALLS])
+        if codes and codes[0] != INSTALLS:
+            without.add(path.stem)
+    assert without == {"map", "reading", "reference"}
+
+
+def test_every_numbered_notebook_says_its_deviations():
+    "70 collects them."
+    paths = (ROOT / "nbs").glob("[0-9]*.ipynb")
+    without = {p.stem for p in paths if '"## Deviations' not in p.read_text("utf-8")}
+    assert without == {"70_conclusion"}
+
+
+def test_alone(tmp_path, monkeypatch):
+    "In an empty folder, each cell twice; nothing is stored."
+    path = tmp_path / "11_toy.ipynb"
+    empty = cell("import os\nassert os.listdir() == []")
+    once = cell("n = globals().get('n', 0) + 1\nassert n < 2, 'twice'")
+    notebook(path, cell("# Toy", "markdown"), empty)
+    before = path.read_bytes()
+    assert run(path, FLAGS, alone=True) == "" and path.read_bytes() == before
+    notebook(path, once)
+    assert "twice" in run(path, FLAGS, alone=True) and run(path, FLAGS) == ""

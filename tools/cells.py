@@ -135,6 +135,33 @@ def markdown_of(cell: dict) -> Iterator[tuple[dict, str, str]]:
             yield data, kind, joined(data[kind])
 
 
+# ---- the first cell of code, for a notebook that is opened alone, as in Colab
+
+INSTALLS = "10000000"  # its id; the export writes its text
+INSTALL = """#| hide
+import subprocess
+import sys
+from importlib.util import find_spec
+
+if not find_spec("annotated_transformer"):
+    address = "{git_url}"
+    package = f"annotated_transformer[notebooks]@{{address}}/archive/HEAD.zip"
+    pip = [sys.executable, "-m", "pip", "install", package]
+    failed = subprocess.run(pip, capture_output=True).returncode
+    print("failed, perhaps for lack of a network:" if failed else "done:", *pip)"""
+
+
+def install_cell() -> str:
+    "The code that installs the package where a notebook does not find it."
+    return INSTALL.format(git_url=settings()["git_url"])
+
+
+def runs_alone(path: Path) -> bool:
+    "Is this a notebook that installs the package, and so runs wherever it is opened?"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return any(cell.get("id") == INSTALLS for cell in cells)
+
+
 # ---- pages
 
 

@@ -5,7 +5,8 @@ tools/notebooks.py export            notebooks → package, notebooks cleaned, R
 tools/notebooks.py setup             once in an environment: nbdev's own commands find what settings.ini names in tools/, and git merges
                                      notebooks by cells; JupyterLab lists files in the order of reading
 tools/notebooks.py run [NAME ...]    all that, and the named notebooks (default: all) run top to bottom, their outputs stored
-tools/notebooks.py alone [NAME ...]  each runs in an empty folder, with the package that is installed; nothing is exported or stored
+tools/notebooks.py alone [NAME ...]  each runs in an empty folder, every cell twice, with the package that is installed; nothing is exported
+                                     or stored
 """
 
 import argparse
@@ -23,12 +24,15 @@ from pathlib import Path
 import nbformat
 from cells import (
     FOLDED,
+    INSTALLS,
     ROOT,
     conflicts,
     directives,
+    install_cell,
     is_folded,
     is_hidden,
     readme,
+    runs_alone,
     settings,
 )
 from nbclient import NotebookClient
@@ -36,7 +40,6 @@ from nbclient.exceptions import CellExecutionError
 from translate import begun, languages, site, translated
 
 SKIP_TAG = "skip-execution"  # nbclient leaves such cells, and their outputs, alone
-IN_A_CHECKOUT = {"map", "reading", "reference"}  # tables of the checkout's own files
 
 # JupyterLab lists the notebooks in the paper's order: 321 before 33, not after 97.
 LAB = {"@jupyterlab/filebrowser-extension:browser": {"sortFileNamesNaturally": False}}
@@ -49,6 +52,11 @@ def is_run(source: str, flags: set[str]) -> bool:
     "Is this cell run without being asked for? Not those with one of `flags`, not `eval: false`."
     found = directives(source)
     return not flags & found.keys() and found.get("eval", "").lower() != "false"
+
+
+def twice(cells: list) -> list:
+    "Each cell two times in a row, as readers run one again after a change."
+    return [again for cell in cells for again in (cell, cell)]
 
 
 def execute(nb, folder: Path, flags: set[str]) -> None:
@@ -72,6 +80,8 @@ def run(path: Path, flags: set[str], alone: bool = False) -> str:
     "Run one notebook and store its outputs, or `alone`, in an empty folder. Returns what went wrong, or nothing."
     nb = nbformat.read(path, 4)
     kept = [dict(cell.metadata) for cell in nb.cells]
+    if alone:
+        nb.cells = twice(nb.cells)
     with tempfile.TemporaryDirectory() as empty:
         try:
             execute(nb, Path(empty) if alone else path.parent, flags)
@@ -87,7 +97,7 @@ def run(path: Path, flags: set[str], alone: bool = False) -> str:
 def write_clean(nb: dict, path: Path) -> None:
     """Write a notebook as nbdev_clean leaves it, with what its page folds or hides folded in JupyterLab and Colab too.
 
-    A file that would not change is not touched.
+    The cell that installs the package gets its text. A file that would not change is not touched.
     """
     from execnb.nbio import dict2nb, write_nb  # `alone` is where there is no nbdev
     from nbdev.clean import clean_nb
@@ -95,6 +105,8 @@ def write_clean(nb: dict, path: Path) -> None:
     nb = dict2nb(nb)
     clean_nb(nb, allowed_cell_metadata_keys=["tags"])
     for cell in nb["cells"]:
+        if cell["id"] == INSTALLS:
+            cell["source"] = install_cell()
         if is_folded(cell) or cell["cell_type"] == "code" and is_hidden(cell):
             cell["metadata"].update(FOLDED)
     write_nb(nb, path)
@@ -103,10 +115,10 @@ def write_clean(nb: dict, path: Path) -> None:
 def run_all(names: list[str], workers: int, alone: bool, slow: bool) -> int:
     "Run notebooks, two at a time; returns how many failed."
     nbs, failed = ROOT / "nbs", 0
-    every = [p.stem for p in sorted(nbs.glob("[!_.]*.ipynb"))]
-    if unknown := set(names) - set(every):
+    every = sorted(nbs.glob("[!_.]*.ipynb"))
+    if unknown := set(names) - {path.stem for path in every}:
         sys.exit(f"no such notebook in nbs/: {', '.join(sorted(unknown))}")
-    names = names or [n for n in every if not (alone and n in IN_A_CHECKOUT)]
+    names = names or [p.stem for p in every if not alone or runs_alone(p)]
     # One thread and one order of sets: the same figures on every machine, as far as that goes.
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     flags = set(settings()["tst_flags"].split()) - ({"slow"} if slow else set())

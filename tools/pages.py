@@ -24,6 +24,7 @@ from cells import (
     only_imports,
     page_name,
     retarget,
+    runs_alone,
     settings,
     slug,
     titled,
@@ -171,7 +172,7 @@ def bibtex() -> str:
 
 
 class PageLinks(Processor):
-    """Below the title: open it in Colab, see its source, take it along, read it as plain text, copy what to cite.
+    """Below the title: open it in Colab, if it runs there, see its source, take it along, read it as plain text, copy what to cite.
 
     At the end: report a problem with the page. The home page's badges are left out: they are for README.md, and come from other hosts.
     """
@@ -186,8 +187,8 @@ class PageLinks(Processor):
         colab = f"https://colab.research.google.com/github/{own}/notebooks/{path.name}"
         # Quarto's script cuts off /index.html, and Quarto itself decodes once
         plain = f"{page_name(path)}.md".replace("index.", "index%252E")
-        links = f"""<a href="{colab}">Open in Colab</a>
-<a href="{cfg["git_url"]}/blob/{cfg["branch"]}/nbs/{path.name}">View source</a>
+        in_colab = f'<a href="{colab}">Open in Colab</a>\n' if runs_alone(path) else ""
+        links = f"""{in_colab}<a href="{cfg["git_url"]}/blob/{cfg["branch"]}/nbs/{path.name}">View source</a>
 <a href="notebooks/{path.name}" download>Download notebook</a>
 <a href="{plain}">Markdown</a>
 <button type="button" class="cite" data-clipboard-text="{escape(bibtex())}">Copy citation</button>"""

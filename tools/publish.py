@@ -19,6 +19,7 @@ import traditional
 import yaml
 from cells import (
     CAPTION,
+    INSTALLS,
     ROOT,
     as_markdown,
     heading,
@@ -137,7 +138,7 @@ def for_colab(nb: dict) -> dict:
     for cell in nb["cells"]:
         for kept, kind, text in markdown_of(cell):
             kept[kind] = absolute(text, cfg)
-        if cell["cell_type"] == "code" and "[notebooks] @" in joined(cell["source"]):
+        if cell.get("id") == INSTALLS:
             cell["source"] = joined(cell["source"]).replace(
                 "/archive/HEAD.zip", f"/archive/{this_version()}.zip"
             )

@@ -12,18 +12,17 @@ import re
 import shutil
 import sys
 import tarfile
+import warnings
 import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-import pooch
+from typing import Any, NamedTuple
 
 from .. import UserError
 from .grammar import builtin
-from ..io.files import replace_file
+from ..io.files import replace_file, sha256
 from ..io.text import TextPairs
 
 # %% ../../nbs/51a_corpus.ipynb #38f7eb69
@@ -98,6 +97,13 @@ _WMT14 = tuple(
 )
 
 # %% ../../nbs/51a_corpus.ipynb #02f724d0
+def _pooch() -> Any:
+    "Pooch, imported when needed: it is slow, and warns in notebooks without widgets."
+    with warnings.catch_warnings(action="ignore"):
+        import pooch
+    return pooch
+
+
 def _download(
     urls: Iterable[str],  # tried in this order
     file: _Download,
@@ -109,6 +115,7 @@ def _download(
     """
     from requests import RequestException  # here, since only a download needs it
 
+    pooch = _pooch()
     pooch.get_logger().setLevel("WARNING")  # the bar and the error say enough
     known, failures = f"sha256:{file.sha256}", []
     for url in urls:
@@ -172,7 +179,7 @@ class _Store:
     def cache(self) -> Path:
         "The folder of downloads; UserError for a user without a home directory."
         try:
-            return Path(pooch.os_cache("annotated_transformer")) / self.name
+            return Path(_pooch().os_cache("annotated_transformer")) / self.name
         except RuntimeError as e:
             raise UserError(f"no folder for downloads: {e}, or {self.advice}") from None
 
@@ -182,14 +189,20 @@ class _Store:
             urls = [file.url]
             if mirror := os.environ.get("ANNOTATED_TRANSFORMER_MIRROR"):
                 urls.insert(0, f"{mirror.rstrip('/')}/{file.name}")
+            cache = self.cache
             try:
-                return _download(urls, file, self.cache)
+                return _download(urls, file, cache)
             except ValueError as e:
                 raise UserError(f"{e}: {self.advice}") from None
+            except OSError as e:  # Pooch puts words of its own around the reason
+                why = getattr(e.__cause__, "strerror", None) or e.strerror or e
+                raise UserError(
+                    f"{cache} cannot be written: {why}: {self.advice}"
+                ) from None
         path = self.own / file.name
         if not path.is_file():
             raise UserError(f"{path}: no such file: {self.advice}")
-        if (found := pooch.file_hash(path)) == file.sha256:
+        if (found := sha256(path)) == file.sha256:
             return path
         raise UserError(
             f"{path} is not the file expected: its sha256 is {found}, not {file.sha256}"

@@ -69,7 +69,10 @@ def _open_array(path: str, dtype: str | np.dtype) -> np.ndarray:
     "An array that is read from a file as it is used."
     if not os.path.getsize(path):  # an empty file cannot be mapped
         return np.zeros(0, dtype)
-    return np.asarray(np.memmap(path, dtype, mode="r"))
+    try:
+        return np.asarray(np.memmap(path, dtype, mode="r"))
+    except OSError:  # a file system that maps no files into memory
+        return np.fromfile(path, dtype)
 
 
 def _open_pairs(stem: Path, dtype: np.dtype) -> EncodedPairs:
@@ -96,7 +99,7 @@ class Prepared(NamedTuple):
 def open_prepared(folder: Path) -> Prepared:
     """What `prepare` made, its ids mapped into memory.
 
-    UserError if a file is missing or was cut short.
+    UserError if a file is missing, was cut short, or cannot be read.
     """
     folder = Path(folder)
     about = read_json(folder / _ABOUT)
@@ -104,10 +107,12 @@ def open_prepared(folder: Path) -> Prepared:
     try:
         dtype = id_dtype(len(vocab))
         train, valid = (_open_pairs(folder / split, dtype) for split in _SPLITS)
-    except (OSError, ValueError, IndexError) as e:
+    except (FileNotFoundError, ValueError, IndexError) as e:
         raise UserError(
             f"{folder} is incomplete: remove it to have the text encoded again ({e})"
         ) from None
+    except OSError as e:
+        raise UserError(f"{folder} cannot be read: {e.strerror}") from None
     return Prepared(vocab, train, valid, about["text_sha256"])
 
 # %% ../../nbs/97d_prepared.ipynb #0edd907a

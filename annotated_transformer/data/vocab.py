@@ -18,7 +18,7 @@ from unicodedata import normalize
 import sentencepiece as spm
 
 from .. import UserError
-from ..io.files import read_file
+from ..io.files import read_file, write_file
 
 # %% ../../nbs/51b_vocab.ipynb #897fc45f
 SPACE = "\u2581"  # SentencePiece's sign for a space
@@ -130,7 +130,7 @@ class Vocab:
 
     def save(self, path: Path) -> None:
         "Write the SentencePiece model, which any SentencePiece can read."
-        Path(path).write_bytes(self.model)
+        write_file(Path(path), self.model)
 
 # %% ../../nbs/51b_vocab.ipynb #0618c3d9
 def _sample_lines(lines: Iterable[str], n: int) -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import UserError
-from .files import sha256
+from .files import read_errors, sha256
 
 # %% ../../nbs/96a_text.ipynb #7be2f9d4
 MAX_LINE_BYTES = 4 * 2**20  # bytes of a line, without its line feed
@@ -128,7 +128,7 @@ def _stream_lines(
     UserError names what is wrong.
     """
     line = None
-    with open_text(path) as file:
+    with open_text(path) as file, read_errors(path):
         lines = file
         if line_end(file.peek(1)) == b"\r":
             # Latin-1 makes each byte a character, and back

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as from_bytes
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -136,7 +137,10 @@ def _read_errors(path: Path) -> Iterator[None]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     "The tensors of a safetensors file, by name; UserError if it cannot be read."
     with _read_errors(path):
-        return load_file(path)
+        try:
+            return load_file(path)
+        except OSError:  # a file system that maps no files into memory
+            return from_bytes(Path(path).read_bytes())
 
 # %% ../../nbs/97a_checkpoint.ipynb #889c063a
 def set_weights(
@@ -167,8 +171,15 @@ def weights_metadata(config: ModelConfig, which: str) -> dict:
 # %% ../../nbs/97a_checkpoint.ipynb #0ab07e04
 def read_metadata(path: Path) -> dict:
     "What `save_tensors` stored in a file's header as `about`."
-    with _read_errors(path), safe_open(path, "pt") as file:
-        return json.loads((file.metadata() or {}).get("about", "{}"))
+    with _read_errors(path):
+        try:
+            with safe_open(path, "pt") as file:
+                found = file.metadata() or {}
+        except OSError:  # as in `read_tensors`; the format begins with its header
+            data = Path(path).read_bytes()
+            end = 8 + int.from_bytes(data[:8], "little")
+            found = json.loads(data[8:end]).get("__metadata__", {})
+    return json.loads(found.get("about", "{}"))
 
 # %% ../../nbs/97a_checkpoint.ipynb #a1da4268
 def load_weights(
@@ -180,8 +191,9 @@ def load_weights(
     about = read_metadata(path)
     if config and not about.get("model", {}).items() <= asdict(config).items():
         raise UserError(f"{path} has weights of other sizes than config.json names")
+    weights = unpack_weights(read_tensors(path))
     with _read_errors(path):
-        set_weights(model, unpack_weights(load_file(path)))
+        set_weights(model, weights)
     return about
 
 # %% ../../nbs/97a_checkpoint.ipynb #f67ec953

@@ -25,6 +25,7 @@ from ..data.batch import (
 )
 from ..data.prepared import Prepared
 from ..data.vocab import Vocab
+from ..io.files import write_errors
 from ..io.text import optional
 from ..model.transformer import Transformer
 from .checkpoint import TrainState
@@ -44,7 +45,7 @@ def append_json(
     values: dict,  # plain values
 ) -> None:
     "Append a line to a file of JSON objects, one per line."
-    with open(path, "a", encoding="utf-8") as file:
+    with write_errors(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(values) + "\n")
 
 # %% ../../nbs/97b_monitor.ipynb #52c00016

@@ -21,9 +21,9 @@ from ..data.grammar import (
     builtin,
 )
 from ..io.files import (
-    MARKER,
     foreign_files,
     is_marked,
+    known_files,
     lock_folder,
     mark_folder,
     read_json,
@@ -96,13 +96,18 @@ def _replacing(path: Path) -> Iterator[Path]:
     # a name that `lock_folder` removes if a process was killed
     with (
         lock_folder(path),
-        TemporaryDirectory(".part", ".annotated_transformer-", path) as folder,
+        # NFS keeps a name for each removed file that is still open
+        TemporaryDirectory(
+            ".part", ".annotated_transformer-", path, ignore_cleanup_errors=True
+        ) as folder,
     ):
         yield Path(folder)
         remove_known(path, RUN_FILES)
-        for new in [*Path(folder).iterdir()]:
-            if new.name != MARKER:
-                new.rename(path / new.name)
+        # config.json, the first name, is moved last: a folder that has it is complete
+        for new in reversed(known_files(Path(folder), RUN_FILES)):
+            target = path / new.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            new.replace(target)
 
 # %% ../../nbs/94_demo.ipynb #94de0012
 def run_demo(
