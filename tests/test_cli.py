@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
+import sentencepiece as spm
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from annotated_transformer import UserError, __version__
 from annotated_transformer.cli.main import main
 from annotated_transformer.cli.train import program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
@@ -24,11 +27,22 @@ from annotated_transformer.io.files import MARKER, sha256
 from annotated_transformer.runs.folder import PRETRAINED
 from annotated_transformer.runs.settings import RECIPES, override, recipe_from_dict
 from annotated_transformer.show import demo
+from annotated_transformer.translating import evaluate
+from annotated_transformer.translating.evaluate import METRICS, bleu
 
 TINY = (
     "n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=4 batch_tokens=400 "
     "valid_every=2 save_every=2 average_last=0"
 )
+
+
+def tiny(*settings: str) -> str:
+    "TINY with these in place of its own: `name=value`, or a name alone to leave it out."
+    names = [setting.partition("=")[0] for setting in settings]
+    kept = [word for word in TINY.split() if word.partition("=")[0] not in names]
+    return " ".join([*kept, *(setting for setting in settings if "=" in setting)])
+
+
 TEXT = "--src en --tgt de"
 QUIET = "--device cpu --quiet"
 TRAIN = f"train {TEXT} --config tiny {QUIET} {TINY}"
@@ -121,6 +135,40 @@ def test_help_names_recipes_data_sets_and_models(name, run):
     assert {*RECIPES, *DATA_SETS, *PRETRAINED} - {*words} == set()
 
 
+@pytest.mark.parametrize("name", ["train", "score"])
+def test_help_names_metrics(name, run):
+    (said,) = re.findall(r"--metric NAME([^;]*);", done(run, f"{name} --help")[0])
+    assert {*METRICS} - {*re.findall(r"[\w+]+", said)} == set()
+
+
+def test_version(run):
+    assert done(run, "--version") == (f"annotated-transformer {__version__}\n", "")
+
+
+@pytest.mark.parametrize("name", sorted(program.commands))
+def test_no_option_is_lost_when_it_is_given_twice(name):
+    "Each is refused, whatever its kind, unless it takes several values."
+    command = program.commands[name]
+    words = ["a.html"] * sum(isinstance(p, click.Argument) for p in command.params)
+    for option in command.params:
+        if isinstance(option, click.Argument) or option.multiple:
+            continue
+        value = getattr(option.type, "choices", ["1"])[0]
+        value = {"out": "a.html", "columns": "1,2"}.get(option.name, value)
+        once = [option.opts[0]] if option.is_flag else [option.opts[0], value]
+        others = [
+            word
+            for p in command.params
+            if p.required and isinstance(p, click.Option) and p is not option
+            for word in (p.opts[0], "a.html")
+        ]
+        wanted = f"{option.opts[0]} is given more than once"
+        with pytest.raises(UserError, match=wanted):
+            command.make_context(name, [*words, *others, *once, *once])
+        with command.make_context(name, [*words, *others, *once]) as context:
+            assert context.params
+
+
 # mistakes
 
 NEW = f"train {TEXT} --config tiny --out new --quiet"
@@ -130,12 +178,12 @@ SAY = "translate run asked"
 PAGE = "attention run A --out"
 REFUSED = f"""
 {NEW} d_modl=64 | did you mean d_model?
-nonsense | 'nonsense'
-translate | 'RUN'
+nonsense | nonsense
+translate | RUN
 translate nowhere asked | nowhere is not a run folder: there is none of this name
 {SAY} --n-best 0 | n_best=0
-{SAY} --precision fp8 | 'fp8' is not one of
-{SAY} --beam-size many | 'many'
+{SAY} --precision fp8 | 'fp8'
+{SAY} --beam-size many | many
 {NEW} dropout=1 | dropout=1.0 must be at least 0 and below 1
 {NEW} d_model=high | d_model='high' must be a whole number
 {NEW} average_last=9 | average_last=9 must be at most keep_last=5
@@ -146,17 +194,17 @@ score few.de --ref de | few.de has 40
 export-ct2 run run | run is not empty: choose another place
 export-hf run en | en is a file, not a folder
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
-{NEW} --shard --bleu | --bleu
+{NEW} --shard --metric bleu | score (--metric) exclude each other
 {NEW} --device '' | device '' cannot be used here
 {NEW} --colour blue | --colour
-{OWN} --config huge | 'huge' is not one of 'tiny', 'small'
+{OWN} --config huge | 'huge'
 {OWN} --config fine-tune | --config fine-tune needs --from
 {OWN} --pairs en | pass either --data, or --src with --tgt, or --pairs
 {OWN} --valid-pairs en | --valid-pairs cannot be used with --src
 {OWN} --valid-src en | --valid-src needs --valid-tgt
 {OWN} --src-lang english | src_lang='english' is no
 {DATA} --tgt de | --tgt cannot be used with --data
-{DATA} --data wmt99 | 'wmt99' is not one of 'builtin', 'multi30k'
+train --out new --data wmt99 | 'wmt99'
 train | pass either --out, a new run folder, or --resume RUN
 train --out new --resume run | pass either --out, a new run folder, or
 train --out new | pass either --data, or --src with --tgt, or --pairs
@@ -178,7 +226,7 @@ import-marian Some/model new | hf download NAME
 translate run asked --device mps | device 'mps' cannot be used here: PyTorch sees no
 translate run asked --device gpu | device 'gpu' cannot be used here: use cpu, cuda
 score asked --ref asked --tokenize ko-mecab | needs pip install sacrebleu[ko]
-translate run asked --sample --seed 9999999999999999999 | is not in the range
+translate run asked --sample --seed 9999999999999999999 | --seed
 translate run bad.gz | bad.gz cannot be read: Unknown compression method
 translate run nofile | nofile: no such file
 train --out new --pairs 4.tsv | (1 | a | 2 | b): choose source and target, for example --columns 2,4
@@ -200,10 +248,10 @@ score asked --ref asked --flavours xx | Moses does not know the language 'xx': u
 {SAY} --sample --temperature 1e-40 | temperature=1e-40 must be from
 {SAY} --sample --engine ctranslate2 | does not support sampl
 {SAY} --engine ctranslate2 --precision bf16 | supports fp32 and int8
-{SAY} --engine onnx | 'onnx' is not one of 'pytorch', 'ctranslate2'
+{SAY} --engine onnx | 'onnx'
 {SAY} --batch-tokens 0 | batch_tokens=0
 {SAY} --device cuda:99 | 'cuda:99'
-score de | Missing option '--ref'
+score de | --ref
 score run --ref de | --src is missing: it is what run translates
 score run --ref de --src asked | asked has 3 lines, de has 300
 score de --ref de --perplexity | --perplexity needs a run, not a file
@@ -212,9 +260,39 @@ score nowhere --ref de | nowhere: no such file
 {PAGE} x.html --lang xx | lang='xx': pages are in en
 {PAGE} new/x.html | cannot be written: No such file or directory
 live run --out mine.html | already exists, and this program did not make it
-export-ct2 run new --quantization int7 | 'int7' is not one of 'float32'
+export-ct2 run new --quantization int7 | 'int7'
 import-marian run new | run is a run of annotated_transformer already, not a
 demo --out de | choose another place
+{NEW} --minutes 1 --minutes 2 | --minutes is given more than once
+{NEW} --quiet | --quiet is given more than once
+{NEW} --data-dir a --data-dir b | --data-dir is given more than once
+{NEW} seed=1 dropout=0 seed=1 | the setting seed is given more than once
+train --resume run max_steps=8 max_steps=9 | the setting max_steps is given more than once
+{SAY} --beam-size 2 --alpha 1 --beam-size 2 | --beam-size is given more than once
+{SAY} --sample --sample | --sample is given more than once
+{SAY} --device cpu --device=cuda | --device is given more than once
+score de --ref de --src en --src en | --src is given more than once
+average run --last 1 --last 2 | --last is given more than once
+export-ct2 run new --quantization int8 --quantization int8 | --quantization is given more than once
+live run --out a.html --out b.html | --out is given more than once
+train --src en --src few.en --tgt de --out new | src and tgt need equally many files, not 2 and 1
+{NEW} --valid-src few.en --valid-tgt few.de --valid-tgt few.de | valid_src and valid_tgt need equally many files
+train --src en --src few.en --tgt few.de --tgt de --out new | few.de has 40: line i of one must translate
+train --pairs 4.tsv --pairs en --columns 2,4 --out new | en, line 1 has no tab
+score de --ref de --ref few.de | few.de has 40
+score run --src en --ref de --ref de --perplexity | --perplexity is of one --ref, not of 2
+score de --ref de --sentences --confidence | --confidence cannot be used with --sentences
+score de en --ref de --sentences | --sentences scores one system, not 2
+score de --ref de --metric rouge | metric='rouge' is unknown: use bleu, chrf, chrf++, ter
+{NEW} --metric bleu --metric bertscore | metric='bertscore' is unknown: use bleu
+{NEW} --vocab few.en | few.en: not a SentencePiece model
+{NEW} --vocab run/vocab.model --from run | --from cannot be used with --vocab
+{NEW} --vocab run/vocab.model n_pieces=500 | n_pieces is the size of --vocab: leave it out
+train --resume run --vocab run/vocab.model | --vocab cannot be used with --resume
+{SAY} --max-len 0 | max_len=0 must be at least 1
+{SAY} --prefix "Der Hund" --max-len 1 | max_len=1 with a prefix of
+{SAY} --prefix "" | --prefix '' has no token
+{SAY} --prefix Der --engine ctranslate2 | CTranslate2 does not support a prefix
 """
 
 
@@ -233,15 +311,15 @@ def test_mistakes(case, run):
 # advice: what a command says, what is taken from it, the next command, what that says
 
 ADVICE = rf"""
-{NEW} {TINY} d_modl=32 | did you mean (d_model)\? | {NEW} {TINY} \1=32 | new is ready
-{NEW} {TINY} n_heads=3 | use a multiple of (3) | {NEW} {TINY} n_heads=3 d_model=3\g<1>0 | must be even|new is ready
+{NEW} {TINY} d_modl=32 | did you mean (d_model)\? | {NEW} {tiny("d_model")} \1=32 | new is ready
+{NEW} {tiny("n_heads=3")} | use a multiple of (3) | {NEW} {tiny("n_heads=3", "d_model")} d_model=3\g<1>0 | must be even|new is ready
 {NEW} {TINY} position=learned n_positions=40 | use (n_positions=257) or | {NEW} {TINY} position=learned \1 | new is ready
 {NEW} {TINY} position=learned n_positions=40 | or (max_len=39) | {NEW} {TINY} position=learned n_positions=40 \1 | new is ready
-{NEW} {TINY} average_last=3 keep_last=2 | at most keep_last=(2) | {NEW} {TINY} average_last=\1 keep_last=2 | new is ready
+{NEW} {tiny("average_last=3")} keep_last=2 | at most keep_last=(2) | {NEW} {tiny("average_last")} average_last=\1 keep_last=2 | new is ready
 {NEW} {TINY} --device gpu | use (cpu), cuda | {NEW} {TINY} --device \1 | new is ready
 {NEW} {TINY} | is ready: annotated-transformer (translate new) | \1 asked | ^$
 prepare {TEXT} --out new {TINY} | to train: annotated-transformer (train --resume new) | \1 | new is ready
-{TRAIN} --out run | continue it with (--resume), choose | train \1 run {QUIET} | run has already finished
+{TRAIN} --out run | continue it with (--resume) \(in Python resume_run\), choose | train \1 run {QUIET} | run has already finished
 {TRAIN} --out run | choose another (--out) | {TRAIN} \1 new | new is ready
 train --resume run {QUIET} | To train further: annotated-transformer (train --resume run max_steps=8) | \1 | run is ready
 train --resume run dropout=0.3 | only accumulate, (average_last), .* can | train --resume run \1=2 {QUIET} | run has already finished
@@ -255,7 +333,8 @@ export-ct2 run run | choose another (place) | export-ct2 run \1 | place is ready
 live run --out mine.html | choose another (name) | live run --out \1.html | name.html is ready
 {PAGE} x.html --lang xx | pages are in (en), | {PAGE} x.html --lang \1 | x.html is ready
 score run --ref de | (--src) is missing: it is what run translates | score run --ref few.de \1 few.en | ^$
-score zh --ref zh | Chinese and Japanese: (--tokenize zh) or | score zh --ref zh \1 | ^$
+score de --ref de --metric rouge | use bleu, chrf, chrf\+\+, (ter) | score de --ref de --metric \1 | ^$
+{SAY} --max-len 0 | must be at least (1) | {SAY} --max-len \1 | ^$
 {SAY} --top-p 0.5 | without (--sample) | {SAY} --top-p 0.5 \1 | ^$
 """
 
@@ -292,7 +371,7 @@ def test_early_stopping_is_no_end(run):
 
 COMMANDS = f"""
 prepare {TEXT} --valid-src few.en --valid-tgt few.de --out new {TINY} --quiet
-train --resume new --bleu {QUIET}
+train --resume new --metric bleu --metric ter {QUIET}
 train --from run {TEXT} {QUIET} --out c max_steps=2 warmup_steps=1 dropout=0
 average new --last 1
 translate new asked --quiet
@@ -321,7 +400,7 @@ def test_warnings_about_the_data_are_shown_quietly_too(run):
 
 
 def test_a_warm_up_that_is_too_long(run):
-    wrong = f"train {TEXT} --config tiny {TINY} warmup_steps=9 max_steps=1 --out short"
+    wrong = f"train {TEXT} --config tiny {tiny('warmup_steps=9', 'max_steps=1')} --out short"
     assert "training ends before the learning rate reaches" in done(run, wrong)[1]
 
 
@@ -332,7 +411,7 @@ def test_what_a_run_is_made_of(run):
     config = json.loads(Path("new/config.json").read_text(encoding="utf-8"))
     assert recipe_from_dict(config) == override(RECIPES["small"], ["n_pieces=500"])
     assert (config["src_lang"], config["tgt_lang"]) == (None, "zh-Hans-SG")
-    assert Path(config["source"]["valid_src"]).name == "asked"
+    assert [Path(x).name for x in config["source"]["valid_src"]] == ["asked"]
 
 
 def test_pairs_in_one_file(run):
@@ -344,6 +423,63 @@ def test_pairs_in_one_file(run):
     shutil.rmtree("new/data")
     assert "pass --data, --pairs, or" in refused(run, f"train --resume new {QUIET}")
     done(run, f"train --resume new --pairs pairs.tsv {QUIET}")
+
+
+def test_text_in_several_files(run):
+    "The run of all lines, one file after the other; resumed, also without its text."
+    for side in ("en", "de"):
+        lines = Path(side).read_text("utf-8").split("\n")[:-1]
+        write(f"a.{side}", lines[:77])
+        write(f"b.{side}", lines[77:])
+    both = "--src a.en --src b.en --tgt a.de --tgt b.de"
+    done(run, f"{TRAIN} --out new".replace(TEXT, both))
+    assert same_weights("new", "run")
+    valid = "--valid-src few.en --valid-src asked --valid-tgt few.de --valid-tgt asked"
+    done(run, f"prepare {both} {valid} --out ready {TINY} --quiet")
+    shutil.rmtree("ready/data")
+    swapped = f"train --resume ready {both} {valid} {QUIET}".replace(TEXT, both)
+    other = swapped.replace("few.en --valid-src asked", "asked --valid-src few.en")
+    other = other.replace("few.de --valid-tgt asked", "asked --valid-tgt few.de")
+    assert "was started with other text" in refused(run, other)
+    done(run, swapped)
+    kept = json.loads(Path("ready/config.json").read_text(encoding="utf-8"))
+    assert kept["text"]["train"] == 300 and kept["text"]["valid"] == 42
+    tune = f"train --from run {both} {QUIET} --out tuned max_steps=1 warmup_steps=1"
+    done(run, tune)
+    pairs = [
+        zip(*(Path(f"{x}.{y}").read_text().split("\n")[:-1] for y in ("en", "de")))
+        for x in "ab"
+    ]
+    for name, rows in zip("ab", pairs):
+        write(f"{name}.tsv", ["\t".join(pair) for pair in rows])
+    tabs = "--pairs a.tsv --pairs b.tsv"
+    done(run, f"{TRAIN} --out tabs".replace(TEXT, tabs))
+    assert same_weights("tabs", "run")
+
+
+def test_a_vocabulary_of_ones_own(run):
+    "The run has it to the byte, and so has one that starts from it; a wrong one is named."
+    how = {"input": "en,de", "vocab_size": 420, "minloglevel": 2}
+    special = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
+    learn = spm.SentencePieceTrainer.train
+    for name, kind in (
+        ("own", {"model_type": "bpe", "byte_fallback": True} | special),
+        ("nopad", {"model_type": "bpe", "byte_fallback": True}),
+        ("unigram", {"byte_fallback": True} | special),
+        ("nobytes", {"model_type": "bpe", "vocab_size": 90} | special),
+    ):
+        learn(**how | kind, model_prefix=name)
+    text = f"{TEXT} --out new {QUIET} --config tiny {tiny('n_pieces')}"
+    for name in ("nopad", "unigram", "nobytes"):
+        assert "train it with spm_train" in refused(
+            run, f"train {text} --vocab {name}.model"
+        )
+    done(run, f"train {text} --vocab own.model")
+    done(run, f"train --from new {TEXT} {QUIET} --out tuned max_steps=1 warmup_steps=1")
+    own = Path("own.model").read_bytes()
+    assert all(Path(x, "vocab.model").read_bytes() == own for x in ("new", "tuned"))
+    assert "was given" not in done(run, f"train --resume new {QUIET} max_steps=6")[1]
+    assert len(lines_of(run, "translate new asked")) == 3
 
 
 def test_what_was_read_is_said_once_and_kept(run):
@@ -362,11 +498,12 @@ def test_what_was_read_is_said_once_and_kept(run):
 
 def test_bleu_and_tensorboard(run, monkeypatch):
     "TensorBoard is refused before any text is read where it is not installed."
-    done(run, f"{TRAIN} --out new --bleu --minutes 1e-6")
-    done(run, f"train --resume new {QUIET} --bleu")
+    done(run, f"{TRAIN} --out new --metric bleu --metric chrf++ --minutes 1e-6")
+    done(run, f"train --resume new {QUIET} --metric bleu --metric chrf++")
     found = map(json.loads, Path("new/metrics.jsonl").read_text().split("\n")[:-1])
-    measured = [0 <= m["valid_bleu"] <= 100 for m in found if "valid_loss" in m]
-    assert len(measured) > 1 and all(measured)
+    passes = [m for m in found if "valid_loss" in m]
+    assert len(passes) > 1 and "tok:13a" in passes[0]["bleu_signature"]
+    assert all(0 <= m[x] <= 100 for m in passes for x in ("valid_bleu", "valid_chrf++"))
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     missing = "--tensorboard needs the package tensorboard: pip install tensorboard"
     for words in ("--src no --tgt no --out other", "--resume run"):
@@ -390,7 +527,7 @@ def stopped_by(name: str) -> Iterator[None]:
 def test_launchers(run, monkeypatch):
     "RANK alone is not torchrun; after a restart by torchrun, --out continues the run."
     monkeypatch.setenv("RANK", "1")
-    done(run, f"{TRAIN} --out new max_steps=1")
+    done(run, f"train {TEXT} --config tiny {QUIET} {tiny('max_steps=1')} --out new")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     assert "already holds a run" in refused(run, f"{TRAIN} --out new")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -461,6 +598,21 @@ def test_samples(run):
         assert texts(f"--sample --{how}") == texts("--beam-size 1")
 
 
+def test_a_given_beginning_and_a_limit(run):
+    "Of every search; each line is translated at once."
+    write("in", ["The dog was tired. Where is the cat?", "", "Where is the dog?"])
+    for how in ("", "--beam-size 1", "--sample --seed 3", "--n-best 1 --scores"):
+        lines = lines_of(run, f"translate demo in {how} --prefix 'Die Katze'")
+        texts = [line.rpartition("\t")[2] for line in lines]
+        assert [text[:9] for text in texts] == ["Die Katze", "", "Die Katze"]
+        short = lines_of(run, f"translate demo in {how} --no-split --max-len 2")
+        texts = [line.rpartition("\t")[2] for line in short]
+        assert all(len(text.split()) <= 2 for text in texts) and texts[0]
+    free, own = (lines_of(run, f"translate demo in {x}") for x in ("--no-split", ""))
+    assert lines_of(run, f"translate demo in --prefix '{free[0]}'")[0] == free[0]
+    assert lines_of(run, "translate demo in --max-len 100") == own
+
+
 def test_which_demo(run):
     "The package's model, unless a folder of that name is here; a line says which."
     _, err = done(run, "translate demo asked")
@@ -487,18 +639,74 @@ def test_scores(run):
     assert unsure.startswith("run: perplexity = ")
 
 
+def test_several_references_and_metrics(run):
+    "A sentence is right if one of them has it; a line for each metric, or each sentence."
+    write("half", Path("few.de").read_text("utf-8").split("\n")[:20] + 20 * ["nein"])
+    write("rest", 20 * ["ja"] + Path("few.de").read_text("utf-8").split("\n")[20:-1])
+    two = "score few.de --ref half --ref rest"
+    every = "".join(f" --metric {name}" for name in METRICS)
+    best = [line.split("  ")[0] for line in lines_of(run, two + every)]
+    assert best == ["BLEU = 100.00", "chrF2 = 100.00", "chrF2++ = 100.00", "TER = 0.00"]
+    assert "nrefs:2" in done(run, two)[0]
+    assert done(run, f"{two} --confidence")[0].startswith("BLEU = 100.00 (100.00 to")
+    assert all("100.00" in line for line in lines_of(run, f"{two} --flavours de"))
+    first, second = lines_of(run, "score half few.de --ref half --ref rest")
+    assert second.startswith("few.de: BLEU = 100.00") and "p = " in second
+    rows = lines_of(
+        run, "score half --ref few.de --metric bleu --metric ter --sentences"
+    )
+    assert len(rows) == 40 and rows[:20] == 20 * ["100.00\t0.00"] != rows[20:]
+    write(
+        "lower", [x.lower() for x in Path("few.de").read_text("utf-8").split("\n")[:-1]]
+    )
+    assert done(run, "score lower --ref few.de --lowercase")[0].startswith(
+        "BLEU = 100.00"
+    )
+
+
 def test_nothing_is_scored_too(run):
     "A system that says nothing has a BLEU of 0."
     write("empty", 40 * [""])
     assert lines_of(run, "score empty --ref few.de")[0].startswith("BLEU = 0.00")
 
 
-def test_scores_of_chinese(run):
-    write("zh", ["你好，世界。", "我很好。"])
-    out, err = done(run, "score zh --ref zh")
-    assert "tok:13a" in out and "--tokenize zh" in err
-    out, err = done(run, "score zh --ref zh --tokenize zh")
-    assert out.startswith("BLEU = 100.00 ") and "tok:zh" in out and not err
+SCRIPTS = {
+    "th": ("แมวนอนอยู่ใต้สะพานเก่า", "เด็ก", "char"),
+    "my": ("ခွေးသည်တံတားအောက်တွင်အိပ်နေသည်", "ကလေး", "char"),
+    "km": ("ឆ្កែកំពុងដេកនៅក្រោមស្ពាន", "ក្មេង", "char"),
+    "lo": ("ໝານອນຢູ່ໃຕ້ຂົວເກົ່າ", "ເດັກ", "char"),
+    "bo": ("ཁྱི་ཟམ་པའི་འོག་ཏུ་ཉལ།", "ཕྲུ་གུ", "char"),
+    "zh": ("狗睡在旧桥下面,用PyTorch训练的。", "孩子", "zh"),
+    "ja": ("古い橋の下で犬が眠っています。", "子供", "char"),
+    "ko": ("개가 오래된 다리 밑에서 자고 있습니다.", "아이", "char"),
+    "de": ("Ein Hund (dt. für 狗) schläft unter der alten Brücke.", "Kind", "13a"),
+    "hi": ("कुत्ता पुराने पुल के नीचे सो रहा है।", "बच्चा", "13a"),
+}
+
+
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_bleu_of_any_script(language, run, monkeypatch):
+    "A wrong ending in each line leaves most of it right, in score and in training."
+    evaluate._installed.cache_clear()
+    monkeypatch.setitem(sys.modules, "MeCab", None)  # installed or not
+    monkeypatch.setitem(sys.modules, "mecab_ko", None)
+    line, other, tokenizer = SCRIPTS[language]
+    write("ref", [f"{line} {i} {line}" for i in range(8)])
+    write("sys", [f"{line} {i} {line}{other}" for i in range(8)])
+    out, err = done(run, "score sys --ref ref")
+    assert f"|tok:{tokenizer}|" in out and float(re.findall(r"= (\S+)", out)[0]) > 30
+    lacks = language in ("ja", "ko")
+    assert err.count("\n") == lacks and (f"sacrebleu[{language}]" in err) == lacks
+    assert "|tok:intl|" in done(run, "score sys --ref ref --tokenize intl")[0]
+    assert bleu(["x"], [line]).signature.split("|")[3] == f"tok:{tokenizer}"
+
+
+def test_bleu_in_training_is_of_its_script(run):
+    lines, _, _ = SCRIPTS["th"]
+    write("th", [f"{lines} {i}" for i in range(300)])
+    done(run, f"{TRAIN} --out new --metric bleu".replace("--tgt de", "--tgt th"))
+    kept = json.loads(Path("new/config.json").read_text(encoding="utf-8"))
+    assert "|tok:char|" in kept["validation"][0]["bleu_signature"]
 
 
 def test_pages(run):

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from annotated_transformer.engines.batched_search import (
     batched_beam_search,
     batched_greedy_search,
+    constrain,
     sample_with,
 )
 from annotated_transformer.engines.kv_cache import KVCache
@@ -302,6 +303,26 @@ def test_no_search_generates_padding(name, make):
     found = SEARCHES[name](decoder.step, state, BOS, EOS, limits)
     assert any(best.ids for best, *_ in found)
     assert not any(PAD in one.ids for of_row in found for one in of_row)
+
+
+@pytest.mark.parametrize("prefix, limit", [([2], 4), ([1, 2, 1], 4), ([], 2), ([2], 3)])
+def test_a_given_beginning_and_a_limit(prefix, limit):
+    "A beam that can hold every prefix finds the best sentence that begins so."
+    for seed in range(20):
+        torch.manual_seed(seed)
+        tables = random_tables(1, 4, 4, sharp=2.0)
+        scores = every_sentence(tables[0], limit, length_penalty)
+        allowed = {x: s for x, s in scores.items() if [*x[: len(prefix)]] == prefix}
+        wide = partial(batched_beam_search, beam_size=3**limit)
+        how = constrain(wide, prefix, limit)
+        ((found,),) = search_tables(tables, torch.tensor([9]), how)
+        assert found.score == pytest.approx(max(allowed.values()), abs=1e-9), seed
+        assert found.score == pytest.approx(allowed[tuple(found.ids)], abs=1e-9), seed
+        for search in (batched_greedy_search, sample_with(n_best=3), greedy_search):
+            how = constrain(search, prefix, limit)
+            (several,) = search_tables(tables, torch.tensor([9]), how)
+            assert all(ids[: len(prefix)] == prefix for ids in ids_of(several))
+            assert max(map(len, ids_of(several))) <= limit
 
 
 @pytest.mark.parametrize("name, n", [("batched greedy", 1), ("batched beam", 2)])

@@ -185,7 +185,15 @@ def test_scores(tmp_path, monkeypatch):
     write("src", SENTENCES["tatoeba"][:20])
     for name, options in (("beam", ""), ("greedy", "--beam-size 1")):
         write(name, stored("translations-tatoeba")[options][:20])
-    measures = ["--chrf", "--confidence", "--flavours", "de"]
+    measures = [
+        "--metric",
+        "bleu",
+        "--metric",
+        "chrf",
+        "--confidence",
+        "--flavours",
+        "de",
+    ]
     found = done("score", "beam", "greedy", "--ref", "ref", *measures)
     more = ["--src", "src", "--perplexity", "--confidence"]
     found += done("score", "tatoeba", "--ref", "ref", *more)

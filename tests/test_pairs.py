@@ -59,7 +59,7 @@ DIMENSIONS = {
         "valid_every=4",
     ],
     "valid": ["few", "many"],
-    "bleu": ["", "--bleu"],
+    "bleu": ["", "--metric=bleu"],
     "quiet": ["", "--quiet"],
     "ends": ["once", "again"],
     "ranks": ["1", "2", "2 --shard"],
@@ -233,7 +233,7 @@ class Play:
         row = self.row
         if row.folder == "theirs":
             self.put(".lock", "data/thesis.txt", "report.json")
-            alone = [word for word in self.new if word != "--bleu"]
+            alone = [word for word in self.new if word != "--metric=bleu"]
             assert self.sit([*alone, "--out", str(self.run)]) == 2
             self.run = self.folder / "another"
         elif row.folder == "half made":
@@ -273,8 +273,8 @@ class Play:
         if "choose another --out" in said:
             self.run = self.run.with_name(f"not {self.run.name}")
         elif "exclude each other" in said:
-            self.new.remove("--bleu")
-            self.again.remove("--bleu")
+            self.new.remove("--metric=bleu")
+            self.again.remove("--metric=bleu")
         else:  # the loss is NaN as long as the settings are these
             setting = re.search(
                 r"train (it again|another run),? with (\w+=\S+?)(;|$)", said

@@ -24,7 +24,7 @@ from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.runs.train_run import RunOptions, resume_run, train_run
 from annotated_transformer.training.distributed import pick_device
 from annotated_transformer.training.r_drop import RDrop
-from annotated_transformer.translating.evaluate import validation_bleu
+from annotated_transformer.translating.evaluate import validation_scores
 
 SMALL = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=6
 batch_tokens=400 valid_every=4 save_every=3 average_last=0 precision=fp32""".split()
@@ -58,7 +58,7 @@ def test_validation_is_visible(train, tmp_path, capsys, monkeypatch):
     fake = mock.Mock(SummaryWriter=Writer)
     monkeypatch.setitem(sys.modules, "tensorboard", fake)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    score = lambda *given: {"valid_bleu": 12.345}
+    score = lambda *given: {"valid_bleu": 12.345, "bleu_signature": "tok:13a"}
     train(tmp_path / "run", quiet=False, tensorboard=True, score=score)
     passes = [r for r in read_metrics(tmp_path / "run") if "valid_loss" in r]
     shown = capsys.readouterr().err.replace("\r", "\n").split("\n")
@@ -86,7 +86,7 @@ def test_held_out_sentences_beyond_max_len(corpus, tmp_path, capsys):
     why = "validation leaves out 2 of 42 pairs: they have more than max_len=70 tokens\n"
     for name, more, said in (("with", long, why), ("without", [], "")):
         text = corpus._replace(valid=[*more, *corpus.valid])
-        options = RunOptions("cpu", score=validation_bleu, quiet=True)
+        options = RunOptions("cpu", score=validation_scores, quiet=True)
         run = train_run(text, recipe, tmp_path / name, options)
         losses.append([r["valid_loss"] for r in read_metrics(run) if "valid_loss" in r])
         assert capsys.readouterr().err == said
@@ -104,7 +104,7 @@ def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkey
         ("longest sentence", ["batch_tokens=2"], {}),
         ("max_len=1", ["max_len=1"], {}),
         ("minutes=-1", [], {"minutes": -1}),
-        ("exclude each other", [], {"sharded": True, "score": validation_bleu}),
+        ("exclude each other", [], {"sharded": True, "score": validation_scores}),
         ("pip install tensorboard", [], {"tensorboard": True}),
     ):
         with pytest.raises(UserError, match=what):

@@ -161,7 +161,7 @@ def test_a_signal_that_comes_twice_saves_all_ranks(train, tmp_path):
     "As from SLURM or a terminal, which signal every process, and from torchrun, which repeats it."
     run = train(tmp_path / "run", minutes=1e-6)
     status, said = resume_by(2, run, tmp_path, harm="SIGTERM SIGTERM", at=5)
-    assert status == 0, said
+    assert status == 1 and f"to continue: resume_run('{run}')" in said, said
     about = read_config(run)[1]
     assert (about["steps"], about["stopped"]) == (6, "SIGTERM")
     assert checkpoints(run / "checkpoints")[-1].name == "step-0000006"

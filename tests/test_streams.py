@@ -121,7 +121,8 @@ def test_score_reads_pipes(work, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(work)
     data = (work / "de").read_bytes()
     both, src = fed(tmp_path / "both", data), fed(tmp_path / "src", data)
-    words = ["score", "de", both, both, "--ref", both, "--src", src, "--chrf"]
+    words = ["score", "de", both, both, "--ref", both, "--src", src]
+    words += ["--metric", "bleu", "--metric", "chrf"]
     with pytest.raises(SystemExit) as left:
         main([str(word) for word in words])
     out = capsys.readouterr().out

@@ -50,8 +50,8 @@ def main(args: list[str] | None = None) -> None:
     except click.exceptions.Exit as e:  # --help, or an interrupted run
         sys.exit(e.exit_code)
     except KeyboardInterrupt as e:  # Ctrl-C, or the signal that a run reports
-        message = " by ".join(["interrupted", *map(str, e.args)])
-        _fail(message, getattr(e, "exit_status", 130))
+        by = f" by {e.signal_name}" if hasattr(e, "signal_name") else ""
+        _fail(f"interrupted{by}", getattr(e, "exit_status", 130))
     except click.UsageError as e:
         _fail(e.format_message())
     except BrokenPipeError:

@@ -6,10 +6,10 @@
 __all__ = []
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0004
-import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 from click import option
@@ -20,8 +20,10 @@ from .train import (
     PATH,
     argument,
     choice,
+    files,
     flag,
     forbid,
+    metrics,
     path,
     program,
     say,
@@ -78,6 +80,20 @@ def _search(n_best: int = 1, sample: bool = False, **options):
         return sample_with(**given, n_best=n_best)
     return search_with(**given, n_best=n_best) if given or n_best != 1 else None
 
+# %% ../../nbs/94b_cli_use.ipynb #94ab0028
+def _constrain(translator: Any, prefix: str | None, max_len: int | None) -> None:
+    "Let the translations begin with `prefix`, and have at most `max_len` tokens."
+    from ..data.vocab import Vocab
+    from ..engines.batched_search import constrain
+
+    ids: list[int] = []
+    if prefix is not None:
+        if not isinstance(translator.vocab, Vocab):
+            raise UserError("--prefix needs a run that was trained here")
+        if not (ids := translator.vocab.encode(prefix)):
+            raise UserError(f"--prefix {prefix!r} has no token")
+    translator.search = constrain(translator.search, ids, max_len)
+
 # %% ../../nbs/94b_cli_use.ipynb #95ab0011
 def _write_translations(translations: list, n_best: int, scores: bool) -> None:
     "Write the translations of a line: `n_best` lines, empty where there are fewer."
@@ -92,6 +108,8 @@ _SEED = click.IntRange(0, 2**63 - 1)  # as PyTorch's generators accept
 _ENGINE = """ctranslate2 is faster for one sentence at a time. It needs the extra ct2,
 computes in fp32 or int8, and has our translations unless --alpha is large."""
 
+_PREFIX = "What each translation begins with; a line is then translated at once."
+
 
 @program.command("translate")
 @_RUN
@@ -104,6 +122,8 @@ computes in fp32 or int8, and has our translations unless --alpha is large."""
 @option("--seed", type=_SEED, help="In sampling, another seed draws others.")
 @_TRANSLATOR
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
+@option("--prefix", metavar="TEXT", help=_PREFIX)
+@option("--max-len", type=int, help="Most tokens of a sentence's translation.")
 @flag("--no-split", help="Translate a line at once, even if it has several sentences.")
 @flag("--quiet", help="No progress bar.")
 def _translate(
@@ -115,6 +135,8 @@ def _translate(
     device,
     batch_tokens,
     engine,
+    prefix,
+    max_len,
     no_split,
     quiet,
     **options,
@@ -132,25 +154,31 @@ def _translate(
     with open_text(file) if file else nullcontext(sys.stdin.buffer) as stream:
         _say_which_model(run)
         translator = load(run, device, search, batch_tokens, precision, engine)
+        _constrain(translator, prefix, max_len)
         lines = typed_lines() if typing else translate.line_groups(stream)
         name = f"{file or 'standard input'}, "
-        found = translate.translate_stream(translator, lines, name, not no_split)
+        split = not no_split and prefix is None
+        found = translate.translate_stream(translator, lines, name, split)
         for translations in tqdm(found, unit=" lines", disable=silent or None):
             _write_translations(translations, n_best, scores)
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0015
 _SYSTEMS = f"""A run folder, {MODELS}, or a file of translations; further ones are
 compared with the first."""
-_TOKENIZERS = "13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "none"
+_TOKENIZERS = click.Choice("13a zh ja-mecab ko-mecab char intl none".split())
+_TOKENIZE = """How BLEU splits words; without it 13a, or for a script without spaces what
+its characters need."""
 _FLAVOURS = "Also BLEU as papers compute it, for a --ref in LANGUAGE: de, en, …"
 
 
 @program.command("score")
 @argument("run", type=PATH, nargs=-1, required=True, help=_SYSTEMS)
-@path("--ref", required=True, help="The reference translation, plain or .gz.")
+@files("--ref", required=True, help="Reference, plain or .gz; repeat it for several.")
 @path("--src", help="Source text, line by line what --ref translates.")
-@choice("--tokenize", *_TOKENIZERS, help="How BLEU splits words.")
-@flag("--chrf", help="Also chrF.")
+@metrics("What to compute", "bleu")
+@option("--tokenize", type=_TOKENIZERS, help=_TOKENIZE)
+@flag("--lowercase", help="Ignore case.")
+@flag("--sentences", help="A line for each sentence: its scores, with tabs between.")
 @flag("--confidence", help="95 % intervals, from 1,000 resampled test sets.")
 @option("--flavours", metavar="LANGUAGE", help=_FLAVOURS)
 @flag("--perplexity", help="Perplexity of --ref under a run, per token and per word.")
@@ -159,8 +187,10 @@ def _score(
     run,
     ref,
     src,
+    metric,
     tokenize,
-    chrf,
+    lowercase,
+    sentences,
     confidence,
     flavours,
     perplexity,
@@ -172,13 +202,18 @@ def _score(
     """Translate a test set and print its BLEU; of several systems also whether they
     differ by more than chance.
     """
-    from sacrebleu.metrics import BLEU, CHRF
-
     from ..runs.folder import pretrained_run
     from ..translating import evaluate
     from ..translating.load import load
     from ..translating.significance import score_systems
 
+    more = {"confidence": confidence, "flavours": flavours, "perplexity": perplexity}
+    if sentences:
+        forbid("with --sentences", {k: v or None for k, v in more.items()})
+    if sentences and run[1:]:
+        raise UserError(f"--sentences scores one system, not {len(run)}")
+    if perplexity and ref[1:]:
+        raise UserError(f"--perplexity is of one --ref, not of {len(ref)}")
     if flavours:
         evaluate.moses_tokenize([], flavours)  # a wrong language is found now
     folders = [name for name in run if pretrained_run(name) or name.is_dir()]
@@ -186,9 +221,16 @@ def _score(
         raise UserError(f"--src is missing: it is what {folders[0]} translates")
     if perplexity and not folders:
         raise UserError("--perplexity needs a run, not a file of translations")
-    files = [name for name in (src, ref, *run) if name and name not in folders]
-    files = [*dict.fromkeys(files)]  # each is read once: it may be a pipe
-    texts = dict(zip(files, evaluate.read_aligned(*files)))
+    given = [name for name in (src, *ref, *run) if name and name not in folders]
+    given = [*dict.fromkeys(given)]  # each is read once: it may be a pipe
+    texts = dict(zip(given, evaluate.read_aligned(*given)))
+    references = [texts[name] for name in ref]
+    try:
+        how = (references, tokenize, lowercase)
+        measures = [evaluate.metric_for(name, *how) for name in metric]
+    except RuntimeError:  # which asks for it in several lines
+        extra = f"sacrebleu[{tokenize[:2]}]"
+        raise UserError(f"--tokenize {tokenize} needs pip install {extra}") from None
     translators = {}
     for name in folders:
         _say_which_model(name)
@@ -196,25 +238,22 @@ def _score(
         translators[name] = load(name, device, search, batch_tokens, precision)
         texts[name] = translators[name].translate(texts[src])
     hypotheses = {str(name): texts[name] for name in run}
-    if tokenize == "13a" and re.search(
-        "[\u3040-\u30ff\u4e00-\u9fff]", "".join(texts[ref])
-    ):
-        say("13a does not split Chinese and Japanese: --tokenize zh or ja-mecab does")
-    try:
-        bleu = BLEU(tokenize=tokenize)
-    except RuntimeError:  # which asks for it in several lines
-        extra = f"sacrebleu[{tokenize[:2]}]"
-        raise UserError(f"--tokenize {tokenize} needs pip install {extra}") from None
+    if sentences:
+        lines = texts[run[0]]
+        columns = [evaluate.sentence_scores(m, lines, references) for m in measures]
+        for row in zip(*columns):
+            click.echo("\t".join(f"{score:.2f}" for score in row))
+        return
     n_bootstrap = 1000 if confidence else 0
-    for metric in [bleu, CHRF()][: 2 if chrf else 1]:
-        for score in score_systems(hypotheses, texts[ref], metric, n_bootstrap):
+    for measure in measures:
+        for score in score_systems(hypotheses, references, measure, n_bootstrap):
             click.echo(score)
     show = lambda name, found: click.echo(f"{name}: {found}" if run[1:] else found)
     for name, lines in hypotheses.items() if flavours else ():
-        for variant in evaluate.bleu_variants(lines, texts[ref], flavours):
+        for variant in evaluate.bleu_variants(lines, references, flavours):
             show(name, variant)
     for name, translator in translators.items() if perplexity else ():
-        show(name, evaluate.perplexity(translator, texts[src], texts[ref]))
+        show(name, evaluate.perplexity(translator, texts[src], *references))
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0022
 def _html(ctx: click.Context, parameter: click.Parameter, page: Path) -> Path:

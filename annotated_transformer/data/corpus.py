@@ -16,12 +16,13 @@ import warnings
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import UserError
 from .grammar import builtin
+from .vocab import Vocab
 from ..io.files import replace_file, sha256
 from ..io.text import TextPairs
 
@@ -37,7 +38,8 @@ class Corpus(NamedTuple):
     valid: Iterable[tuple[str, str]]
     test: Iterable[tuple[str, str]]
     # where the text comes from, for `corpus_from_source`; empty for one made by hand
-    source: Mapping[str, str | int | None] = {}
+    source: Mapping[str, Any] = {}
+    vocab: Vocab | None = None  # of your own; None: one is learned from `train`
 
 # %% ../../nbs/51a_corpus.ipynb #16bf69a1
 class _Download(NamedTuple):
@@ -396,20 +398,19 @@ def _check_language(name: str, code: str | None) -> None:
 
 # %% ../../nbs/51a_corpus.ipynb #9161102a
 def _set_aside(
-    files: tuple[Path, ...], columns: tuple[int, int] | None = None
+    parts: list[tuple[Path, ...]],  # as for `TextPairs`
+    columns: tuple[int, int] | None = None,
 ) -> tuple[TextPairs, TextPairs]:
     """Split text by the hash of the source, to train and to validate on.
 
     UserError if all sentences are the same.
     """
-    n, (last, _) = deque(
-        enumerate(TextPairs([files], None, columns), 1), maxlen=1
-    ).pop()
+    n, (last, _) = deque(enumerate(TextPairs(parts, None, columns), 1), maxlen=1).pop()
     limit = min(0.05, 1000 / n) * 2**32
 
     def split(aside):
         keeps = (lambda s: not aside(s)), aside
-        return tuple(TextPairs([files], keep, columns) for keep in keeps)
+        return tuple(TextPairs(parts, keep, columns) for keep in keeps)
 
     train, valid = split(lambda s: zlib.crc32(s.encode()) < limit)
     if not (any(train) and any(valid)):
@@ -417,12 +418,44 @@ def _set_aside(
         train, valid = split(lambda s: s == last)
     if not any(train):
         which = "only one pair" if n == 1 else f"the same source in all {n} pairs"
-        raise UserError(f"{files[0]} has {which}: too few to train and to validate on")
+        name = parts[0][0]
+        raise UserError(f"{name} has {which}: too few to train and to validate on")
     return train, valid
+
+# %% ../../nbs/51a_corpus.ipynb #51aa0010
+# one, or several that are read one after the other
+Files = str | Path | Sequence[str | Path]
+
+
+def _paths(files: Files | None) -> list[Path]:
+    "The files of an option; UserError for one that cannot be read several times."
+    found = [files] if isinstance(files, (str, Path)) else files or ()
+    paths = [Path(path).absolute() for path in found]
+    for path in paths:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "not a regular file"
+            raise UserError(
+                f"{path} is {what}: text to train on is read several times, so save it "
+                "as a file"
+            )
+    return paths
+
+# %% ../../nbs/51a_corpus.ipynb #51aa0011
+def _aligned_parts(given: dict[str, list[Path]]) -> list[tuple[Path, ...]]:
+    "The parts of a text, as for `TextPairs`; UserError unless each has all its sides."
+    first, *others = given
+    for name in others:
+        if (n := len(given[name])) != (n_first := len(given[first])):
+            raise UserError(
+                f"{first} and {name} need equally many files, not {n_first} and {n}: "
+                "file i of one must translate file i of the other"
+            )
+    return [*zip(*given.values())]
 
 # %% ../../nbs/51a_corpus.ipynb #94dbb1c3
 def _own_corpus(
-    given: dict[str, str | Path | None],  # by option: to train on, then to validate on
+    train: Mapping[str, Files | None],  # by option: the sides of the text
+    valid: Mapping[str, Files | None],  # as many, to validate on, or none
     src_lang: str | None,
     tgt_lang: str | None,
     columns: tuple[int, int] | None = None,  # as for `TextPairs`
@@ -430,53 +463,45 @@ def _own_corpus(
     "A corpus of text of your own, read once to check it."
     _check_language("src_lang", src_lang)
     _check_language("tgt_lang", tgt_lang)
-    source = {
-        name: None if path is None else str(Path(path).absolute())
-        for name, path in given.items()
-    }
-    paths = [None if path is None else Path(path) for path in source.values()]
-    for path in filter(None, paths):
-        if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "not a regular file"
-            raise UserError(
-                f"{path} is {what}: text to train on is read several times, so save it "
-                "as a file"
-            )
-    half = len(paths) // 2
-    train, valid = (tuple(filter(None, part)) for part in (paths[:half], paths[half:]))
-    if len(valid) < len(train):
-        splits = _set_aside(train, columns)
+    sides = [{name: _paths(x) for name, x in given.items()} for given in (train, valid)]
+    parts, valid_parts = map(_aligned_parts, sides)
+    if not valid_parts:
+        splits = _set_aside(parts, columns)
     else:
-        splits = TextPairs([train], None, columns), TextPairs([valid], None, columns)
+        splits = TextPairs(parts, None, columns), TextPairs(valid_parts, None, columns)
         for pairs in splits:
             # find mistakes in the files now, and not during training
             deque(pairs, maxlen=0)
+    source = {k: [*map(str, v)] for given in sides for k, v in given.items() if v}
     return Corpus("own", src_lang, tgt_lang, *splits, [], source)
 
 
 def corpus_from_files(
-    src: str | Path,
-    tgt: str | Path,
-    valid_src: str | Path | None = None,  # None: some sentences of `src` are set aside
-    valid_tgt: str | Path | None = None,
+    src: Files,
+    tgt: Files,  # as many
+    valid_src: Files | None = None,  # None: some sentences of `src` are set aside
+    valid_tgt: Files | None = None,
     src_lang: str | None = None,  # language codes, as "en" or "pt-BR"; None: not known
     tgt_lang: str | None = None,
 ) -> Corpus:  # without a test set
-    "Two or four aligned files of your own, read once to check them."
-    given = {"src": src, "tgt": tgt, "valid_src": valid_src, "valid_tgt": valid_tgt}
-    return _own_corpus(given, src_lang, tgt_lang)
+    "Aligned files of your own, read once to check them."
+    train, valid = (
+        {"src": src, "tgt": tgt},
+        {"valid_src": valid_src, "valid_tgt": valid_tgt},
+    )
+    return _own_corpus(train, valid, src_lang, tgt_lang)
 
 # %% ../../nbs/51a_corpus.ipynb #51aa0005
 def corpus_from_pairs(
-    pairs: str | Path,
-    valid_pairs: str | Path | None = None,  # None: some of `pairs` are set aside
+    pairs: Files,
+    valid_pairs: Files | None = None,  # None: some of `pairs` are set aside
     src_lang: str | None = None,  # as for `corpus_from_files`
     tgt_lang: str | None = None,
     columns: tuple[int, int] | None = None,  # of source and target, from 1; None: two
 ) -> Corpus:  # without a test set
-    "A file of pairs with a tab between source and target, read once to check it."
-    given = {"pairs": pairs, "valid_pairs": valid_pairs}
-    return _own_corpus(given, src_lang, tgt_lang, columns)
+    "Files of pairs with a tab between source and target, read once to check them."
+    train, valid = {"pairs": pairs}, {"valid_pairs": valid_pairs}
+    return _own_corpus(train, valid, src_lang, tgt_lang, columns)
 
 # %% ../../nbs/51a_corpus.ipynb #04687200
 def corpus_from_source(source: dict) -> Corpus:

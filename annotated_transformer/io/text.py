@@ -13,6 +13,8 @@ import io
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -320,11 +322,18 @@ def ready_streams() -> None:
 
 # %% ../../nbs/96a_text.ipynb #96a00006
 def typed_lines() -> Iterator[list[bytes]]:
-    "The lines that a user types, one by one, until Ctrl-D."
-    print("Type a sentence and press return; Ctrl-D leaves.", file=sys.stderr)
+    "The lines that a user types, one by one, until the end of the input."
+    leave = "Ctrl-Z and return leave" if os.name == "nt" else "Ctrl-D leaves"
+    print(f"Type a sentence and press return; {leave}.", file=sys.stderr)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline(MAX_LINE_BYTES + 1)
         if not line:
             return print(file=sys.stderr)
         yield [line]
+
+# %% ../../nbs/96a_text.ipynb #96a00021
+def shell_line(*words: object) -> str:
+    "A command of this program, quoted for the shell of this system."
+    join = subprocess.list2cmdline if os.name == "nt" else shlex.join
+    return join(["annotated-transformer", *map(str, words)])

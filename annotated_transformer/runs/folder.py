@@ -103,8 +103,8 @@ def check_new_run(path: Path) -> None:
     path = Path(path)
     if (path / "config.json").exists():
         raise UserError(
-            f"{path} already holds a run: continue it with --resume, choose "
-            "another --out, or remove it first"
+            f"{path} already holds a run: continue it with --resume (in Python "
+            "resume_run), choose another --out, or remove it first"
         )
     if not is_marked(path):
         check_new_folder(path)
@@ -319,6 +319,8 @@ def _begin(run: RunFolder, start: Path | None, start_run: Run | None) -> None:
         run.about["data"] = run.corpus.name
         for name in ("src_lang", "tgt_lang", "source"):
             run.about[name] = getattr(run.corpus, name)
+        if run.corpus.vocab is not None:
+            run.corpus.vocab.save(run.vocab)
     if start_run is not None:
         start_run.vocab.save(run.vocab)
         header = weights_metadata(run.recipe.model, "start")

@@ -58,8 +58,8 @@ _TITLES = {
 
 def _measured(values: dict[str, Any]) -> dict[str, float]:
     "What a validation pass has measured, by the names that people read."
-    names = values.keys() - {"step", "seconds"}
-    return {_TITLES.get(k, k): x for k, x in values.items() if k in names}
+    names = [k for k, x in values.items() if isinstance(x, float) and k != "seconds"]
+    return {_TITLES.get(k, k.removeprefix("valid_")): values[k] for k in names}
 
 
 def _progress_bar(max_steps: int, minutes: float | None, first_step: int) -> tqdm:
@@ -151,8 +151,9 @@ class RunLog:
             self.curves.close()
 
 # %% ../../nbs/97b_monitor.ipynb #9e552569
-# what else to measure: from model, vocabulary, held-out text and tokens at once
-ScoreFunction = Callable[[Transformer, Vocab, EncodedPairs, int], dict[str, float]]
+# what else to measure: from model, vocabulary, held-out text and tokens at once to
+# numbers, and words that say how they were computed
+ScoreFunction = Callable[[Transformer, Vocab, EncodedPairs, int], dict[str, Any]]
 
 
 class Validation:
@@ -226,7 +227,10 @@ def catch_signals() -> Iterator[Callable[[], str | None]]:
 class Interrupted(KeyboardInterrupt):
     "A run was stopped by a signal, after it had been saved."
 
-    def __init__(self, signal_name: str):  # one of `STOP_SIGNALS`
-        super().__init__(signal_name)
-        self.signal_name = signal_name
+    def __init__(self, signal_name: str, step: int, run: Path):
+        "`signal_name` is one of `STOP_SIGNALS`."
+        super().__init__(
+            f"{signal_name} at step {step}, saved; to continue: resume_run({str(run)!r})"
+        )
+        self.signal_name, self.step = signal_name, step
         self.exit_status = 128 + STOP_SIGNALS[signal_name]

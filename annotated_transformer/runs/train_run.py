@@ -7,7 +7,6 @@ __all__ = ['check_minutes', 'RunOptions', 'train_run', 'resume_run', 'prepare_ru
 
 # %% ../../nbs/97c_train_run.ipynb #55aa0004
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -26,6 +25,7 @@ from ..data.prepared import Prepared
 from ..engines.choose import FAST, Engines
 from ..engines.prefetch import prefetch
 from ..io.files import remove
+from ..io.text import shell_line
 from .checkpoint import (
     TrainState,
     Writer,
@@ -56,6 +56,7 @@ from .folder import (
 )
 from .monitor import (
     STOP_SIGNALS,
+    Interrupted,
     RunLog,
     ScoreFunction,
     Validation,
@@ -113,7 +114,7 @@ class RunOptions:
         check_minutes(self.minutes)
         if self.sharded and self.score:
             raise UserError(
-                "sharded (--shard) and score (--bleu) exclude each other, since a score "
+                "sharded (--shard) and score (--metric) exclude each other, since a score "
                 "needs the whole model on one device: leave one of them out"
             )
         if self.tensorboard:
@@ -236,17 +237,17 @@ def _asked_to_stop(
 def _less_memory(run: RunFolder, data: Prepared, device: torch.device) -> str:
     "What to do if a run is out of memory."
     n = 2 * run.recipe.train.accumulate
-    resume = f"--resume {shlex.quote(str(run.path))}"
+    resume = partial(shell_line, "train", "--resume", run.path)
     shortest = int(data.train.lengths().max(axis=1).min())
     if n * world_size() * shortest < 2 * run.recipe.train.batch_tokens:
         return (
-            "continue with smaller micro-batches, which leave the step as it is: "
-            f"annotated-transformer train {resume} accumulate={n}"
+            "continue with smaller micro-batches, which leave the step as it is, by "
+            f"resume_run in Python or {resume(f'accumulate={n}')}"
         )
     if device.type != "cpu":
         return (
-            "a micro-batch is one pair already; continue on the CPU: "
-            f"annotated-transformer train {resume} --device cpu"
+            "a micro-batch is one pair already; continue on the CPU, by resume_run in "
+            f"Python or {resume('--device', 'cpu')}"
         )
     return "a micro-batch is one pair already; train a smaller model, or lower max_len"
 
@@ -258,7 +259,7 @@ def _with_advice(
     "Errors of training in the block say what to do."
     settings = run.recipe.train
     try:
-        with memory_errors(device, _less_memory(run, data, device)):
+        with memory_errors(device, partial(_less_memory, run, data, device)):
             yield
     except NotFinite as e:
         other = f"warmup_steps={2 * settings.warmup_steps}"
@@ -341,7 +342,7 @@ def _final_line(measured: list[dict[str, Any]], which: str) -> str:
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0021
 def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
-    "Train a run from its newest checkpoint to its end; a signal ends it, and is saved."
+    "Train a run from its newest checkpoint to its end; a signal saves it and raises `Interrupted`."
     settings = run.recipe.train
     data = encode_text(run, options.quiet)
     _announce(run, data, device, options)
@@ -397,6 +398,8 @@ def _train(run: RunFolder, device: torch.device, options: RunOptions) -> None:
             _save(run, state, objective.model, optimizer, write)
         write.wait()
         _conclude(run, state, validation, str(reason), log)
+    if reason in STOP_SIGNALS:
+        raise Interrupted(str(reason), state.step, run.path)
 
 
 def _open_and_train(

@@ -35,9 +35,7 @@ from ..runs.folder import (
     FORMAT,
     RUN_FILES,
     check_new_run,
-    read_config,
 )
-from ..runs.monitor import STOP_SIGNALS, Interrupted
 from ..runs.settings import Recipe, get_recipe
 from ..runs.train_run import train_run
 from .explorer import write_attention_page
@@ -139,9 +137,6 @@ def _make_demo(
     started = time.perf_counter()
     train_run(load_corpus("builtin"), recipe or get_recipe("tiny"), new)
     seconds = time.perf_counter() - started
-    stopped = read_config(new)[1]["stopped"]
-    if stopped in STOP_SIGNALS:
-        raise Interrupted(stopped)
     save_learning_curve(new)
     translator = load(new)
     numbers, examples = _measure_demo(translator, n_sentences, n_drawn)

@@ -47,7 +47,9 @@ class OutOfMemory(UserError):
 
 
 @contextmanager
-def memory_errors(device: torch.device, advice: str) -> Iterator[None]:
+def memory_errors(
+    device: torch.device, advice: str | Callable[[], str]
+) -> Iterator[None]:
     "Turn an allocation that fails into `OutOfMemory`: one line, with this advice."
     try:
         yield
@@ -55,7 +57,8 @@ def memory_errors(device: torch.device, advice: str) -> Iterator[None]:
         # PyTorch's words for GPUs and for the CPU
         signs = "out of memory", "can't allocate memory"
         if isinstance(e, MemoryError) or any(sign in str(e) for sign in signs):
-            raise OutOfMemory(f"out of memory on {device}: {advice}") from None
+            what = advice() if callable(advice) else advice
+            raise OutOfMemory(f"out of memory on {device}: {what}") from None
         raise
 
 # %% ../../nbs/52_train.ipynb #a97436bd

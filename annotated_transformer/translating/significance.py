@@ -8,14 +8,15 @@ __all__ = ['compare', 'score_systems']
 # %% ../../nbs/61d_significance.ipynb #61d00004
 from typing import NamedTuple
 
-from sacrebleu.metrics import BLEU
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
 from .evaluate import (
+    References,
     Score,
-    check_aligned,
     corpus_score,
+    metric_for,
+    reference_lists,
     results_of,
     score_of,
 )
@@ -38,19 +39,18 @@ class _Comparison(NamedTuple):
 # %% ../../nbs/61d_significance.ipynb #aeea14f4
 def compare(
     systems: dict[str, list[str]],  # translations; each is compared with the first
-    references: list[str],
+    references: References,  # one for each line, or several lists of them
     metric: Metric | None = None,  # None = BLEU
 ) -> list[_Comparison]:
     """Approximate randomisation by sacreBLEU, with p ≥ 2^(1 − sentences that differ).
 
     Riezler and Maxwell (2005) describe it, and Koehn (2004) the intervals.
     """
-    for outputs in systems.values():
-        check_aligned(outputs, references)
+    lists = [reference_lists(outputs, references) for outputs in systems.values()]
     paired = PairedTest(
         list(systems.items()),
-        {"": metric or BLEU()},
-        [references],
+        {"": metric or metric_for("bleu", references)},
+        lists[0],
         "ar",
         n_ar_confidence=1000,
     )
@@ -72,7 +72,7 @@ def compare(
 # %% ../../nbs/61d_significance.ipynb #61ca0001
 def score_systems(
     systems: dict[str, list[str]],  # translations by the system's name
-    references: list[str],
+    references: References,
     metric: Metric,
     n_bootstrap: int = 0,  # as for `corpus_score`, of one system
 ) -> list[Score] | list[_Comparison]:
