@@ -122,8 +122,13 @@ const search = (() => {
 addEventListener("DOMContentLoaded", () => {
   if (!window.fuseSearch) return;
   let entries;
-  window.readSearchData = () => entries ??= fetch(offsetURL("search.json")).then(answer => answer.json());
-  window.fuseSearch = (query, all, {limit}) => search.rank(query, all).slice(0, limit).map(({title, section, href, text, crumbs}) => {
+  // null where no file can be read, as from a page that was opened from a folder
+  window.readSearchData = () => entries ??= fetch(offsetURL("search.json")).then(answer => answer.json()).catch(() => null);
+  const NO_ENTRIES = {
+    title: "The search needs a web server", section: "", href: "", crumbs: [],
+    text: "A page that was opened from a folder can read no other file. In that folder: python -m http.server, then open http://localhost:8000",
+  };
+  window.fuseSearch = (query, all, {limit}) => !all ? [NO_ENTRIES] : search.rank(query, all).slice(0, limit).map(({title, section, href, text, crumbs}) => {
     const [page, place] = href.split("#"), found = search.part(query, text);
     const address = `${page}?q=${encodeURIComponent(found || query)}${place ? "#" + place : ""}`;
     return {title, section, href: address, text: search.excerpt(found, text), crumbs};

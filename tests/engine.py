@@ -17,7 +17,7 @@ from annotated_transformer.model.transformer import Transformer, build_transform
 from annotated_transformer.runs.folder import Run
 
 PAGES = Path(__file__).resolve().parent.parent / "annotated_transformer/show/pages"
-FILES = ("weights.js", "tokenizer.js", "transformer.js")
+FILES = ("weights.js", "tokenizer.js", "sentences.js", "transformer.js")
 
 # Tensors leave the page in base64: as JSON they would be four times as long.
 HELPERS = """

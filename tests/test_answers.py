@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch import nn
 
 from annotated_transformer.io.files import read_record
 from annotated_transformer.training.optimizer import inverse_sqrt_schedule
+from annotated_transformer.translating.load import load
 
 
 def code_with(words: str) -> str:
@@ -44,6 +46,22 @@ def test_cached_attention():
     steps = [space["cached_attention"](attn, x[:, [t]], cache) for t in range(6)]
     assert torch.allclose(torch.cat(steps, dim=1), expected, atol=1e-5)
     assert cache["k"].shape == (2, 4, 6, 4)
+
+
+def test_placeholders():
+    "A placeholder comes back once, or an error says that it does not."
+    space: dict = {}
+    exec(code_with("def translate_with_placeholders"), space)
+    translate, tatoeba = space["translate_with_placeholders"], load("tatoeba")
+    for text in ("Hello {user_id}, how are you?", "{a} loves {b}. {a} is happy."):
+        found = translate(tatoeba, text)
+        assert sorted(re.findall(r"\{\w+\}", found)) == sorted(
+            re.findall(r"\{\w+\}", text)
+        )
+        assert not re.search("Tom|Mar", found)
+    forgetful = SimpleNamespace(translate=lambda text, split: "Hallo!")
+    with pytest.raises(ValueError, match="{b} is lost in 'Hallo!'"):
+        translate(forgetful, "{b} sleeps.")
 
 
 def test_decode_step():

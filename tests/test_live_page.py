@@ -24,6 +24,7 @@ from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.checkpoint import read_tensors, unpack_weights
 from annotated_transformer.runs.folder import PRETRAINED, load_run, pretrained_run
 from annotated_transformer.show import live
+from annotated_transformer.show.explorer import write_attention_page
 from annotated_transformer.show.heads import (
     antecedent_attention,
     following_head,
@@ -50,9 +51,18 @@ def odd_url(pretrained, tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("odd") / "live.html"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(live, "_training_text", lambda run: None)  # takes seconds
-        run = pretrained._replace(model=model, recipe=recipe)
+        # of the form of a language code, but no code for a browser
+        about = pretrained.about | {"src_lang": "en-ab-cd"}
+        run = pretrained._replace(model=model, recipe=recipe, about=about)
         path.write_text(live.live_page(run), "utf-8")
     return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def pages(live_page, tmp_path_factory) -> dict[str, str]:
+    path = tmp_path_factory.mktemp("attention") / "attention.html"
+    write_attention_page(load("demo"), [TIRED], path)
+    return {"live": live_page.as_uri(), "attention": path.as_uri()}
 
 
 @pytest.fixture
@@ -304,7 +314,8 @@ ODD = {
     f"{HELD_OUT[0].en} {HELD_OUT[1].en}": "",
     "The zebra quickly ate the unicorn.": "“zebra”, “quickly”, “unicorn”",
     "</script><script>bad()</script>": "“<”, “/”, “>”, “(”, “)” did not occur",
-    "\ufffd \u2028 9\u0301": "did not occur",
+    "a \ufffd \u2028 9\u0301": "did not occur",
+    "42": "No letter in it",
     "the animal": "ends with a word like “animal”",
     "My brother's donkey didn't sleep, did it?": "like “didn't sleep” next to each",
     "Sleeps the dog.": "begins with a word like “sleeps”",
@@ -354,7 +365,7 @@ def test_sentences_of_the_corpus_get_no_remark_and_our_translation(page):
 def test_several_sentences(page):
     "All are translated, and one is shown: a button chooses, and the address keeps it."
     text = "The dog sleeps. My cat saw the house.  Why does he sing?"
-    wanted = load("demo").translate(text.replace("  ", " "), split=True)
+    wanted = load("demo").translate(text, split=True)
     type_sentence(page, text)
     assert shown(page, "result") == wanted and wanted.count(".") == 2
     click(page, "#parts button", 1)
@@ -365,8 +376,42 @@ def test_several_sentences(page):
     assert shown(page, "source").startswith("My") and shown(page, "result") == wanted
     type_sentence(page, "The dog sleeps.")
     assert page.ask("byId('parts').hidden") and shown(page, "source").startswith("The")
-    found = page.ask("sentencesOf('Mr. B. Smith came! It was I. He left.')")
-    assert found == ["Mr. B. Smith came!", "It was I.", "He left."]
+    found = page.ask(
+        "sentencesOf('Mr. B. Smith came! It was I.\\n\\n42 ').map(Object.values)"
+    )
+    assert found == [["Mr. B. Smith came!", ""], ["It was I.", " "], ["42", "\n\n"]]
+
+
+def test_the_translation_can_be_copied(page):
+    "From the clipboard; where the browser has none, it is selected."
+    page.ask("navigator.clipboard.writeText = async text => { copied = text; }")
+    click(page, "#copy")
+    settle(page)
+    assert page.ask("copied") == shown(page, "result") == ES
+    assert shown(page, "copied-text") == "Copied."
+    page.ask("navigator.clipboard.writeText = async () => { throw Error(); }")
+    click(page, "#copy")
+    settle(page)
+    assert "is selected" in shown(page, "copied-text")
+    assert page.ask("String(getSelection())") == ES
+
+
+@pytest.mark.parametrize("name", ["live", "attention"])
+def test_a_browser_that_lacks_something_is_told_so(offline, pages, name):
+    "One line; a mistake after the page has begun is none of the browser's."
+    for script, is_hidden in (("delete Object.hasOwn", False), ("1", True)):
+        call = offline.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+        open_page(offline, pages[name])
+        offline.call("Page.removeScriptToEvaluateOnNewDocument", **call)
+        offline.ask("setTimeout(() => { throw Error(); })")
+        settle(offline)
+        assert offline.ask("document.getElementById('old').hidden") == is_hidden
+
+
+def test_a_printed_page_keeps_its_bars(page):
+    "Which are backgrounds, and browsers leave those out unless a page says otherwise."
+    adjust = "getComputedStyle(document.querySelector('.bar')).printColorAdjust"
+    assert page.ask(adjust) == "exact"
 
 
 # ---- moments of training

@@ -70,8 +70,19 @@ ORDINARY = [
     ("ﾃｽﾄ is a word.", "テスト is a word."),
 ]  # fmt: skip
 ODD, PLAIN = zip(*ORDINARY)
+# ends a text in C, so the tables of the exports cannot have it
+NUL = ["\0Where is\0 the\0 sta\0tion?\0", "\0Where is\0 the station?\0\n"]
 AS_IT_IS = ["-", "...", "12", "3.50 €", "♪ ♫", "00:01:05,100 --> 00:01:07,900", "👍"]
-NOTHING = ["", " ", "\u200b", "\ufeff\u00ad\u200e", "\u00a0\t\u3000", "\n"]
+NOTHING = [
+    "",
+    "\0",
+    "\0 \0\n",
+    " ",
+    "\u200b",
+    "\ufeff\u00ad\u200e",
+    "\u00a0\t\u3000",
+    "\n",
+]
 
 
 def by_ours(folder: Path, texts: list[str]) -> list[str]:
@@ -95,6 +106,13 @@ def test_as_the_plain_form(tmp_path, by):
     assert "" not in found and "\ufffd" not in "".join(found)
 
 
+def test_nul():
+    "From a string and from a file, in which nothing else looks like UTF-16."
+    tatoeba = load(TATOEBA)
+    assert tatoeba.translate(NUL) == [tatoeba.translate("Where is the station?")] * 2
+    assert tatoeba.vocab.encode_many(NUL) == [*map(tatoeba.vocab.encode, NUL)]
+
+
 def test_nothing_to_translate():
     tatoeba = load(TATOEBA)
     assert tatoeba.translate(NOTHING) == [""] * len(NOTHING)
@@ -109,6 +127,13 @@ def test_in_the_live_page(browser: Browser, tmp_path):
     "Each as the package translates the plain form."
     live.write_live_page(TATOEBA, tmp_path / "live.html")
     browser.open((tmp_path / "live.html").as_uri())
-    found = browser.ask(f"""{json.dumps(ODD)}.map(text =>
-        textOf(generatedIds(searchTranslation(text, SWITCHES))))""")
-    assert found == load(TATOEBA).translate(PLAIN)
+    translate = "textOf(generatedIds(searchTranslation({}, SWITCHES)))"
+    found = [browser.ask(translate.format(json.dumps(text))) for text in [*ODD, *NUL]]
+    assert found == load(TATOEBA).translate([*PLAIN, *NUL])
+    several = "Good morning.  How are you?\n42\n— Yes.“ “No.” ..."
+    for text in [*AS_IT_IS, several]:
+        browser.ask(f"submit({json.dumps(text)})")
+        found = browser.ask("byId('result').textContent")
+        assert found == load(TATOEBA).translate(text, split=True)
+        kept = browser.ask("byId('message').textContent").startswith("No letter")
+        assert kept == (text != several)

@@ -270,6 +270,18 @@ def entries_of_notebooks() -> list[dict]:
     return found
 
 
+def test_search_in_a_folder_says_that_it_needs_a_server(offline, tmp_path):
+    stubs = "<script>fuseSearch = 1; offsetURL = path => path</script>"
+    page = BARE + stubs + "<script src=search.js></script>"
+    (tmp_path / "t.html").write_text(page)
+    shutil.copy(ROOT / "nbs/search.js", tmp_path)
+    (tmp_path / "search.json").write_text("[]")
+    offline.open((tmp_path / "t.html").as_uri())
+    ask = "readSearchData().then(found => fuseSearch('mask', found, {limit: 50}))"
+    (hit,) = offline.ask(ask)
+    assert "needs a web server" in hit["title"] and "http.server" in hit["text"]
+
+
 def test_search_finds_what_readers_missed(browser, tmp_path):
     "On the text of today's pages: a pasted message finds itself, and a question its answer."
     (tmp_path / "t.html").write_text(BARE + "<script src=search.js></script>")

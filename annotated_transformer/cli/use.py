@@ -97,8 +97,9 @@ def _constrain(translator: Any, prefix: str | None, max_len: int | None) -> None
 # %% ../../nbs/94b_cli_use.ipynb #95ab0011
 def _write_translations(translations: list, n_best: int, scores: bool) -> None:
     "Write the translations of a line: `n_best` lines, empty where there are fewer."
-    for text, score in (translations + n_best * [("", 0.0)])[:n_best]:
-        sys.stdout.write(f"{score:.4f}\t{text}\n" if scores else f"{text}\n")
+    for text, score in (translations + n_best * [("", None)])[:n_best]:
+        shown = "" if score is None else f"{score:.4f}"
+        sys.stdout.write(f"{shown}\t{text}\n" if scores else f"{text}\n")
     sys.stdout.flush()
 
 # %% ../../nbs/94b_cli_use.ipynb #95ab0012

@@ -191,7 +191,9 @@ def _warnings(
             found.append(
                 f"many lines of the {name} are numbers or signs: is it the right column?"
             )
-        if len({text[:12] for text in texts}) < 0.1 * len(texts):
+        # behind the first word, which may be a tag of the target language
+        beginnings = {text.strip().split(" ", 1)[-1][:12] for text in texts}
+        if len(beginnings) < 0.1 * len(texts):
             found.append(f"nearly all of the {name} is alike: is it the right column?")
         if _share(texts, r" [.,] |&(\w+|#\d+);|@@ |▁") > 0.2:
             found.append(

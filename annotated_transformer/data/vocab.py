@@ -23,7 +23,7 @@ from ..io.files import read_file, write_file
 # %% ../../nbs/51b_vocab.ipynb #897fc45f
 SPACE = "\u2581"  # SentencePiece's sign for a space
 _INVISIBLE = (
-    "1-1F 7F-9F AD 34F 61C 115F-1160 180B-180E 200B-200F 202A-202E 2060-206F "
+    "0-1F 7F-9F AD 34F 61C 115F-1160 180B-180E 200B-200F 202A-202E 2060-206F "
     "3164 FE00-FE0F FEFF FFA0 E0000-E007F"
 )
 _SIGNS = {
@@ -37,7 +37,7 @@ _SIGNS = {
 
 
 def _characters(ranges: str) -> list[str]:
-    "The characters of ranges such as 1-1F."
+    "The characters of ranges such as 0-1F."
     ends = [(part + "-" + part).split("-")[:2] for part in ranges.split()]
     return [chr(i) for a, b in ends for i in range(int(a, 16), int(b, 16) + 1)]
 
@@ -106,10 +106,11 @@ class Vocab:
 
     def encode(self, text: str) -> list[int]:
         "Token ids of a sentence, without BOS and EOS; none if nothing is visible."
-        return self.pieces.encode(text)
+        return self.pieces.encode(text.replace("\0", ""))
 
     def encode_many(self, texts: list[str], n_threads: int = -1) -> list[list[int]]:
         "Token ids of many sentences; by default with one thread per core."
+        texts = [text.replace("\0", "") for text in texts]
         return self.pieces.encode(texts, num_threads=n_threads)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -276,6 +276,10 @@ def search_with(beam_size: int = 4, alpha: float = 0.6, n_best: int = 1) -> Call
         batched_beam_search, beam_size=beam_size, n_best=n_best, penalty=penalty
     )
 
+# %% ../../nbs/90f_batched_search.ipynb #90e00032
+class Samples(list[Hypothesis]):
+    "Hypotheses of a sentence that were drawn independently, in the order drawn."
+
 # %% ../../nbs/90f_batched_search.ipynb #90e00031
 def sample_with(
     temperature: float = 1.0, top_p: float = 1.0, seed: int = 0, n_best: int = 1
@@ -299,7 +303,7 @@ def sample_with(
         rows = torch.arange(len(max_lens), device=device).repeat_interleave(n_best)
         state, limits = _select_rows(state, rows), max_lens[rows]
         drawn = generate(step, state, bos_id, eos_id, limits, choose)
-        found: list[list[Hypothesis]] = [[] for _ in max_lens]
+        found: list[list[Hypothesis]] = [Samples() for _ in max_lens]
         for row, (one,) in zip(rows.tolist(), drawn):
             found[row].append(one)
         return found

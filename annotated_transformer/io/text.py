@@ -89,7 +89,11 @@ def _kind(head: bytes) -> str | None:
     for start, kind in _KINDS.items():
         if head.startswith(start):
             return kind
-    return "UTF-16 or no text: save it as UTF-8" if b"\0" in head else None
+    # in UTF-16 every second byte of most languages is below 32; a NUL alone is harmless
+    n_control = sum(byte < 32 and byte != 10 for byte in head) if b"\0" in head else 0
+    return (
+        "UTF-16 or no text: save it as UTF-8" if n_control > 0.45 * len(head) else None
+    )
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from ..runs.folder import (
 )
 from .explorer import fill_page, json_in_html, write_page
 from .heads import opening_head
-from ..translating.translate import ABBREVIATIONS
+from ..translating.translate import SENTENCE_PATTERNS
 
 # %% ../../nbs/81_live.ipynb #81000010
 MAX_PARAMETERS = 5_000_000
@@ -252,7 +252,7 @@ def live_page(
         "case_variants": run.about.get("case_variants", False),
         "opening": opening_head(run.model, run.vocab, examples[0]),
         "examples": examples,
-        "abbreviations": sorted(ABBREVIATIONS),
+        "sentences": SENTENCE_PATTERNS,
         "src_lang": run.about.get("src_lang"),
         "tgt_lang": run.about.get("tgt_lang"),
         "label_smoothing": run.recipe.train.label_smoothing,

@@ -6,18 +6,20 @@
 __all__ = ['Translation', 'Part', 'Translator', 'translate_stream']
 
 # %% ../../nbs/61b_translate.ipynb #61b00004
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from heapq import nlargest
+from itertools import product
 from typing import BinaryIO, NamedTuple, overload
 
 import numpy as np
+import regex
 import torch
 
 from .. import UserError
 from ..data.batch import bucket_by_length, pad_ids
 from ..data.vocab import SPACE, Vocab
-from ..engines.batched_search import batched_beam_search
+from ..engines.batched_search import Samples, batched_beam_search
 from ..engines.choose import FAST
 from ..io.text import MAX_LINE_BYTES, decode_lines, line_end
 from ..model.decode import Hypothesis
@@ -25,36 +27,75 @@ from ..model.transformer import Transformer
 from ..training.train import memory_errors
 
 # %% ../../nbs/61b_translate.ipynb #5e47e001
-ABBREVIATIONS = set(
-    "Mr Mrs Ms Dr Prof St Sr Jr vs etc e.g i.e approx No Gen Col Inc Ltd "
-    "bzw usw ca Nr Hr Fr z.B d.h u.a Str evtl ggf inkl Mio Mrd M Mme Mlle".split()
+_STOPS = ".․﹒．!?…"
+_CLOSING = r"""["'\p{Pe}\p{Pf}\p{Pi}]*"""
+_SPACE = r"\p{White_Space}"
+_NO_SPACES = r"[\p{Script=Han}\p{Script=Hangul}\p{Script=Hiragana}\p{Script=Katakana}]"
+_END = (
+    # a stop and a space; in Greek a semicolon is a question mark
+    rf"(?:[{_STOPS}]|(?<=\p{{Script=Greek}}\p{{M}}*)[;\u037e]){_CLOSING}{_SPACE}+"
+    # a mark that is nothing else; a space may follow
+    rf"|(?![{_STOPS}])\p{{Sentence_Terminal}}[\p{{Sentence_Terminal}}…]*"
+    rf"(?:{_CLOSING}{_SPACE}+|[\p{{Pe}}\p{{Pf}}]*)"
+    rf"|(?<={_NO_SPACES})[.．!?]+(?={_NO_SPACES})"
+    # the space is missing before a word that begins with a capital
+    rf"|(?<=\p{{L}}\p{{Ll}})[.!?]+(?=\p{{Lu}}\p{{Ll}}*(?:['’]\p{{Ll}}+)?[.,!?]*(?:{_SPACE}|$))"
+    rf"|[\r\n]{_SPACE}*"
 )
-_END = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*|[\r\n]\s*""")
+
+# %% ../../nbs/61b_translate.ipynb #5e47e00b
+_TITLES = (
+    "Mr Mrs Ms Dr Prof St Rev Gen Col Capt Lt Sgt Hr Fr Mme Mlle Sra Srta Ph vs approx "
+    "e.g i.e z.B d.h u.a bzw ca evtl ggf inkl Mio Mrd"
+)
+_BEFORE_NUMBERS = "No no Nr Art Fig Vol Str pp"
+_OPENERS = (
+    "A An The This That These Those There Here It He She We They You I My His Her Our "
+    "Their And But So If When Then Now In On At Yes No What Who Why How Where Das Der "
+    "Die Ein Eine Er Es Sie Wir Ihr Ich Du Und Aber Dann Im Am Ja Nein Was Wer Wie Wo "
+    "Il Elle Je Nous Vous"
+)
 
 
-def _ends_sentence(before: str, mark: str, after: str, is_lower: bool) -> bool:
-    "Whether a sentence ends with this mark; `is_lower` = the text has no capitals."
-    if mark[0] not in ".!?…":
-        return True
-    if after.islower() and not is_lower:
-        return False
-    word = before.split()[-1].lstrip("\"'“„«([").rstrip(".") if before.split() else ""
-    short = word in ABBREVIATIONS or re.fullmatch(r"\d{1,2}|(\w\.)*[^\W\dI]", word)
-    return not (short and mark[0] == ".")
+def _any_of(words: str) -> str:
+    "A pattern of one of these words."
+    return "(?:" + "|".join(map(regex.escape, words.split())) + ")"
 
 
+_WORD = r"""(?<=^|[\p{White_Space}"'’\p{Ps}\p{Pi}-])"""  # a word begins here
+_GAP = r"[\p{Zs}\t]*"  # no line break
+# the text up to a mark with the space behind it, and what follows
+_NO_END = [
+    (rf"[{_STOPS};\u037e]{_CLOSING}{_GAP}", r"(?!\p{Script=Georgian})\p{Ll}"),
+    (rf"{_WORD}{_any_of(_TITLES)}\.{_GAP}", ""),
+    (rf"{_WORD}{_any_of(_BEFORE_NUMBERS)}\.{_GAP}", r"\p{Nd}"),
+    (
+        rf"{_WORD}(?:Sr|\p{{Nd}}{{1,2}}|(?:\p{{Lu}}\.)*(?!I\.)\p{{Lu}}|\p{{Ll}})\.{_GAP}",
+        rf"(?!{_any_of(_OPENERS)}(?![\p{{L}}.]))",
+    ),
+]
+
+# %% ../../nbs/61b_translate.ipynb #5e47e00d
 def sentences(text: str) -> list[tuple[str, str]]:
     "The sentences of a text, each with the white space that follows it."
-    found, start, is_lower = [], 0, text == text.lower()
-    for end in _END.finditer(text):
+    found, start = [], 0
+    rules = [(regex.compile(rf"(?:{a})\Z"), regex.compile(b)) for a, b in _NO_END]
+    if not regex.search(r"\p{Lu}", text):
+        del rules[0]
+    for end in regex.finditer(_END, text):
         # a line may have millions of marks: only what is next to each is copied
-        before = text[max(start, end.start() - 40) : end.start()]
-        after = text[end.end() : end.end() + 1]
-        if after and _ends_sentence(before, end[0], after, is_lower):
+        before = text[max(start, end.start() - 40) : end.end()]
+        after = text[end.end() : end.end() + 40]
+        if after and not any(a.search(before) and b.match(after) for a, b in rules):
             sentence = text[start : end.end()].rstrip()
             found.append((sentence, text[start + len(sentence) : end.end()]))
             start = end.end()
     return [*found, (text[start:].rstrip(), "")]
+
+# %% ../../nbs/61b_translate.ipynb #61b0001a
+_TAG = rf"{_SPACE}*(?:>>[\w-]+<<|(?:<2[\w-]+>|__[a-z]{{2,3}}__)(?={_SPACE}))"
+# of the live page, which applies them in the same way
+SENTENCE_PATTERNS = {"end": _END, "no_end": _NO_END, "tag": _TAG}
 
 # %% ../../nbs/61b_translate.ipynb #bdc0828a
 class Translation(NamedTuple):
@@ -99,12 +140,20 @@ def _join(
         return [one._replace(text=one.text + part.gap) for one in before]
     texts = [vocab.decode(hypothesis.ids) for hypothesis in hypotheses]
     texts = [text.replace("\r", " ").replace("\n", " ") for text in texts]
-    scores = [hypothesis.score for hypothesis in hypotheses]
+    new = list(map(Translation, texts, (hypothesis.score for hypothesis in hypotheses)))
     if not before:
-        return [Translation(part.gap + x, score) for x, score in zip(texts, scores)]
+        return [one._replace(text=part.gap + one.text) for one in new]
+    if isinstance(hypotheses, Samples):
+        pairs = list(zip(before, new))
+    else:
+        n, score = (
+            max(len(before), len(new)),
+            lambda pair: pair[0].score + pair[1].score,
+        )
+        pairs = nlargest(n, product(before, new), key=score)
     return [
-        Translation(one.text + part.gap + text, one.score + score)
-        for one, text, score in zip(before, texts, scores)
+        Translation(one.text + part.gap + other.text, one.score + other.score)
+        for one, other in pairs
     ]
 
 # %% ../../nbs/61b_translate.ipynb #cda78bbc
@@ -152,39 +201,47 @@ class Translator:
         self.max_tokens = max_tokens
         self.extra_tokens = extra_tokens
 
-    def _part_starts(self, tokens: list[str]) -> list[int]:
-        "Where each part of a line begins: at a word if possible, else at a character."
-        starts = [0]
-        while len(tokens) - starts[-1] > self.max_tokens:
+    def _part_starts(self, tokens: list[str], n_tag: int = 0) -> list[int]:
+        """Where each part of a line begins: at a word if possible, else at a character.
+
+        `n_tag` tokens precede each part.
+        """
+        starts, longest = [0], max(4, self.max_tokens - n_tag)
+        while len(tokens) - starts[-1] > longest:
             # the longest part first
-            reach = range(starts[-1] + self.max_tokens, starts[-1], -1)
+            reach = range(starts[-1] + longest, starts[-1], -1)
             words = (i for i in reach if tokens[i].startswith(SPACE))
             characters = (
-                i for i in reach if not re.fullmatch("<0x[89AB].>", tokens[i])
+                i for i in reach if not regex.fullmatch("<0x[89AB].>", tokens[i])
             )
             starts.append(next(words, None) or next(characters))
         return starts
 
-    def split(self, sentence: str) -> list[list[int]]:
+    def split(self, sentence: str, tag: str = "") -> list[list[int]]:
         """The ids of a sentence, divided into pieces of at most `max_tokens`.
 
-        Most sentences have one piece, and one without a token has none.
+        Most sentences have one piece, and one without a token has none. Each piece
+        begins with the tokens of `tag`.
         """
-        ids = self.vocab.encode(sentence.strip())
+        ids, before = map(self.vocab.encode, (sentence.strip(), tag.strip()))
         if not ids:
             return []
-        starts = self._part_starts(self.vocab.tokens(ids))
-        return [ids[start:end] for start, end in zip(starts, [*starts[1:], None])]
+        starts = self._part_starts(self.vocab.tokens(ids), len(before))
+        ends = [*starts[1:], None]
+        return [before + ids[start:end] for start, end in zip(starts, ends)]
 
     def parts(self, text: str, split: bool = False) -> list[Part]:
         """The parts of a text; with `split` each sentence is one at least.
 
-        What has no letter, such as a number, is kept as it is, in the gap.
+        What has no letter, such as a number, is kept as it is, in the gap. A tag of the
+        target language is repeated before each part.
         """
-        lines = sentences if split else re.compile(r"([^\r\n]+)([\r\n]*)").findall
+        lines = sentences if split else regex.compile(r"([^\r\n]+)([\r\n]*)").findall
+        found = regex.match(_TAG, text)
+        tag = found[0] if found else ""
         parts, gap = list[Part](), ""
-        for sentence, after in lines(text):
-            pieces = self.split(sentence)
+        for sentence, after in lines(text[len(tag) :]):
+            pieces = self.split(sentence, tag)
             if pieces and not any(map(str.isalpha, sentence)):
                 gap += sentence.strip()
                 pieces = []

@@ -251,3 +251,4 @@ followTheme(() => {
   drawHeatmaps();
   updateHeads();
 });
+onerror = null;  // the page has begun: this browser has what it needs

@@ -63,16 +63,24 @@ byId("beam").addEventListener("input", () => {
   change({beam: +byId("beam").value, seed: 0});
 });
 
+async function copyText(text, status, failed) {
+  try {
+    await navigator.clipboard.writeText(text);
+    byId(status).textContent = say("copied");
+  } catch {
+    byId(status).textContent = failed;
+  }
+}
+
 // The browser's own answer, going to the address, would compute the state again.
-byId("link").addEventListener("click", async event => {
+byId("link").addEventListener("click", event => {
   if (location.protocol === "about:") return;
   event.preventDefault();
-  try {
-    await navigator.clipboard.writeText(byId("link").href);
-    byId("copied").textContent = say("link.copied");
-  } catch {
-    byId("copied").textContent = say("link.failed");
-  }
+  copyText(byId("link").href, "copied", say("link.failed"));
+});
+byId("copy").addEventListener("click", () => {
+  getSelection().selectAllChildren(byId("result"));
+  copyText(byId("result").textContent, "copied-text", say("copy.failed"));
 });
 
 // The page opens at the German pronoun for “it”, in the head that attends most to its
@@ -99,3 +107,4 @@ keepRoomFor(byId("effect"));
 addEventListener("hashchange", start);
 start();
 followTheme(draw);
+onerror = null;  // the page has begun: this browser has what it needs

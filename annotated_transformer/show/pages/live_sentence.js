@@ -75,7 +75,7 @@ function isInOtherCase(text, words) {
 
 function remarkOn(typed) {
   const text = vocab.normalize(typed);
-  const sentences = sentencesOf(text);
+  const sentences = sentencesOf(text).map(part => part.text);
   const nTokens = Math.max(...sentences.map(each => vocab.encode(each).length));
   const words = wordsOf(text);
   const isByte = id => id >= vocab.firstByteId && id < vocab.firstPieceId;
@@ -85,6 +85,9 @@ function remarkOn(typed) {
   const unknown = [...new Set(about.words ? words.filter(isNew) : [])];
   if (!text.trim()) {
     return say("remark.empty");
+  }
+  if (!hasLetter(text)) {
+    return say("remark.kept");
   }
   if (nTokens > MAX_TOKENS) {
     return say("remark.long", {n: nTokens, max: MAX_TOKENS});
@@ -132,6 +135,7 @@ function presetButton(text) {
 const translations = new Map();
 
 function translationOf(text) {
+  if (!hasLetter(text)) return text;
   const {moment, off, headsOff, temperature, topK, topP, beam, seed} = state;
   const key = JSON.stringify(
     [text, moment, off, headsOff, temperature, topK, topP, beam, seed]);
@@ -155,17 +159,20 @@ function partButton(textContent, i) {
 // --- The translation, token by token
 
 function drawSentence() {
-  const {ids, step, srcIds, texts, part} = run;
-  const text = vocab.decode(ids.slice(0, step));
-  const rest = vocab.decode(ids).slice(text.length);
-  const others = (from, to) => texts.slice(from, to).map(translationOf);
-  const [before, after] = [others(0, part), others(part + 1)].map(each => each.join(" "));
+  const {ids, step, srcIds, parts, part} = run;
+  const isKept = !hasLetter(run.text);
+  const text = isKept ? run.text : vocab.decode(ids.slice(0, step));
+  const rest = isKept ? "" : vocab.decode(ids).slice(text.length);
+  const others = (from, to) => parts.slice(from, to).map(
+    ({text, gap}) => gap + translationOf(text)).join("");
+  const before = others(0, part) + parts[part].gap;
   byId("result").replaceChildren(
-    ...before ? [`${before} `] : [], text || textOf(ids),
-    element("span", {textContent: rest, ariaHidden: "true"}),
-    ...after ? [` ${after}`] : []);
-  byId("parts").hidden = texts.length === 1;
-  byId("parts").replaceChildren(...texts.length > 1 ? texts.map(partButton) : []);
+    ...before ? [before] : [], text || textOf(ids),
+    element("span", {textContent: rest, ariaHidden: "true"}), others(part + 1));
+  byId("copied-text").textContent = "";
+  byId("parts").hidden = parts.length === 1;
+  byId("parts").replaceChildren(
+    ...parts.length > 1 ? parts.map(({text}, i) => partButton(text, i)) : []);
   byId("source").replaceChildren(...shownTokens(srcIds).map((textContent, i) =>
     element("li", {textContent, title: say("source.id", {id: srcIds[i]})})));
   byId("translation").replaceChildren(...shownTokens(ids).map(generatedToken));

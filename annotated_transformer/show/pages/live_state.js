@@ -110,26 +110,7 @@ const PLAIN = {temperature: START.temperature, seed: START.seed};
 const isPlain = () =>
   !isChanged() && Object.keys(PLAIN).every(key => state[key] === PLAIN[key]);
 
-// The sentences of a text, each translated alone. The browser knows no abbreviations;
-// these are the package's.
-const segmenter = new Intl.Segmenter(about.src_lang ?? [], {granularity: "sentence"});
-
-function endsInAbbreviation(text) {
-  const [, word] = /(\S+)\.\s*$/u.exec(text) ?? [];
-  const bare = word?.replace(/^["'“„«([]+/u, "");
-  return about.abbreviations.includes(bare)
-    || /^(\d{1,2}|(\p{L}\.)*(?!I$)\p{L})$/u.test(bare ?? "");
-}
-
-function sentencesOf(text) {
-  const found = [""];
-  for (const {segment} of segmenter.segment(text)) {
-    if (!found.at(-1) || endsInAbbreviation(found.at(-1))) found.push(found.pop() + segment);
-    else found.push(segment);
-  }
-  const sentences = found.map(sentence => sentence.trim());
-  return sentences.filter((sentence, i) => i === 0 || vocab.encode(sentence).length);
-}
+const sentencesOf = text => partsOf(text, about.sentences, vocab);
 
 function sourceIds(text) {
   return [...vocab.encode(text).slice(0, MAX_TOKENS), vocab.eosId];
@@ -156,9 +137,9 @@ function searchTranslation(text, changes, settings = state) {
 function runModel() {
   model.weights = weightsAt(state.moment);
   run.trace = new Map();
-  run.texts = sentencesOf(state.text);
-  run.part = Math.min(state.part, run.texts.length - 1);
-  run.text = run.texts[run.part];
+  run.parts = sentencesOf(state.text);
+  run.part = Math.min(state.part, run.parts.length - 1);
+  run.text = run.parts[run.part].text;
   run.srcIds = sourceIds(run.text);
   run.memory = encode(model, run.srcIds, switches(), run.trace);
   run.search = searchTranslation(run.text, switches());

@@ -13,7 +13,12 @@ function stopTyping() {
 
 function* translateDraft(text) {
   let before = "";
-  for (const sentence of sentencesOf(text)) before += yield* draftSentence(sentence, before);
+  for (const part of sentencesOf(text)) {
+    before += part.gap;
+    if (hasLetter(part.text)) before += yield* draftSentence(part.text, before);
+    else before += part.text;
+  }
+  byId("draft").textContent = say("draft", {text: before});
 }
 
 function* draftSentence(text, before) {
@@ -32,7 +37,7 @@ function* draftSentence(text, before) {
     byId("draft").textContent = say("draft", {text: before + textOf([...ids, id])});
     yield;
   }
-  return `${textOf(ids)} `;
+  return textOf(ids);
 }
 
 byId("sentence").addEventListener("input", () => {
