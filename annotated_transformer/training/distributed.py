@@ -54,12 +54,12 @@ def pick_device(
 
     Under torchrun, "cuda" is the GPU of this process's own number.
     """
-    mps = torch.backends.mps.is_available() and not launched()
-    mps_is_right = torch.__version__ >= "2.12"  # before, attention is wrong
+    mps = torch.backends.mps.is_available()
+    mps_is_right = torch.__version__ >= "2.12"  # before, its attention is wrong
     if name is None:
-        best = "mps" if mps and mps_is_right else "cpu"
+        best = "mps" if mps and mps_is_right and not launched() else "cpu"
         name = "cuda" if torch.cuda.is_available() else best
-    if name.startswith("mps") and not mps_is_right:
+    if mps and name.startswith("mps") and not mps_is_right:
         raise UserError(
             f"device {name!r} needs PyTorch 2.12 or newer, not {torch.__version__}: "
             "use cpu"
