@@ -47,6 +47,7 @@ def claim() -> None:
     cuda.is_available = lambda: True
     cuda.device_count = lambda: 1
     cuda.current_device = lambda: 0
+    cuda.is_current_stream_capturing = lambda: False
     cuda.get_device_name = lambda device=None: "stand-in"
     cuda.get_device_capability = lambda device=None: (7, 0)
     driver._cuda_setDevice = lambda index: None

@@ -38,6 +38,9 @@ from annotated_transformer.training.distributed import (
 from annotated_transformer.training.train import NotFinite, train
 
 CPU = torch.device("cpu")
+# PyTorch 2.8 clips slices by a factor in float32
+SLICES = 1e-9 if torch.__version__ >= "2.12" else 1e-7
+CLIPS = {"data_parallel": 1e-9, "shard": SLICES}
 MANY, ONE = 80, 12  # tokens a step: some nine pairs; one, which leaves ranks empty
 
 
@@ -254,7 +257,8 @@ def test_training_is_that_of_one_process(found, wrap):
         one, one_stop, one_records = right
         for f in found:
             several, stop, records = f[what, wrap]
-            assert off(several, one) < 1e-9  # float64; Adam divides by small numbers
+            # float64; Adam divides by small numbers
+            assert off(several, one) < CLIPS[wrap]
             assert same(several, found[0][what, wrap][0])
             assert stop is one_stop is None
             for record, its in zip(records, one_records, strict=True):
