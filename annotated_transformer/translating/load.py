@@ -6,9 +6,13 @@
 __all__ = ['MarianTranslator', 'load']
 
 # %% ../../nbs/97e_load.ipynb #97f00004
+import os
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .. import UserError
 from ..engines.batched_search import search_with
@@ -35,6 +39,13 @@ class MarianTranslator(Translator):
         more = [p._replace(ids=code + p.ids) if p.ids else p for p in parts[1:]]
         return [*parts[:1], *more]
 
+# %% ../../nbs/97e_load.ipynb #97f00011
+@cache
+def _one_thread_after_fork() -> None:
+    "From now on, processes that are forked from this one compute with one thread."
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+
 # %% ../../nbs/97e_load.ipynb #97f00007
 def load(
     run: str | Path,
@@ -46,10 +57,12 @@ def load(
 ) -> Translator:
     """The translator of a run of any kind, made ready for inference (90g).
 
-    UserError if the folder or the device cannot be used. Its weights are fixed.
+    UserError if the folder or the device cannot be used. Its weights are fixed. A
+    process that is forked afterwards computes with one thread.
     """
     if engine not in ("pytorch", "ctranslate2"):
         raise UserError(f"engine={engine!r} is neither pytorch nor ctranslate2")
+    _one_thread_after_fork()
     where = pick_device("cpu" if device is None else device)
     path = pretrained_run(Path(run)) or Path(run)
     settings = read_settings(path)
