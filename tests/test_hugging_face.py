@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cells import joined
-from conftest import ROOT
+from conftest import ROOT, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import HAS_VNNI, random_run, trained_run
@@ -21,6 +21,7 @@ from annotated_transformer import UserError, __version__
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.corpus import DATA_SETS
 from annotated_transformer.engines.batched_search import (
+    batched_greedy_search,
     search_with,
 )
 from annotated_transformer.export.ct2 import export_ct2
@@ -264,6 +265,26 @@ def test_page_nn_transformer(served, monkeypatch):
     with torch.no_grad():
         expected = ours.embedding.logits(ours(src, tgt_in))
         assert torch.allclose(space["logits"](src, tgt_in), expected, atol=1e-4)
+
+
+def test_page_token_by_token_and_alignment(served, trained, monkeypatch):
+    "The last text is that of greedy search; each pair is of words that exist."
+    run, folder, sentences = trained
+    monkeypatch.chdir(served)
+    space: dict = {}
+    exec(code_with("def stream"), space)
+    exec(code_with("def alignment"), space)
+    translator = load(folder / "run", search=batched_greedy_search)
+    for line in sentences[:5]:
+        *_, found = space["stream"](line)
+        assert found == translator.translate(line)
+    monkeypatch.setitem(space, "translator", load("tatoeba"))
+    monkeypatch.setitem(space, "vocab", space["translator"].vocab)
+    lines = "The old man sees a cat.", "Der alte Mann sieht eine Katze."
+    found = space["alignment"](*lines)
+    assert found == " ".join(f"{i}-{i}" for i in range(6))
+    (example,) = re.findall(r"give `([\d -]+)`", text_of("serving"))
+    assert found == example
 
 
 @pytest.fixture(scope="module")

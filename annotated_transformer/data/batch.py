@@ -296,7 +296,7 @@ def _micro_batches(
     # not more than the largest share has rows
     n_micro = min(accumulate, max(1, -(-len(rows) // world_size)))
     parts = np.array_split(rows, world_size * n_micro)
-    padding = torch.full((1, 1), vocab.pad_id)
+    padding = torch.full((1, 1), vocab.pad_id, device="cpu")
     mine = [data.take(part) for part in parts[rank * n_micro : (rank + 1) * n_micro]]
     return [
         collate(pairs.src, pairs.tgt, vocab)

@@ -281,6 +281,34 @@ class Samples(list[Hypothesis]):
     "Hypotheses of a sentence that were drawn independently, in the order drawn."
 
 # %% ../../nbs/90f_batched_search.ipynb #90e00031
+def _sample_batch(
+    step: Callable[[Tensor, Any], tuple[Tensor, Any]],
+    state: Any,
+    bos_id: int,
+    eos_id: int,
+    max_lens: Int[Tensor, " b"],
+    *,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    n_best: int,
+    generators: dict[torch.device, torch.Generator],  # filled when first needed
+) -> list[list[Hypothesis]]:
+    "What `sample_with` returns, once its settings are bound."
+    device = max_lens.device
+    if device not in generators:
+        generators[device] = torch.Generator(device).manual_seed(seed)
+    rng = generators[device]
+    choose = lambda log_probs: draw(log_probs, temperature, top_p, rng)
+    rows = torch.arange(len(max_lens), device=device).repeat_interleave(n_best)
+    state, limits = _select_rows(state, rows), max_lens[rows]
+    drawn = generate(step, state, bos_id, eos_id, limits, choose)
+    found: list[list[Hypothesis]] = [Samples() for _ in max_lens]
+    for row, (one,) in zip(rows.tolist(), drawn):
+        found[row].append(one)
+    return found
+
+
 def sample_with(
     temperature: float = 1.0, top_p: float = 1.0, seed: int = 0, n_best: int = 1
 ) -> Callable:
@@ -292,23 +320,14 @@ def sample_with(
     check_sampling(temperature, top_p)
     if not 1 <= n_best <= 256:
         raise UserError(f"n_best={n_best} must be from 1 to 256")
-    generators: dict[torch.device, torch.Generator] = {}
-
-    def search(step, state, bos_id: int, eos_id: int, max_lens: Int[Tensor, " b"]):
-        device = max_lens.device
-        if device not in generators:
-            generators[device] = torch.Generator(device).manual_seed(seed)
-        rng = generators[device]
-        choose = lambda log_probs: draw(log_probs, temperature, top_p, rng)
-        rows = torch.arange(len(max_lens), device=device).repeat_interleave(n_best)
-        state, limits = _select_rows(state, rows), max_lens[rows]
-        drawn = generate(step, state, bos_id, eos_id, limits, choose)
-        found: list[list[Hypothesis]] = [Samples() for _ in max_lens]
-        for row, (one,) in zip(rows.tolist(), drawn):
-            found[row].append(one)
-        return found
-
-    return search
+    return partial(
+        _sample_batch,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        n_best=n_best,
+        generators={},
+    )
 
 # %% ../../nbs/90f_batched_search.ipynb #90e00033
 def _constrained(

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..model.attention import attention
 from ..model.multi_head import MultiHeadAttention
@@ -59,6 +60,23 @@ def fused_attention(
         return attention(query, key, value, mask)
     return _fused_kernel(query, key, value, mask)
 
+# %% ../../nbs/90b_fused_attention.ipynb #90b00016
+def has_hooks(module: nn.Module) -> bool:
+    "Whether a call of the module does more than the `forward` of its class."
+    return bool(
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or "forward" in module.__dict__
+        or _has_any_global_hook()
+    )
+
+
+def is_product(module: nn.Module) -> bool:
+    "Whether a call of the module is xWᵀ and no more."
+    return type(module) is nn.Linear and module.bias is None and not has_hooks(module)
+
 # %% ../../nbs/90b_fused_attention.ipynb #90b0000e
 class FusedMultiHeadAttention(MultiHeadAttention):
     "`MultiHeadAttention` with one product for the projections of self-attention."
@@ -82,7 +100,7 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         mask: Bool[Tensor, "*#b_h #n_q #n_k"] | None = None,
     ) -> Float[Tensor, "b n_q d_model"]:
         maps = self.w_q, self.w_k, self.w_v
-        if not (query is key is value and all(type(w) is nn.Linear for w in maps)):
+        if not (query is key is value and all(map(is_product, maps))):
             return super().forward(query, key, value, mask)
         product = F.linear(query, torch.cat([w.weight for w in maps]))
         parts = product.split([w.out_features for w in maps], dim=-1)

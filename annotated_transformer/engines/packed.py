@@ -8,7 +8,7 @@ __all__ = ['PRECISIONS', 'can_int8', 'Int8Linear', 'fast_decoder', 'prepare_for_
 # %% ../../nbs/90g_packed.ipynb #384e052c
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,11 @@ from .fast_dropout import FastDropout
 from .fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
+    has_hooks,
+    is_product,
 )
 from .kv_cache import CacheStep, KVCache, LayerCache
+from ..model.decode import PrefixDecoder
 from ..model.feed_forward import FeedForward
 from ..model.stack import DecoderLayer, PostNorm, PreNorm
 from ..model.transformer import Transformer
@@ -35,7 +38,7 @@ def _pack_int8(
     scales = plain.abs().amax(dim=1).clamp(min=1e-12).double() / 127
     with warnings.catch_warnings():  # that 8-bit tensors are deprecated: see Deviations
         warnings.simplefilter("ignore")
-        zeros = torch.zeros(len(plain), dtype=torch.int64)
+        zeros = torch.zeros_like(scales, dtype=torch.int64)
         rounded = torch.quantize_per_channel(plain, scales, zeros, 0, torch.qint8)
     if bias is not None:
         bias = bias.detach().float()
@@ -45,10 +48,9 @@ def _pack_int8(
 def can_int8() -> bool:
     "Does this PyTorch have products of 8-bit matrices, and are they right here?"
     try:
-        packed = _pack_int8(torch.eye(8), None)
-        product = torch.ops.quantized.linear_dynamic.default(
-            torch.ones(1, 8), packed, False
-        )
+        packed = _pack_int8(torch.eye(8, device="cpu"), None)
+        x = torch.ones(1, 8, dtype=torch.float32, device="cpu")
+        product = torch.ops.quantized.linear_dynamic.default(x, packed, False)
     except (AttributeError, RuntimeError, TypeError):
         return False
     return bool((product - 1).abs().max() < 0.1)
@@ -57,7 +59,8 @@ def can_int8() -> bool:
 @cache
 def _int8_overflows() -> bool:
     "Do this processor's 8-bit products overflow if both sides use all 8 bits?"
-    packed, x = _pack_int8(torch.ones(8, 64), None), torch.ones(1, 64)
+    ones = partial(torch.ones, dtype=torch.float32, device="cpu")
+    packed, x = _pack_int8(ones(8, 64), None), ones(1, 64)
     product = torch.ops.quantized.linear_dynamic.default(x, packed, False)
     return bool((product - 64).abs().max() > 1)
 
@@ -74,6 +77,11 @@ class Int8Linear(nn.Module):
         self.weight = weight
         self.packed = _pack_int8(weight, bias)
         self.seven_bits = _int8_overflows()
+
+    def _load_from_state_dict(self, *args) -> None:
+        raise ValueError(
+            "weights in 8 bits are fixed: load weights into a model that is not in 8 bits"
+        )
 
     def forward(self, x: Float[Tensor, "*batch n_in"]) -> Float[Tensor, "*batch n_out"]:
         return torch.ops.quantized.linear_dynamic.default(
@@ -107,11 +115,10 @@ class _ShortStep:
         attn, cross, ff = layer.self_attn, layer.cross_attn, layer.feed_forward
         self.n_heads = attn.n_heads
         maps = attn.w_q, attn.w_k, attn.w_v
-        self.w_qkv, self.sizes = (
-            [w.forward for w in maps],
-            [len(w.weight) for w in maps],
-        )
-        self.joined = getattr(attn, "joined", None)  # in 8 bits
+        self.w_qkv, self.joined = [w.forward for w in maps], None
+        if all(type(w) is Int8Linear for w in maps):
+            self.joined = getattr(attn, "joined", None)
+            self.sizes = [len(w.weight) for w in maps]
         self.w_o = attn.w_o.forward
         self.cross_w_q, self.cross_w_o = cross.w_q.forward, cross.w_o.forward
         self.w_1, self.w_2 = ff.w_1.forward, ff.w_2.forward
@@ -166,12 +173,14 @@ def _is_plain(layer: nn.Module) -> bool:
     )
 
 # %% ../../nbs/90g_packed.ipynb #90f0a003
-def fast_decoder(model: Transformer) -> KVCache:
+def fast_decoder(model: Transformer) -> KVCache | PrefixDecoder:
     """A `KVCache` for a search, with shorter steps where all layers have plain parts.
 
-    A search generates no padding, and where a prefix begins with it (91), it is
-    attended to.
+    A decoder with hooks is called as a module, without a cache. A search generates no
+    padding, and where a prefix begins with it (91), it is attended to.
     """
+    if any(map(has_hooks, model.decoder.modules())):
+        return PrefixDecoder(model)
     layers = model.decoder.layers
     if not all(_is_plain(layer) for layer in layers):
         return KVCache(model, attends_padding=True)
@@ -202,6 +211,7 @@ def prepare_for_inference(
 ) -> Transformer:  # the same model, in eval mode and without gradients
     """In place: no gradients, no dropout, and weights in this precision.
 
+    In 8 bits are the linear layers alone that have no hooks, which may change a weight.
     UserError if `precision` is not supported here.
     """
     _check_precision(precision, model.embedding.weight.device.type)
@@ -210,13 +220,16 @@ def prepare_for_inference(
     model.eval().requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, (nn.Dropout, FastDropout)):
+            if precision == "int8" and type(child) is FusedMultiHeadAttention:
+                maps = child.w_q, child.w_k, child.w_v
+                is_decoder = name == "self_attn" and isinstance(module, DecoderLayer)
+                if is_decoder and all(map(is_product, maps)):
+                    child.joined = Int8Linear(torch.cat([w.weight for w in maps]), None)
+            elif has_hooks(child):
+                continue
+            elif isinstance(child, (nn.Dropout, FastDropout)):
                 setattr(module, name, nn.Identity())
-            elif precision == "int8" and type(child) is FusedMultiHeadAttention:
-                weights = [w.weight for w in (child.w_q, child.w_k, child.w_v)]
-                if name == "self_attn" and isinstance(module, DecoderLayer):
-                    child.joined = Int8Linear(torch.cat(weights), None)
-            elif precision == "int8" and isinstance(child, nn.Linear):
+            elif precision == "int8" and type(child) is nn.Linear:
                 setattr(module, name, Int8Linear(child.weight, child.bias))
     if precision == "int8":
         model.embedding = _Int8Embedding(model.embedding)  # type: ignore

@@ -81,7 +81,7 @@ def position_table(model: nn.Module, config: ModelConfig) -> Float[Tensor, "n d_
     "The positional encodings that the model adds to the embeddings, from the first."
     n = config.n_positions if config.position == "learned" else N_POSITIONS
     with torch.no_grad():
-        return model.position(torch.zeros(1, n, config.d_model))[0]
+        return model.position(torch.zeros(1, n, config.d_model, device="cpu"))[0]
 
 # %% ../../nbs/92_ct2.ipynb #bf8c6697
 def _set_weight(spec, path: str, value: Tensor) -> None:

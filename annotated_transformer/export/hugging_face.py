@@ -96,7 +96,9 @@ def _marian_weights(model: nn.Module, config: MarianConfig) -> dict[str, Tensor]
     "The weights of a run under Marian's names, in Marian's order of features."
     with torch.device("meta"):
         shapes = build_marian(config).state_dict()
-    weights = {ours: torch.zeros(like.shape) for ours, like in shapes.items()}
+    weights = {
+        ours: torch.zeros(like.shape, device="cpu") for ours, like in shapes.items()
+    }
     weights |= model.state_dict()
     return {
         theirs: _reordered(ours, weights[ours]).contiguous()

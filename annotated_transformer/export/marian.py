@@ -145,7 +145,7 @@ class MarianConfig:
 # %% ../../nbs/91_marian.ipynb #aa5a57eb
 def build_marian(config: MarianConfig) -> MarianTransformer:
     "A model of these sizes, for translating: without dropout."
-    d, activation = config.d_model, _ACTIVATIONS[config.activation_function]()
+    d, activation = config.d_model, _ACTIVATIONS[config.activation_function]
     attn, residual = partial(_MarianAttention, d), partial(PostNorm, d)
     ff = partial(FeedForward, d, activation=activation)
     h, d_ff = config.encoder_attention_heads, config.encoder_ffn_dim
@@ -326,33 +326,49 @@ def write_sentencepiece(folder: Path, vocab: Vocab) -> None:
         (folder / name).write_bytes(vocab.pieces.serialized_model_proto())
 
 # %% ../../nbs/91_marian.ipynb #cec35c59
+def _power_penalty(n: int | Tensor, alpha: float) -> float | Tensor:
+    "|Y|^α, the length penalty of Marian."
+    return n**alpha
+
+
+def _search_with_rules(
+    step: Callable,
+    state: Any,
+    bos_id: int,
+    eos_id: int,
+    max_lens: Int[Tensor, " b"],
+    *,
+    search: Callable,
+    renormalize: bool,
+) -> list:
+    "The search, with a free EOS at the length limit."
+
+    def step_with_rules(last_ids: Int[Tensor, "b beam"], state: Any):
+        *own, n_left = state.per_sentence
+        log_probs, state = step(last_ids, state._replace(per_sentence=own))
+        if renormalize:
+            log_probs = log_probs.log_softmax(dim=-1)
+        log_probs[n_left == 0] = -torch.inf
+        log_probs[n_left == 0, :, eos_id] = 0
+        per_sentence = [*state.per_sentence, n_left - 1]
+        return log_probs, state._replace(per_sentence=per_sentence)
+
+    state = state._replace(per_sentence=[*state.per_sentence, max_lens])
+    # EOS has a position of its own
+    return search(step_with_rules, state, bos_id, eos_id, max_lens + 1)
+
+
 def marian_search(config: MarianConfig, search: Callable | None = None) -> Callable:
     "The checkpoint's search, or another one, with a free EOS at the length limit."
     if search is None and config.num_beams == 1:
         search = batched_greedy_search
     elif search is None:
+        penalty = partial(_power_penalty, alpha=config.length_penalty)
         search = partial(
-            batched_beam_search,
-            beam_size=config.num_beams,
-            penalty=lambda n: n**config.length_penalty,
+            batched_beam_search, beam_size=config.num_beams, penalty=penalty
         )
-
-    def with_rules(step, state: Any, bos_id: int, eos_id: int, max_lens: Tensor):
-        def step_with_rules(last_ids: Int[Tensor, "b beam"], state: Any):
-            *own, n_left = state.per_sentence
-            log_probs, state = step(last_ids, state._replace(per_sentence=own))
-            if config.renormalize_logits:
-                log_probs = log_probs.log_softmax(dim=-1)
-            log_probs[n_left == 0] = -torch.inf
-            log_probs[n_left == 0, :, eos_id] = 0
-            per_sentence = [*state.per_sentence, n_left - 1]
-            return log_probs, state._replace(per_sentence=per_sentence)
-
-        state = state._replace(per_sentence=[*state.per_sentence, max_lens])
-        # EOS has a position of its own
-        return search(step_with_rules, state, bos_id, eos_id, max_lens + 1)
-
-    return with_rules
+    renormalize = config.renormalize_logits
+    return partial(_search_with_rules, search=search, renormalize=renormalize)
 
 # %% ../../nbs/91_marian.ipynb #fd7b380c
 def import_marian(folder: Path, run: Path) -> None:

@@ -6,6 +6,8 @@
 __all__ = ['FeedForward']
 
 # %% ../../nbs/33_feed_forward.ipynb #4171b1a0
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -13,10 +15,12 @@ from torch import Tensor, nn
 class FeedForward(nn.Module):
     "max(0, xW₁ + b₁)W₂ + b₂, applied to each position separately (§3.3, equation 2)."
 
-    def __init__(self, d_model: int, d_ff: int, activation: nn.Module = nn.ReLU()):
+    def __init__(
+        self, d_model: int, d_ff: int, activation: Callable[[], nn.Module] = nn.ReLU
+    ):
         super().__init__()
         self.w_1 = nn.Linear(d_model, d_ff)
-        self.activation = activation
+        self.activation = activation()
         self.w_2 = nn.Linear(d_ff, d_model)
 
     def forward(

@@ -43,9 +43,9 @@ class SinusoidalPosition(nn.Module):
         end = start + x.size(1)
         if end > len(self.table):
             # a table made in inference mode could not be used in training
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), torch.device("cpu"):
                 self.table = positional_encoding(2 * end, x.size(-1)).to(self.table)
-        return x + self.table[start:end]
+        return x + self.table[start:end].to(x.dtype)
 
 # %% ../../nbs/35_position.ipynb #32401057
 class LearnedPosition(nn.Module):

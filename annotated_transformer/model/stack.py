@@ -15,10 +15,10 @@ from torch import Tensor, nn
 class PostNorm(nn.Module):
     "A residual connection as in the paper: LayerNorm(x + Dropout(Sublayer(x))) (§3.1)."
 
-    def __init__(self, d_model: int, dropout: nn.Module = nn.Identity()):
+    def __init__(self, d_model: int, dropout: nn.Module | None = None):
         super().__init__()
         self.norm = nn.LayerNorm(d_model)
-        self.dropout = dropout
+        self.dropout = nn.Identity() if dropout is None else dropout
 
     def forward(
         self, x: Float[Tensor, "b n d_model"], sublayer: Callable[[Tensor], Tensor]
@@ -29,10 +29,10 @@ class PostNorm(nn.Module):
 class PreNorm(nn.Module):
     "The other order, not the paper's: x + Dropout(Sublayer(LayerNorm(x)))."
 
-    def __init__(self, d_model: int, dropout: nn.Module = nn.Identity()):
+    def __init__(self, d_model: int, dropout: nn.Module | None = None):
         super().__init__()
         self.norm = nn.LayerNorm(d_model)
-        self.dropout = dropout
+        self.dropout = nn.Identity() if dropout is None else dropout
 
     def forward(
         self, x: Float[Tensor, "b n d_model"], sublayer: Callable[[Tensor], Tensor]

@@ -153,12 +153,18 @@ def set_weights(
     model.load_state_dict(parts)
 
 # %% ../../nbs/97a_checkpoint.ipynb #97a00005
+def build_to_load(build: Callable[[], nn.Module]) -> nn.Module:
+    "The model that `build` makes, in float32 on the CPU, whatever the defaults are."
+    # initial weights are drawn, and replaced
+    with torch.random.fork_rng([]), torch.device("cpu"):
+        return build().float()
+
+
 def build_with_weights(
     build: Callable[[], nn.Module], path: Path, weights: dict[str, Tensor]
 ) -> nn.Module:
     "The model that `build` makes, with the weights of the file `path`."
-    with torch.random.fork_rng([]):  # initial weights are drawn, and replaced
-        model = build()
+    model = build_to_load(build)
     with _read_errors(path):
         set_weights(model, weights)
     return model

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -55,6 +56,7 @@ from .checkpoint import (
     CHECKPOINT_FILES,
     TrainState,
     average_weights,
+    build_to_load,
     checkpoints,
     latest,
     load_checkpoint,
@@ -213,14 +215,18 @@ def _load_vocab(path: Path, about: dict) -> Vocab:
 
 
 def load_run(path: Path) -> Run:
-    "A run that was trained here; its model is on the CPU and in eval mode."
+    "A run that was trained here; its model is on the CPU, in float32 and eval mode."
     path = pretrained_run(Path(path)) or Path(path)
     recipe, about = read_config(path)
     vocab = _load_vocab(path, about)
-    with torch.random.fork_rng([]):  # initial weights are drawn, and replaced
-        model = build_transformer(
-            recipe.model, len(vocab), vocab.pad_id, attention=FAST.attention
-        )
+    build = partial(
+        build_transformer,
+        recipe.model,
+        len(vocab),
+        vocab.pad_id,
+        attention=FAST.attention,
+    )
+    model: Any = build_to_load(build)
     header = load_weights(model, path / "model.safetensors", recipe.model)
     which = {"weights": header["weights"]} if "weights" in header else {}
     return Run(model.eval(), vocab, recipe, about | which)

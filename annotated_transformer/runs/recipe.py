@@ -9,6 +9,7 @@ __all__ = ['choose_precision', 'precision_context', 'BatchLoss', 'validation_los
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from ..data.batch import Batch
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
+from ..model.multi_head import MultiHeadAttention
 from ..model.transformer import (
     Transformer,
     build_transformer,
@@ -147,9 +149,14 @@ def validation_loss(
 # %% ../../nbs/55_recipe.ipynb #1ada67dd
 def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     "The model of a recipe, with the weights that its seed gives."
-    attention, p = engines.attention, recipe.train.attention_dropout
-    if p:
-        attention = partial(attention, attend=engines.attention_dropout(p))
+    p = recipe.train.attention_dropout
+
+    def attention(*sizes: int, **options: Any) -> MultiHeadAttention:
+        "Each has a module of its own for dropout, as each residual connection has."
+        if p:
+            options["attend"] = engines.attention_dropout(p)
+        return engines.attention(*sizes, **options)
+
     torch.manual_seed(recipe.train.seed)
     return build_transformer(
         recipe.model,
@@ -173,8 +180,8 @@ def build_training(
     "The objective, the same as the loop calls it, Adam, and the schedule."
     settings = recipe.train
     # a model that is sharded may be too large to be built whole
-    with torch.device("meta") if sharded else nullcontext():
-        model = _new_model(recipe, vocab, engines)
+    with torch.device("meta" if sharded else "cpu"):
+        model = _new_model(recipe, vocab, engines).float()
     if settings.compile:
         model.compile(dynamic=True)
     autocast = precision_context(settings.precision, device)

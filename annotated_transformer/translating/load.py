@@ -6,8 +6,12 @@
 __all__ = ['load']
 
 # %% ../../nbs/97e_load.ipynb #97f00004
+import os
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+
+import torch
 
 from .. import UserError
 from ..engines.batched_search import search_with
@@ -22,6 +26,13 @@ from ..runs.folder import load_run, pretrained_run, read_settings
 from ..training.distributed import pick_device
 from .translate import Translator
 
+# %% ../../nbs/97e_load.ipynb #97f00011
+@cache
+def _one_thread_after_fork() -> None:
+    "From now on, processes that are forked from this one compute with one thread."
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+
 # %% ../../nbs/97e_load.ipynb #97f00007
 def load(
     run: str | Path,
@@ -33,10 +44,12 @@ def load(
 ) -> Translator:
     """The translator of a run of any kind, made ready for inference (90g).
 
-    UserError if the folder or the device cannot be used. Its weights are fixed.
+    UserError if the folder or the device cannot be used. Its weights are fixed. A
+    process that is forked afterwards computes with one thread.
     """
     if engine not in ("pytorch", "ctranslate2"):
         raise UserError(f"engine={engine!r} is neither pytorch nor ctranslate2")
+    _one_thread_after_fork()
     where = pick_device("cpu" if device is None else device)
     path = pretrained_run(Path(run)) or Path(run)
     settings = read_settings(path)
