@@ -22,7 +22,6 @@ from figures import Pairs, bleu_on, options, write
 
 from annotated_transformer import load
 from annotated_transformer.data.corpus import Corpus, load_corpus
-from annotated_transformer.runs.monitor import STOP_SIGNALS
 from annotated_transformer.runs.settings import Recipe, fine_tune, get_recipe
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
 
@@ -126,8 +125,6 @@ def main() -> None:
         if not file.exists():
             quiet = RunOptions("cpu", quiet=True)
             about = train_or_resume(corpus, recipe, run, quiet, start)
-            if about["stopped"] in STOP_SIGNALS:
-                raise SystemExit(f"{run}: {about['stopped']}; the same command goes on")
             found = {"steps": about["steps"], "weights": about["weights"]}
             write(file, found | {"bleu": scores(run, tests)})
             print(run.name, file.read_text(encoding="utf-8"), flush=True)

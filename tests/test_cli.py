@@ -1,6 +1,7 @@
 """The command line: every command on a small run, every mistake one clear line and exit status 2, nothing half-written."""
 
 import gzip
+import io
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from annotated_transformer.cli.train import program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.io.files import MARKER, sha256
+from annotated_transformer.io.text import shell_line, typed_lines
 from annotated_transformer.runs.folder import PRETRAINED
 from annotated_transformer.runs.settings import RECIPES, override, recipe_from_dict
 from annotated_transformer.show import demo
@@ -139,6 +141,28 @@ def test_help_names_recipes_data_sets_and_models(name, run):
 def test_help_names_metrics(name, run):
     (said,) = re.findall(r"--metric NAME([^;]*);", done(run, f"{name} --help")[0])
     assert {*METRICS} - {*re.findall(r"[\w+]+", said)} == set()
+
+
+@pytest.mark.parametrize(
+    "words, posix, windows",
+    [
+        ([Path("demo")], "demo", "demo"),
+        (["my run", "accumulate=2"], "'my run' accumulate=2", '"my run" accumulate=2'),
+        (["runs\\demo", 3], "'runs\\demo' 3", "runs\\demo 3"),
+        (["it's", 'a"b'], """'it'"'"'s' 'a"b'""", """it's a\\"b"""),
+    ],
+)
+def test_hints_are_for_the_shell_at_hand(words, posix, windows, monkeypatch, capsys):
+    for name, wanted in (("posix", posix), ("nt", windows)):
+        with monkeypatch.context() as other:
+            other.setattr(os, "name", name)
+            found = shell_line("translate", *words)
+            other.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog.\n")))
+            typed = [*typed_lines()]
+        assert found == f"annotated-transformer translate {wanted}"
+        assert typed == [[b"A dog.\n"]]
+        key = {"posix": "Ctrl-D leaves", "nt": "Ctrl-Z and return leave"}[name]
+        assert key in capsys.readouterr().err
 
 
 def test_version(run):

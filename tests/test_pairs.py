@@ -169,6 +169,13 @@ def disturbed(events: dict, words: list[str]) -> None:
     main(words)
 
 
+def last_settings(words: list[str]) -> list[str]:
+    "A command in which the last of several settings of a name counts."
+    keys = [word.partition("=")[0] for word in words]
+    later = lambda i: not words[i].startswith("-") and keys[i] in keys[i + 1 :]
+    return [words[i] for i in range(len(words)) if "=" not in words[i] or not later(i)]
+
+
 class Play:
     "One row, played to its end in a folder."
 
@@ -198,7 +205,7 @@ class Play:
 
     def sit(self, words: list[str], **events) -> int:
         "Run a command, in as many processes as the row says; its status."
-        events = self.events | events
+        events, words = self.events | events, last_settings(words)
         n, said = int(self.row.ranks[0]), self.folder / "said"
         if n == 1:
             process = start(disturbed, events, words, said=said)

@@ -167,6 +167,22 @@ def test_a_signal_that_comes_twice_saves_all_ranks(train, tmp_path):
     assert checkpoints(run / "checkpoints")[-1].name == "step-0000006"
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("at", [3, 5])
+def test_an_interrupted_run_does_not_return(name, at, train, resume, tmp_path):
+    "What follows in a script or a cell is not run; the message's call continues."
+    run = tmp_path / "a run"
+    stop = lambda r: r.step == at and signal.raise_signal(getattr(signal, name)) or None
+    with pytest.raises(KeyboardInterrupt) as left:
+        train(run, on_record=stop, report_every=1)
+    message = f"{name} at step {at}, saved; to continue: resume_run('{run}')"
+    assert str(left.value) == message
+    about = read_config(run)[1]
+    assert (about["steps"], about["stopped"]) == (at, name)
+    resume(run)
+    assert read_config(run)[1]["stopped"].startswith("max_steps")
+
+
 @pytest.fixture(scope="module")
 def without_dropout(train, tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("runs") / "one", WITHOUT_DROPOUT)

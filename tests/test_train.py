@@ -11,7 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated_transformer.data.batch import Batch, Step
 from annotated_transformer.runs.monitor import STOP_SIGNALS, catch_signals
-from annotated_transformer.training.train import NotFinite, train
+from annotated_transformer.training.train import (
+    NotFinite,
+    OutOfMemory,
+    memory_errors,
+    train,
+)
 
 CPU = torch.device("cpu")
 
@@ -184,6 +189,17 @@ def test_numbers_are_read_once_a_report(monkeypatch):
     with NoScalars():
         list(run(Objective(), 10, found=made, report_every=4, clip_norm=1.0))
     assert read == [(4, 2), (4, 2), (2, 2)]
+
+
+def test_advice_about_memory_is_computed_when_it_is_needed():
+    calls = []
+    advice = lambda: calls.append(1) or "buy more"
+    with memory_errors(torch.device("cpu"), advice):
+        pass
+    assert not calls
+    with pytest.raises(OutOfMemory, match="out of memory on cpu: buy more"):
+        with memory_errors(torch.device("cpu"), advice):
+            raise MemoryError
 
 
 # signals
