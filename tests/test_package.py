@@ -79,7 +79,7 @@ INSTALLED = """
 import sys
 from annotated_transformer import load
 print(load("demo").translate(["The dog is tired."])[0])
-slow = ("sympy", "torch._dynamo", "ctranslate2", "transformers")
+slow = ("sympy", "torch._dynamo", "ctranslate2", "transformers", "pooch", "tqdm.auto")
 print([name for name in slow if name in sys.modules])
 from annotated_transformer.show import explorer
 one = explorer.AttentionExample(["a"], ["b"], {"cross": [[[[1.0]]]]})

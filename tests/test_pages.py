@@ -250,6 +250,14 @@ def test_imports_share_a_fold():
 # ---- beside the pages
 
 
+@pytest.mark.parametrize("name, runs", [("31_stack", True), ("map", False)])
+def test_colab_is_offered_where_a_page_runs(name, runs):
+    nb = read_nb(ROOT / f"nbs/{name}.ipynb")
+    pages.PageLinks(nb).end()
+    assert ("Open in Colab" in nb.cells[1].source) == runs
+    assert "Download notebook" in nb.cells[1].source
+
+
 def test_notebooks_for_colab(toy, cfg):
     "The cell that installs the package takes the version of the page; all links are absolute."
     home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"
