@@ -211,7 +211,7 @@ def prepare_for_inference(
 ) -> Transformer:  # the same model, in eval mode and without gradients
     """In place: no gradients, no dropout, and weights in this precision.
 
-    In 8 bits are the linear layers alone that have no hooks, which may change a weight.
+    With int8, a linear layer with a hook stays as it is: the hook may change its weight.
     UserError if `precision` is not supported here.
     """
     _check_precision(precision, model.embedding.weight.device.type)
