@@ -146,11 +146,9 @@ def _join(
     if isinstance(hypotheses, Samples):
         pairs = list(zip(before, new))
     else:
-        n, score = (
-            max(len(before), len(new)),
-            lambda pair: pair[0].score + pair[1].score,
-        )
-        pairs = nlargest(n, product(before, new), key=score)
+        n = max(len(before), len(new))
+        total = lambda pair: pair[0].score + pair[1].score
+        pairs = nlargest(n, product(before, new), key=total)
     return [
         Translation(one.text + part.gap + other.text, one.score + other.score)
         for one, other in pairs
