@@ -1,6 +1,5 @@
 "tools/notebooks.py: what it runs, what it leaves alone, what README.md becomes."
 
-import importlib.util
 import json
 import os
 import re
@@ -101,7 +100,7 @@ def test_install_cell(status, line, monkeypatch, capfd):
     monkeypatch.setattr(subprocess, "run", pip)
     exec(install_cell(), {})
     assert asked == [] and capfd.readouterr() == ("", "")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "annotated_transformer", None)
     exec(install_cell(), {})
     [[*program, package]] = asked
     assert program == [sys.executable, "-m", "pip", "install"]

@@ -139,11 +139,12 @@ def markdown_of(cell: dict) -> Iterator[tuple[dict, str, str]]:
 
 INSTALLS = "10000000"  # its id; the export writes its text
 INSTALL = """#| hide
-import subprocess
-import sys
-from importlib.util import find_spec
+try:
+    import annotated_transformer  # noqa: F401
+except ImportError:
+    import subprocess
+    import sys
 
-if not find_spec("annotated_transformer"):
     address = "{git_url}"
     package = f"annotated_transformer[notebooks]@{{address}}/archive/HEAD.zip"
     pip = [sys.executable, "-m", "pip", "install", package]
