@@ -215,7 +215,7 @@ train --out new --src en --tgt few.de | few.de has 40: line i of one must transl
 train --resume nowhere | nowhere is not a run folder
 average run --last 3 | the last 3 checkpoints cannot be averaged: run has 2
 score few.de --ref de | few.de has 40
-export-ct2 run run | run is not empty: choose another place
+export-ct2 run run | run is not empty (checkpoints): choose another place
 export-hf run en | en is a file, not a folder
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
 {NEW} --shard --metric bleu | score (--metric) exclude each other

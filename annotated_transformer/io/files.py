@@ -205,8 +205,9 @@ def check_new_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a folder: choose another place")
     found = {*path.iterdir()} - {*_parts(path)} if path.exists() else set()
-    if names := sorted(inner.name for inner in found if not is_litter(inner)):
-        raise UserError(f"{path} is not empty ({names[0]}): choose another place")
+    if names := [inner.name for inner in found if not is_litter(inner)]:
+        name = min(names, key=lambda name: (name.startswith("."), name))
+        raise UserError(f"{path} is not empty ({name}): choose another place")
 
 # %% ../../nbs/96_files.ipynb #50aa0009
 @contextmanager
