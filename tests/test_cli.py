@@ -249,7 +249,7 @@ translate theirs asked | theirs is not a run folder: it is for transformers
 import-marian Some/model new | hf download NAME
 translate run asked --device mps | device 'mps' cannot be used here: PyTorch sees no
 translate run asked --device gpu | device 'gpu' cannot be used here: use cpu, cuda
-score asked --ref asked --tokenize ko-mecab | needs pip install sacrebleu[ko]
+score asked --ref asked --tokenize ko-mecab | needs pip install "sacrebleu[ko]"
 translate run asked --sample --seed 9999999999999999999 | --seed
 translate run bad.gz | bad.gz cannot be read: Unknown compression method
 translate run nofile | nofile: no such file

@@ -140,6 +140,9 @@ def markdown_of(cell: dict) -> Iterator[tuple[dict, str, str]]:
 INSTALLS = "10000000"  # its id; the export writes its text
 INSTALL = """#| hide
 try:
+    import fastcore  # noqa: F401
+    import vl_convert  # noqa: F401
+
     import annotated_transformer  # noqa: F401
 except ImportError:
     import subprocess
@@ -147,9 +150,10 @@ except ImportError:
 
     address = "{git_url}"
     package = f"annotated_transformer[notebooks]@{{address}}/archive/HEAD.zip"
+    print(f'pip install "{{package}}":', end=" ", flush=True)
     pip = [sys.executable, "-m", "pip", "install", package]
-    failed = subprocess.run(pip, capture_output=True).returncode
-    print("failed, perhaps for lack of a network:" if failed else "done:", *pip)"""
+    done = subprocess.run(pip, capture_output=True, text=True)
+    print(done.stderr.strip().split("\\n")[-1] if done.returncode else "done")"""
 
 
 def install_cell() -> str:

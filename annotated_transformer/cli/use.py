@@ -230,7 +230,7 @@ def _score(
         how = (references, tokenize, lowercase)
         measures = [evaluate.metric_for(name, *how) for name in metric]
     except RuntimeError:  # which asks for it in several lines
-        extra = f"sacrebleu[{tokenize[:2]}]"
+        extra = f'"sacrebleu[{tokenize[:2]}]"'
         raise UserError(f"--tokenize {tokenize} needs pip install {extra}") from None
     translators = {}
     for name in folders:

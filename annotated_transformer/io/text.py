@@ -70,7 +70,7 @@ def optional(what: str, name: str) -> Any:
         ) from None
 
 
-_UTF_16 = "UTF-16: save it as UTF-8, as does iconv -f UTF-16 -t UTF-8"
+_UTF_16 = "UTF-16: save it as UTF-8"
 # what files of another kind begin with, and what to do about them
 _KINDS = {
     b"PK\x03\x04": "a zip archive, or a spreadsheet: unpack it, or paste its columns into a text file",

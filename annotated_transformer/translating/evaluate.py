@@ -130,7 +130,7 @@ def _installed(tokenizer: str) -> str:
     try:
         BLEU(tokenize=tokenizer)
     except RuntimeError:
-        extra = f"pip install sacrebleu[{tokenizer[:2]}]"
+        extra = f'pip install "sacrebleu[{tokenizer[:2]}]"'
         print(f"BLEU splits characters: {tokenizer} needs {extra}", file=sys.stderr)
         return "char"
     return tokenizer

@@ -28,7 +28,8 @@ from ..training.train import memory_errors
 
 # %% ../../nbs/61b_translate.ipynb #5e47e001
 _STOPS = ".․﹒．!?…"
-_CLOSING = r"""["'\p{Pe}\p{Pf}\p{Pi}]*"""
+_UNSEEN = r"\p{Cf}\ufe0f\x00"
+_CLOSING = rf"""["'\p{{Pe}}\p{{Pf}}\p{{Pi}}{_UNSEEN}]*"""
 _SPACE = r"\p{White_Space}"
 _NO_SPACES = r"[\p{Script=Han}\p{Script=Hangul}\p{Script=Hiragana}\p{Script=Katakana}]"
 _END = (
@@ -36,10 +37,11 @@ _END = (
     rf"(?:[{_STOPS}]|(?<=\p{{Script=Greek}}\p{{M}}*)[;\u037e]){_CLOSING}{_SPACE}+"
     # a mark that is nothing else; a space may follow
     rf"|(?![{_STOPS}])\p{{Sentence_Terminal}}[\p{{Sentence_Terminal}}…]*"
-    rf"(?:{_CLOSING}{_SPACE}+|[\p{{Pe}}\p{{Pf}}]*)"
+    rf"(?:{_CLOSING}{_SPACE}+|[\p{{Pe}}\p{{Pf}}{_UNSEEN}]*)"
     rf"|(?<={_NO_SPACES})[.．!?]+(?={_NO_SPACES})"
     # the space is missing before a word that begins with a capital
-    rf"|(?<=\p{{L}}\p{{Ll}})[.!?]+(?=\p{{Lu}}\p{{Ll}}*(?:['’]\p{{Ll}}+)?[.,!?]*(?:{_SPACE}|$))"
+    rf"|(?:(?<=\p{{L}}\p{{M}}*\p{{Ll}}\p{{M}}*|\p{{Lu}}{{2}})[.!?…]+|(?<=\p{{Nd}})[!?…]+)[{_UNSEEN}]*"
+    rf"(?=\p{{Lu}}[\p{{Ll}}\p{{M}}]*(?:['’]\p{{Ll}}+)?[.,!?]*(?:{_SPACE}|$))"
     rf"|[\r\n]{_SPACE}*"
 )
 
@@ -93,7 +95,7 @@ def sentences(text: str) -> list[tuple[str, str]]:
     return [*found, (text[start:].rstrip(), "")]
 
 # %% ../../nbs/61b_translate.ipynb #61b0001a
-_TAG = rf"{_SPACE}*(?:>>[\w-]+<<|(?:<2[\w-]+>|__[a-z]{{2,3}}__)(?={_SPACE}))"
+_TAG = rf"[{_SPACE}{_UNSEEN}]*(?:>>[\w-]+<<|(?:<2[\w-]+>|__[a-z]{{2,3}}__)(?=[{_SPACE}{_UNSEEN}]))"
 # of the live page, which applies them in the same way
 SENTENCE_PATTERNS = {"end": _END, "no_end": _NO_END, "tag": _TAG}
 
