@@ -162,19 +162,23 @@ def fill(args: argparse.Namespace) -> None:
         write(args.out / "table.json", so_far)
     for name, seed, recipe in plan:
         run = args.out / run_name(name, seed)
-        file, steps = args.out / f"{run.name}.json", recipe.train.max_steps
+        file = args.out / f"{run.name}.json"
         if file.exists():
             continue
-        done = train_or_resume(corpus, recipe, run, RunOptions(args.device))
-        if done["steps"] < steps:
-            raise SystemExit(f"{run} is interrupted: the same command continues it")
+        try:
+            train_or_resume(corpus, recipe, run, RunOptions(args.device))
+        except KeyboardInterrupt:
+            line = f"{run} is interrupted: the same command continues it"
+            raise SystemExit(line) from None
         made = {key: about("", seed)[key] for key in ("commit", "date", "hardware")}
         measures = {"seed": seed, **made, **measured(run, corpus, args.device)}
         if name == "base":
             measures["decoding"] = decoding(run, corpus, args.device)
         changes = ROWS[name].settings.split()
         row = {"row": name, "paper": ROWS[name].paper, "changes": changes}
-        write(file, {"shared": shared, **row, "steps": steps, **measures})
+        write(
+            file, {"shared": shared, **row, "steps": recipe.train.max_steps, **measures}
+        )
         write(args.out / "table.json", table(shared, args.out))
         print(name, {k: v for k, v in measures.items() if k != "curve"}, flush=True)
 

@@ -393,6 +393,16 @@ def test_early_stopping_is_no_end(run):
         assert json.loads(Path("new/config.json").read_text())["steps"] > before
 
 
+def test_the_advice_raises_all_limits_that_were_reached(run):
+    tune = f"train --from run {TEXT} {QUIET} --out new max_steps=1 valid_every=1"
+    done(run, f"{tune} patience=1 peak_lr=9 warmup_steps=1")
+    _, err = done(run, f"train --resume new {QUIET}")
+    (more,) = re.findall(r"annotated-transformer (train .*)", err)
+    assert more == "train --resume new max_steps=2 patience=2"
+    done(run, more)
+    assert json.loads(Path("new/config.json").read_text())["steps"] == 2
+
+
 COMMANDS = f"""
 prepare {TEXT} --valid-src few.en --valid-tgt few.de --out new {TINY} --quiet
 train --resume new --metric bleu --metric ter {QUIET}

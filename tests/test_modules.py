@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations, prune
 
+from annotated_transformer import UserError
 from annotated_transformer.data.batch import Batch
 from annotated_transformer.engines.batched_search import (
     batched_greedy_search,
@@ -319,6 +320,16 @@ def test_a_forked_process_translates():
     )
     expected = load("demo").translate("the dog sleeps.")
     assert done.stdout.split("\n")[:2] == [expected, "2"], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_ctranslate2_refuses_a_forked_process(monkeypatch):
+    "Where it would wait for ever for threads that are not there."
+    translator = load("demo", engine="ctranslate2")
+    assert translator.translate("the dog sleeps.")
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(UserError, match="CTranslate2 does not work in .* forked"):
+        translator.translate("the dog sleeps.")
 
 
 # The defaults of PyTorch

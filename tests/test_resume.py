@@ -48,7 +48,14 @@ SETTINGS = [
     "dropout=0.1",
     "precision=fp32",
 ]
-WITHOUT_DROPOUT = [*SETTINGS, "dropout=0"]
+
+
+def but(*changed: str) -> list[str]:
+    "The settings, some of them changed: each may be given once."
+    return [*{x.partition("=")[0]: x for x in [*SETTINGS, *changed]}.values()]
+
+
+WITHOUT_DROPOUT = but("dropout=0")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -271,7 +278,7 @@ OFTEN = [pytest.param(*case, marks=pytest.mark.slow) for case in OFTEN]
 def test_killed_and_resumed(text, tmp_path, n, ranks, options):
     "Killed n times, at random moments, a run ends with the bits of one undisturbed."
     straight, run, where = tmp_path / "a", tmp_path / "b", (tmp_path, ranks)
-    settings = [*SETTINGS, "max_steps=40", "valid_every=20", "save_every=10"]
+    settings = but("max_steps=40", "valid_every=20", "save_every=10")
     first = ["train", *text, *options, *settings, "--out"]
     finish([*first, str(straight)], *where)
     resume = ["train", "--resume", str(run), "--device", "cpu", "--quiet", *options]

@@ -4,6 +4,7 @@ import pytest
 import regex
 from engine import Engine
 
+from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     SENTENCE_PATTERNS,
     Translator,
@@ -65,7 +66,17 @@ See www.Site.com, Node.js, README.md, U.S.A. or Tom.Smith@mail.org.
 Go to https://a.org/b?c=D&e=F!G now. |Good.
 One. |  |Two… |Three!? |Four
 1.\n|Mr.\n|no. 5
+That is OK.|Let's go. |See ASP or README.MD now.
+Is it 5?|Yes! |It was…|Then it ended.
 """.strip("\n").split("\n")
+
+# what nobody sees behind a mark, and accents that are characters of their own
+UNSEEN = [
+    "I am hungry.\u200e |I am tired.\u200f |Where is Tom?",
+    "שלום.\u200f |מה שלומך?\u200f |טוב.",
+    "Go.\u200b|He is tired.\x00 |Come!\ufe0f |Now।\u200d|Yes.",
+    "Il est ferme\u0301.|Ou\u0300 est Tom? |E\u0301mile?|E\u0301mile.",
+]
 
 
 def division(text: str) -> tuple[str, list[str]]:
@@ -74,7 +85,7 @@ def division(text: str) -> tuple[str, list[str]]:
     return text.replace("|", ""), text.split("|")
 
 
-@pytest.mark.parametrize("text", [*SCRIPTS, *ABBREVIATED])
+@pytest.mark.parametrize("text", [*SCRIPTS, *ABBREVIATED, *UNSEEN])
 def test_sentences(text):
     text, wanted = division(text)
     assert ["".join(pair) for pair in sentences(text)] == wanted
@@ -143,6 +154,14 @@ def test_a_tag_precedes_each_part(words, text):
     assert found == [one for one in TAGGED[text] if any(map(str.isalpha, one))]
 
 
+@pytest.mark.parametrize("text", ["<2de>\u200b Go. Stay.", "\u200b<2de> Go. Stay."])
+def test_a_tag_beside_what_nobody_sees(text):
+    translator = load("tatoeba")
+    found = translator.parts(text, split=True)
+    decoded = [translator.vocab.decode(part.ids) for part in found]
+    assert decoded == ["<2de> Go.", "<2de> Stay."]
+
+
 def test_a_tag_precedes_each_piece(words):
     "And a piece is no longer than the tokens that the translator takes."
     found = words.parts("<2de> " + "a b c d e f g h i j")
@@ -153,7 +172,7 @@ def test_a_tag_precedes_each_piece(words):
 
 
 def test_the_live_page_divides_as_the_package_does(offline, tmp_path):
-    texts = [division(text)[0] for text in [*SCRIPTS, *ABBREVIATED]]
+    texts = [division(text)[0] for text in [*SCRIPTS, *ABBREVIATED, *UNSEEN]]
     engine = Engine(offline, tmp_path)
     function = "(texts, patterns) => texts.map(text => sentences(text, patterns))"
     found = engine.ask(function, texts, SENTENCE_PATTERNS)

@@ -234,7 +234,7 @@ QUESTIONS = {  # page and beginning of the heading that one of the first three f
         "Validation loss below",
     ),
     "same seed different result on gpu": ("answers", "Same seed"),
-    "is it on PyPI": ("answers", "Which versions"),
+    "is it on PyPI": ("answers", "Installing"),
     "swiglu setting": ("answers", "How do I turn on"),
     "tokens per second fairseq": ("answers", "How fast is it"),
     "why decoder-only": ("answers", "Which of BERT and GPT"),

@@ -246,8 +246,9 @@ def _report_end(run: Path, n_before: int | None = None) -> None:
     stopped, steps = about["stopped"], about["steps"]
     save_learning_curve(run)
     if steps == n_before:
-        name, value = re.findall(r"^(\w+)=(\d+) reached", stopped)[0]
-        again = shell_line("train", "--resume", run, f"{name}={2 * int(value)}")
+        reached = re.findall(r"(\w+)=(\d+) reached", stopped)
+        larger = [f"{name}={2 * int(value)}" for name, value in reached]
+        again = shell_line("train", "--resume", run, *larger)
         say(f"{run} has already finished ({stopped}). To train further: {again}")
     else:
         say(f"{run} is ready: {shell_line('translate', run)}")

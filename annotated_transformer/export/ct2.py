@@ -6,6 +6,7 @@
 __all__ = ['export_ct2', 'CT2Search']
 
 # %% ../../nbs/92_ct2.ipynb #432c5773
+import os
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -199,6 +200,7 @@ class CT2Search:
             raise UserError("CTranslate2 does not support sampling: use a beam")
         self.n_best, self.penalty = settings["n_best"], settings["penalty"]
         self.vocab, beam_size = vocab, settings["beam_size"]
+        self.process = os.getpid()
         patience = 1 if beam_size == 1 else 4
         self.translate = partial(
             engine.translate_batch,
@@ -216,6 +218,11 @@ class CT2Search:
 
     def __call__(self, step: None, src: Tensor, bos_id, eos_id, max_lens: Tensor):
         "The hypotheses of each sentence, best first."
+        if os.getpid() != self.process:  # its threads are not there
+            raise UserError(
+                "CTranslate2 does not work in a process that was forked after load: "
+                "load in that process"
+            )
         vocab, found = self.vocab, {}
         (pad,) = vocab.tokens([vocab.pad_id])
         for limit in max_lens.unique().tolist():

@@ -214,13 +214,15 @@ def _save_best(
 
 # %% ../../nbs/97c_train_run.ipynb #55f10004
 def _has_ended(state: TrainState, settings: TrainConfig) -> str | None:
-    "The setting by which a run has no further steps, as `name=value reached`, or None."
-    patience = settings.patience
-    if patience and state.evals_without_improvement >= patience:
-        return f"patience={patience} reached: no gain in as many validation passes"
+    "The settings by which a run has no further steps, as `name=value reached`, or None."
+    patience, reached = settings.patience, []
     if state.step >= settings.max_steps:
-        return f"max_steps={settings.max_steps} reached"
-    return None
+        reached.append(f"max_steps={settings.max_steps} reached")
+    if patience and state.evals_without_improvement >= patience:
+        reached.append(
+            f"patience={patience} reached: no gain in as many validation passes"
+        )
+    return ", ".join(reached) or None
 
 
 def _asked_to_stop(
