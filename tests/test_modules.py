@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._dynamo  # PyTorch 2.8 cannot import it under a default device
 from small_runs import small_vocab
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook

@@ -136,7 +136,8 @@ def _read_errors(path: Path) -> Iterator[None]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     "The tensors of a safetensors file, by name; UserError if it cannot be read."
-    with _read_errors(path):
+    # older versions of safetensors follow PyTorch's default device
+    with _read_errors(path), torch.device("cpu"):
         try:
             return load_file(path)
         except OSError:  # a file system that maps no files into memory
