@@ -8,6 +8,7 @@ __all__ = ['Translation', 'Part', 'Translator', 'translate_stream']
 # %% ../../nbs/61b_translate.ipynb #61b00004
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from heapq import nlargest
 from itertools import product
 from typing import BinaryIO, NamedTuple, overload
@@ -78,12 +79,17 @@ _NO_END = [
 ]
 
 # %% ../../nbs/61b_translate.ipynb #5e47e00d
+@cache
+def _no_end_rules() -> list[tuple[regex.Pattern, regex.Pattern]]:
+    "`_NO_END`, compiled once: for what ends with the mark, and for what follows."
+    return [(regex.compile(rf"(?:{a})\Z"), regex.compile(b)) for a, b in _NO_END]
+
+
 def sentences(text: str) -> list[tuple[str, str]]:
     "The sentences of a text, each with the white space that follows it."
     found, start = [], 0
-    rules = [(regex.compile(rf"(?:{a})\Z"), regex.compile(b)) for a, b in _NO_END]
-    if not regex.search(r"\p{Lu}", text):
-        del rules[0]
+    has_capitals = regex.search(r"\p{Lu}", text)
+    rules = _no_end_rules() if has_capitals else _no_end_rules()[1:]
     for end in regex.finditer(_END, text):
         # a line may have millions of marks: only what is next to each is copied
         before = text[max(start, end.start() - 40) : end.end()]
