@@ -230,8 +230,8 @@ def _score(
         how = (references, tokenize, lowercase)
         measures = [evaluate.metric_for(name, *how) for name in metric]
     except RuntimeError:  # which asks for it in several lines
-        extra = f'"sacrebleu[{tokenize[:2]}]"'
-        raise UserError(f"--tokenize {tokenize} needs pip install {extra}") from None
+        extra = evaluate.extra_for(tokenize)
+        raise UserError(f"--tokenize {tokenize} needs {extra}") from None
     translators = {}
     for name in folders:
         _say_which_model(name)

@@ -124,13 +124,18 @@ _SCRIPTS = {
 }
 
 
+def extra_for(tokenizer: str) -> str:
+    "What installs the package that a tokenizer of sacreBLEU needs."
+    return f'pip install "sacrebleu[{tokenizer[:2]}]"'
+
+
 @cache
 def _installed(tokenizer: str) -> str:
     "The tokenizer, or char if the package that it needs is missing, which is said once."
     try:
         BLEU(tokenize=tokenizer)
     except RuntimeError:
-        extra = f'pip install "sacrebleu[{tokenizer[:2]}]"'
+        extra = extra_for(tokenizer)
         print(f"BLEU splits characters: {tokenizer} needs {extra}", file=sys.stderr)
         return "char"
     return tokenizer
