@@ -46,7 +46,7 @@ from annotated_transformer.training.distributed import (
 )
 
 SMALL = ["n_layers=2", "d_model=64", "d_ff=256", "n_heads=4", "batch_tokens=400"]
-SETTINGS = ["n_pieces=500", "dropout=0.1", "precision=fp32", "average_last=2"]
+SETTINGS = ["vocab_size=500", "dropout=0.1", "precision=fp32", "average_last=2"]
 # and the most that rounding may make of it
 DTYPES = {"float32": (torch.float32, 1e-6), "float64": (torch.float64, 1e-13)}
 COMMAND = "command"  # the first argument of a process that is the command line
@@ -255,7 +255,7 @@ def kills(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
 
 
 def gradient(
-    run: Path, dtype: torch.dtype, device: torch.device, accumulate: int = 1
+    run: Path, dtype: torch.dtype, device: torch.device, grad_accum_steps: int = 1
 ) -> dict[str, Tensor]:
     "Of the first step's batch, without dropout: this process computes its rank's share."
     model, vocab, recipe, *_ = load_run(run)
@@ -269,11 +269,11 @@ def gradient(
         settings.seed,
         rank=rank(),
         world_size=world_size(),
-        accumulate=accumulate,
+        grad_accum_steps=grad_accum_steps,
     )
     step = next(steps)
-    for i, batch in enumerate(step.micro, start=1):
-        with sync_gradients(parallel, last=i == len(step.micro)):
+    for i, batch in enumerate(step.micro_batches, start=1):
+        with sync_gradients(parallel, last=i == len(step.micro_batches)):
             (parallel(batch.to(device)) / step.n_tokens).backward()
     return {name: weight.grad.cpu() for name, weight in model.named_parameters()}
 
@@ -300,7 +300,7 @@ def gradients(runs: Runs, args: argparse.Namespace) -> Iterator[Fact]:
     slack = 1 if device.type == "cpu" else 10  # other kernels for other shapes
     for kind, (dtype, most) in DTYPES.items():
         one = gradient(run, dtype, device)
-        found = {"two halves": gradient(run, dtype, device, accumulate=2)}
+        found = {"two halves": gradient(run, dtype, device, grad_accum_steps=2)}
         if two:
             found["two processes"] = load_file(run.parent / f"two-{kind}.safetensors")
         for name, other in found.items():

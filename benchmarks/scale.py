@@ -113,7 +113,7 @@ def measure_prepare(folder: Path, n_pairs: int) -> dict:
         "peak_gb": peak_gb(),
         "peak_gb_after_imports": at_start,
         "n_vocab": len(data.vocab),
-        "n_pieces": len(data.train.src.ids) + len(data.train.tgt.ids),
+        "vocab_size": len(data.train.src.ids) + len(data.train.tgt.ids),
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from measuring import Ids, random_pairs
 
 from annotated_transformer import load
-from annotated_transformer.data.batch import Batch, Step, training_steps
+from annotated_transformer.data.batch import Batch, StepData, training_steps
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.engines.choose import FAST, PLAIN, Engines
 from annotated_transformer.engines.prefetch import prefetch
@@ -34,7 +34,7 @@ def build(device: torch.device, engines: Engines = FAST, **settings) -> tuple:
     return build_training(recipe, Ids(n_vocab), device, engines=engines)[1:]
 
 
-def steps(n_tokens: int, longest: int) -> Iterator[Step]:
+def steps(n_tokens: int, longest: int) -> Iterator[StepData]:
     "Of random ids, but of 300 only, which can be learnt in some steps."
     lengths = np.random.default_rng(0).integers(1, longest, (20_000, 2))
     return training_steps(random_pairs(lengths, 300), Ids(300), n_tokens, seed=0)
@@ -62,7 +62,7 @@ def a_kernel_runs(device: torch.device) -> str:
 def engines_equal_lessons(device: torch.device) -> str:
     "tests/test_twins.py names the engine; until then: RunOptions(engines=PLAIN)"
     # sentences of up to 200 tokens, which attention takes in several blocks
-    batch = next(steps(2000, 200)).micro[0]
+    batch = next(steps(2000, 200)).micro_batches[0]
     loss, exact = gradient(device, batch, PLAIN, "fp32")
 
     def errors(*case) -> tuple[float, float]:
@@ -88,13 +88,13 @@ def padding_has_no_gradient(device: torch.device) -> str:
 
 
 def training_learns_and_does_not_wait(device: torch.device) -> str:
-    "no memory: accumulate=4; no lower loss: precision=fp32; a wait costs time only"
+    "no memory: grad_accum_steps=4; no lower loss: precision=fp32; a wait costs time only"
     cuda, n_tokens, counts = torch.cuda if device.type == "cuda" else None, 500, []
     if cuda:
         memory = cuda.get_device_properties(device).total_memory
         n_tokens = 25_000 if memory > 20e9 else 8_000
 
-    def text() -> Iterator[Step]:
+    def text() -> Iterator[StepData]:
         for step in prefetch(steps(n_tokens, 60), device):
             counts.append(step.n_tokens)
             if cuda:  # waits are errors but in the first steps and where a report comes

@@ -76,7 +76,7 @@ def random_words(
 def useful_flops(
     batch: tuple[Tensor, Tensor, Tensor], m: ModelConfig, n_vocab: int
 ) -> float:
-    "Of forward and backward on real tokens alone, 2 for each multiply-add; the backward pass counts twice the forward."
+    "Of forward and backward on non-padding tokens alone, 2 for each multiply-add; the backward pass counts twice the forward."
     d, ff = m.d_model, m.d_ff
     s, t = ((side != PAD).sum(dim=1).double() for side in (batch[0], batch[2]))
     both = lambda n: 2 * n * (4 * d * d + 2 * d * ff) + 4 * n * n * d

@@ -40,7 +40,7 @@ from annotated_transformer.translating.translate import Translator
 RECIPES = {
     "builtin": get_recipe("tiny"),
     "multi30k": override(
-        get_recipe("tiny"), ["n_pieces=4000", "dropout=0.1", "init_gain=0.5"]
+        get_recipe("tiny"), ["vocab_size=4000", "dropout=0.1", "init_gain=0.5"]
     ),
 }
 WARM_UP = 0.2  # of a run, as in results/variations.py
@@ -82,7 +82,7 @@ def load_data(args: argparse.Namespace) -> Data:
     recipe = RECIPES[args.data]
     corpus = load_corpus(args.data, args.data_dir)
     text = corpus.train[: args.n_train], corpus.valid, corpus.test
-    return Data(recipe, *encoded(*text, recipe.train.n_pieces))
+    return Data(recipe, *encoded(*text, recipe.train.vocab_size))
 
 
 def learn(

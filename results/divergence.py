@@ -121,9 +121,9 @@ def main() -> None:
     texts = f"{fingerprint(corpus.train)} {fingerprint(corpus.valid)}"
     found = []
     with TemporaryDirectory() as folder:
-        n_pieces = recipe_of(args.rows[0], args.seed, args.set).train.n_pieces
+        vocab_size = recipe_of(args.rows[0], args.seed, args.set).train.vocab_size
         out = Path(folder) / "text"
-        data = prepare(out, corpus.train, corpus.valid, texts, n_pieces)
+        data = prepare(out, corpus.train, corpus.valid, texts, vocab_size)
         for row in args.rows:
             points = curve(recipe_of(row, args.seed, args.set), data)
             rounded = [{k: round(v, 4) for k, v in point.items()} for point in points]

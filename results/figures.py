@@ -80,9 +80,9 @@ class Data(NamedTuple):
     test: Pairs
 
 
-def encoded(train: Pairs, valid: Pairs, test: Pairs, n_pieces: int) -> Data:
+def encoded(train: Pairs, valid: Pairs, test: Pairs, vocab_size: int) -> Data:
     "Text as ids, in a vocabulary learned from its training part."
-    vocab = learn_bpe((side for pair in train for side in pair), n_pieces)
+    vocab = learn_bpe((side for pair in train for side in pair), vocab_size)
     held_out = epoch_batches(encode_pairs(valid, vocab), vocab, 4096, seed=0, epoch=0)
     return Data(vocab, encode_pairs(train, vocab), list(held_out), test)
 

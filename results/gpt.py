@@ -85,7 +85,7 @@ def models(data: Data, args: argparse.Namespace) -> dict[str, Row]:
 def load_data(args: argparse.Namespace) -> Data:
     sizes = {"n_train": args.n_train, "n_valid": 500, "n_test": args.n_test}
     corpus = load_corpus("builtin", **sizes)
-    return encoded(corpus.train, corpus.valid, corpus.test, args.n_pieces)
+    return encoded(corpus.train, corpus.valid, corpus.test, args.vocab_size)
 
 
 def learn(

@@ -59,7 +59,7 @@ ROWS = {  # name: recipe, settings
         "valid_every=800 save_every=200",
     ),
     "tiny, half weights, BPE-dropout": ("multi30k-tiny", "bpe_dropout=0.1"),
-    "tiny, half weights, vocabulary of 12,000": ("multi30k-tiny", "n_pieces=12000"),
+    "tiny, half weights, vocabulary of 12,000": ("multi30k-tiny", "vocab_size=12000"),
     # the last row without R-Drop: as many updates and epochs, half of the computation
     "tiny, half weights, dropout 0.2": ("multi30k-tiny-r-drop", "r_drop=0"),
     "tiny, half weights, attention dropout": (

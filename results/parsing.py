@@ -49,9 +49,9 @@ MORE = int(PAPER["max_length"].rpartition(" ")[2])  # "input length + 300"
 # what differs from the recipe "tiny", which is 128 wide; post-norm, with tags as
 # leaves, made no use of the source within 3,000 steps
 SETTINGS = {
-    "builtin": "norm=pre peak_lr=3e-3 n_pieces=1500 batch_tokens=300 max_steps=2000 "
+    "builtin": "norm=pre peak_lr=3e-3 vocab_size=1500 batch_tokens=300 max_steps=2000 "
     "warmup_steps=200 valid_every=500 save_every=2000",
-    "treebank": "norm=pre peak_lr=2e-3 n_pieces=1500 batch_tokens=1000 max_steps=6000 "
+    "treebank": "norm=pre peak_lr=2e-3 vocab_size=1500 batch_tokens=1000 max_steps=6000 "
     "warmup_steps=500 dropout=0.2 precision=auto max_len=400 valid_every=250 "
     "save_every=1000",
 }
@@ -100,7 +100,7 @@ def train(splits: dict, recipe: Recipe, args: argparse.Namespace, run: Path) -> 
     return {
         "train_cpu_seconds": seconds,
         "n_parameters": n_parameters(model),
-        "n_pieces": len(vocab),
+        "vocab_size": len(vocab),
         "steps": about["steps"],
         "weights": about["weights"],
     }

@@ -109,7 +109,7 @@ def load_data(args: argparse.Namespace) -> Data:
         for n, split in ((args.n_train, "train"), (args.n_test, "valid"))
     )
     test = [(s.en, s.de) for s in pronoun_sentences(args.n_test, patterns=PATTERNS)]
-    return encoded(pairs, held_out, test, args.n_pieces)
+    return encoded(pairs, held_out, test, args.vocab_size)
 
 
 def build(name: str, d_k: int, data: Data, args: argparse.Namespace) -> Transformer:

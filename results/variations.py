@@ -68,7 +68,7 @@ ROWS = {
 # short time than a few large ones; fp32 is nearly the same on every processor
 BASE = override(
     get_recipe("multi30k-tiny"),
-    "n_pieces=4000 batch_tokens=1000 max_steps=2000 peak_lr=3e-3 warmup_steps=400 "
+    "vocab_size=4000 batch_tokens=1000 max_steps=2000 peak_lr=3e-3 warmup_steps=400 "
     "dropout=0.1 precision=fp32 keep_last=5 average_last=1".split(),
 )
 N_LOOKS = 8  # at the validation set, in a run

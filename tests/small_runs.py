@@ -70,7 +70,7 @@ def distance(run: Path, weights: Path) -> float:
 
 def trained_run(path: Path, *settings: str) -> list[str]:
     "A run of some seconds, which makes many mistakes; 200 sentences that it has not seen."
-    small = "d_model=64 d_ff=128 n_pieces=600 batch_tokens=800 max_steps=120"
+    small = "d_model=64 d_ff=128 vocab_size=600 batch_tokens=800 max_steps=120"
     small = f"{small} warmup_steps=40 peak_lr=5e-3".split()
     corpus = load_corpus("builtin", n_train=3000, n_valid=50, n_test=200)
     recipe = override(get_recipe("tiny"), [*small, *settings])

@@ -103,15 +103,18 @@ def plain(step) -> tuple:
     return (
         step[:3],
         *step[3:5],
-        [[t.tolist() for t in batch[:3]] + [batch.n_tokens] for batch in step.micro],
+        [
+            [t.tolist() for t in batch[:3]] + [batch.n_tokens]
+            for batch in step.micro_batches
+        ],
     )
 
 
-def sentences(micro: list[Batch]) -> list[tuple]:
+def sentences(micro_batches: list[Batch]) -> list[tuple]:
     "The pairs of some batches as lists of ids, sorted; none for a row of padding."
     rows = (
         (src, say)
-        for batch in micro
+        for batch in micro_batches
         if batch.n_tokens
         for src, say in zip(batch.src.tolist(), batch.tgt_out.tolist(), strict=True)
     )
@@ -125,20 +128,22 @@ N_EPOCH = sum(1 for _ in epoch_batches(DATA, VOCAB, 300, seed=0, epoch=0))
 
 
 @pytest.mark.parametrize(
-    "world_size, accumulate", [(1, 2), (2, 1), (3, 4), (64, 2), (3, 10_000)]
+    "world_size, grad_accum_steps", [(1, 2), (2, 1), (3, 4), (64, 2), (3, 10_000)]
 )
-def test_shares_are_the_whole_step(world_size, accumulate):
+def test_shares_are_the_whole_step(world_size, grad_accum_steps):
     "Over ranks and micro-batches: the same sentences, each once; the same count of tokens; as many micro-batches on every rank, no more than rows."
-    sizes = {"world_size": world_size, "accumulate": accumulate}
+    sizes = {"world_size": world_size, "grad_accum_steps": grad_accum_steps}
     ranks = [steps(N_EPOCH + 2, rank=rank, **sizes) for rank in range(world_size)]
     empty = 0
     for whole, *shares in zip(steps(N_EPOCH + 2), *ranks, strict=True):
-        batches = [batch for share in shares for batch in share.micro]
-        n_micro = min(accumulate, -(-len(whole.micro[0].src) // world_size))
+        batches = [batch for share in shares for batch in share.micro_batches]
+        n_micro = min(
+            grad_accum_steps, -(-len(whole.micro_batches[0].src) // world_size)
+        )
         for share in shares:
-            assert share[:3] == whole[:3] and len(share.micro) == n_micro
+            assert share[:3] == whole[:3] and len(share.micro_batches) == n_micro
             assert share.n_tokens == whole.n_tokens
-        assert sentences(batches) == sentences(whole.micro)
+        assert sentences(batches) == sentences(whole.micro_batches)
         assert sum(batch.n_tokens for batch in batches) == whole.n_tokens
         for batch in batches:
             if batch.n_tokens == 0:
@@ -149,7 +154,9 @@ def test_shares_are_the_whole_step(world_size, accumulate):
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"rank": 1, "world_size": 3, "accumulate": 2}, {"max_len": 20}], ids=str
+    "how",
+    [{}, {"rank": 1, "world_size": 3, "grad_accum_steps": 2}, {"max_len": 20}],
+    ids=str,
 )
 def test_resumed_equals_uninterrupted(how):
     "From every position of more than two epochs, an epoch's end included."
@@ -171,7 +178,7 @@ def test_long_pairs_are_left_out(max_len, capsys):
         pair
         for step in steps(2 * N_EPOCH, max_len=max_len)
         if step.epoch == 0
-        for pair in sentences(step.micro)
+        for pair in sentences(step.micro_batches)
     ]
     assert sorted(found) == wanted
     some = drop_long_pairs(DATA, max_len)
@@ -202,8 +209,8 @@ TEXT = [
 HARD = [("two  spaces ", "\u2581 \u2028"), ("\ttab", "x\x85")]
 
 
-def made(folder, text=TEXT, valid=HARD, sha="a1", n_pieces=320, **how):
-    return prepare(folder, text, valid, sha, n_pieces, quiet=True, **how)
+def made(folder, text=TEXT, valid=HARD, sha="a1", vocab_size=320, **how):
+    return prepare(folder, text, valid, sha, vocab_size, quiet=True, **how)
 
 
 def same(a: EncodedPairs, b: EncodedPairs) -> bool:
@@ -246,7 +253,9 @@ def test_prepared_is_encoded(folder, capsys, nothing_is_made):
     assert capsys.readouterr() == ("", "") and os.listdir(folder.parent) == ["data"]
 
 
-@pytest.mark.parametrize("change", [{"sha": "b2"}, {"n_pieces": 310}, {"n_sample": 9}])
+@pytest.mark.parametrize(
+    "change", [{"sha": "b2"}, {"vocab_size": 310}, {"n_sample": 9}]
+)
 def test_other_text_is_encoded_again(folder, change):
     found = made(folder, text=TEXT[:50], **change)
     assert same(found.train, encode_pairs(TEXT[:50], found.vocab))

@@ -28,7 +28,7 @@ from annotated_transformer.runs.settings import Recipe, TrainConfig
 from annotated_transformer.training.optimizer import adam
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
-RECIPE = Recipe(SIZES, TrainConfig(n_pieces=300))
+RECIPE = Recipe(SIZES, TrainConfig(vocab_size=300))
 ABOUT = {"data": "ä\u2028ß", "src_lang": "en", "tgt_lang": "de"}
 MODEL, ADAM, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 

@@ -33,7 +33,7 @@ from annotated_transformer.translating import evaluate
 from annotated_transformer.translating.evaluate import METRICS, bleu
 
 TINY = (
-    "n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=4 batch_tokens=400 "
+    "n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=500 max_steps=4 batch_tokens=400 "
     "valid_every=2 save_every=2 average_last=0"
 )
 
@@ -147,7 +147,11 @@ def test_help_names_metrics(name, run):
     "words, posix, windows",
     [
         ([Path("demo")], "demo", "demo"),
-        (["my run", "accumulate=2"], "'my run' accumulate=2", '"my run" accumulate=2'),
+        (
+            ["my run", "grad_accum_steps=2"],
+            "'my run' grad_accum_steps=2",
+            '"my run" grad_accum_steps=2',
+        ),
         (["runs\\demo", 3], "'runs\\demo' 3", "runs\\demo 3"),
         (["it's", 'a"b'], """'it'"'"'s' 'a"b'""", """it's a\\"b"""),
     ],
@@ -218,7 +222,7 @@ score few.de --ref de | few.de has 40
 export-ct2 run run | run is not empty (checkpoints): choose another place
 export-hf run en | en is a file, not a folder
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
-{NEW} --shard --metric bleu | score (--metric) exclude each other
+{NEW} --fsdp --metric bleu | score (--metric) exclude each other
 {NEW} --device '' | device '' cannot be used here
 {NEW} --colour blue | --colour
 {OWN} --config huge | 'huge'
@@ -233,7 +237,7 @@ train | pass either --out, a new run folder, or --resume RUN
 train --out new --resume run | pass either --out, a new run folder, or
 train --out new | pass either --data, or --src with --tgt, or --pairs
 train --out new --src en | --src needs --tgt
-train --src nofile --tgt nofile --out new n_pieces=299 | n_pieces=299 is too few
+train --src nofile --tgt nofile --out new vocab_size=299 | vocab_size=299 is too few
 train --out new --pairs en | en, line 1 has no tab
 train --out run {TEXT} | already holds a run
 train --resume run --tgt x | pass either --data, or --src with --tgt
@@ -260,7 +264,7 @@ train --out new --pairs empty_folder | empty_folder is a folder: text to train o
 {OWN} --columns 1,2 | --columns cannot be used with --src
 train --resume run --src de --tgt en | run was started with other text than the files given
 train --resume run --data builtin | other text than data=builtin
-score asked --ref asked --flavours xx | Moses does not know the language 'xx': use as,
+score asked --ref asked --bleu-variants xx | Moses does not know the language 'xx': use as,
 {SAY} --beam-size 0 | beam_size=0
 {SAY} --n-best 5 | n_best=5 with beam_size=4
 {SAY} --top-p 0.5 | --top-p cannot be used without --sample
@@ -311,7 +315,7 @@ score de --ref de --metric rouge | metric='rouge' is unknown: use bleu, chrf, ch
 {NEW} --metric bleu --metric bertscore | metric='bertscore' is unknown: use bleu
 {NEW} --vocab few.en | few.en: not a SentencePiece model
 {NEW} --vocab run/vocab.model --from run | --from cannot be used with --vocab
-{NEW} --vocab run/vocab.model n_pieces=500 | n_pieces is the size of --vocab: leave it out
+{NEW} --vocab run/vocab.model vocab_size=500 | vocab_size is the size of --vocab: leave it out
 train --resume run --vocab run/vocab.model | --vocab cannot be used with --resume
 {SAY} --max-len 0 | max_len=0 must be at least 1
 {SAY} --prefix "Der Hund" --max-len 1 | max_len=1 with a prefix of
@@ -346,12 +350,12 @@ prepare {TEXT} --out new {TINY} | to train: annotated-transformer (train --resum
 {TRAIN} --out run | continue it with (--resume) \(in Python resume_run\), choose | train \1 run {QUIET} | run has already finished
 {TRAIN} --out run | choose another (--out) | {TRAIN} \1 new | new is ready
 train --resume run {QUIET} | To train further: annotated-transformer (train --resume run max_steps=8) | \1 | run is ready
-train --resume run dropout=0.3 | only accumulate, (average_last), .* can | train --resume run \1=2 {QUIET} | run has already finished
+train --resume run dropout=0.3 | only grad_accum_steps, (average_last), .* can | train --resume run \1=2 {QUIET} | run has already finished
 train --resume run --src de --tgt en | was started with other (text) | train --resume run --src en --tgt de max_steps=5 | run is ready
 train --out new --src en {TINY} | --src needs (--tgt) | train --out new --src en \1 de {TINY} | new is ready
 train --out new {TINY} | or (--src with --tgt) | train --out new {TEXT} {TINY} | new is ready
 {OWN} --config fine-tune {TINY} | needs (--from), a run | {OWN} --config fine-tune \1 run {QUIET} max_steps=2 warmup_steps=1 | new is ready
-{OWN} --from demo n_pieces=500 | which has (n_pieces=\d+): leave it out | {OWN} --from demo {QUIET} \1 max_steps=2 warmup_steps=1 | new is ready
+{OWN} --from demo vocab_size=500 | which has (vocab_size=\d+): leave it out | {OWN} --from demo {QUIET} \1 max_steps=2 warmup_steps=1 | new is ready
 train --out new --pairs 4.tsv {TINY} | for example (--columns 2,4) | train --out new --pairs 4.tsv \1 {TINY} | new is ready
 export-ct2 run run | choose another (place) | export-ct2 run \1 | place is ready
 live run --out mine.html | choose another (name) | live run --out \1.html | name.html is ready
@@ -441,9 +445,9 @@ def test_a_warm_up_that_is_too_long(run):
 def test_what_a_run_is_made_of(run):
     "The default recipe, the languages and the text to validate on reach config.json."
     files = "--valid-src asked --valid-tgt asked --tgt-lang zh-Hans-SG"
-    done(run, f"prepare {TEXT} {files} --out new --quiet n_pieces=500")
+    done(run, f"prepare {TEXT} {files} --out new --quiet vocab_size=500")
     config = json.loads(Path("new/config.json").read_text(encoding="utf-8"))
-    assert recipe_from_dict(config) == override(RECIPES["small"], ["n_pieces=500"])
+    assert recipe_from_dict(config) == override(RECIPES["small"], ["vocab_size=500"])
     assert (config["src_lang"], config["tgt_lang"]) == (None, "zh-Hans-SG")
     assert [Path(x).name for x in config["source"]["valid_src"]] == ["asked"]
 
@@ -503,7 +507,7 @@ def test_a_vocabulary_of_ones_own(run):
         ("nobytes", {"model_type": "bpe", "vocab_size": 90} | special),
     ):
         learn(**how | kind, model_prefix=name)
-    text = f"{TEXT} --out new {QUIET} --config tiny {tiny('n_pieces')}"
+    text = f"{TEXT} --out new {QUIET} --config tiny {tiny('vocab_size')}"
     for name in ("nopad", "unigram", "nobytes"):
         assert "train it with spm_train" in refused(
             run, f"train {text} --vocab {name}.model"
@@ -570,7 +574,7 @@ def test_launchers(run, monkeypatch):
 
 def test_a_sharded_run_draws_other_weights(run):
     "In one process too, which shows that the option arrives."
-    done(run, f"{TRAIN} --out new --shard")
+    done(run, f"{TRAIN} --out new --fsdp")
     assert not same_weights("new", "run")
 
 
@@ -683,7 +687,7 @@ def test_several_references_and_metrics(run):
     assert best == ["BLEU = 100.00", "chrF2 = 100.00", "chrF2++ = 100.00", "TER = 0.00"]
     assert "nrefs:2" in done(run, two)[0]
     assert done(run, f"{two} --confidence")[0].startswith("BLEU = 100.00 (100.00 to")
-    assert all("100.00" in line for line in lines_of(run, f"{two} --flavours de"))
+    assert all("100.00" in line for line in lines_of(run, f"{two} --bleu-variants de"))
     first, second = lines_of(run, "score half few.de --ref half --ref rest")
     assert second.startswith("few.de: BLEU = 100.00") and "p = " in second
     rows = lines_of(

@@ -45,7 +45,7 @@ RANGES = {  # values that are just inside, and just outside
     **{name: ([0, 0.999], [1, -0.1]) for name in SHARES},
     "seed": ([0, 2**63 - 1], [2**63]),
     "average_last": ([0, 5], [6]),  # no more than `keep_last`
-    "n_pieces": ([300], [299]),
+    "vocab_size": ([300], [299]),
     "peak_lr": ([1e-9], [0]),
 }
 

@@ -23,7 +23,7 @@ from annotated_transformer.runs.train_run import RunOptions, resume_run, train_r
 from annotated_transformer.training.distributed import pick_device
 
 SETTINGS = (
-    "n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=400 batch_tokens=400 "
+    "n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=400 batch_tokens=400 "
     "max_steps=12 valid_every=6 save_every=3 precision=fp32 average_last=0"
 ).split()
 
@@ -134,12 +134,12 @@ def test_out_of_memory_names_the_remedy_and_keeps_the_run(corpus, tmp_path, quie
     says = (
         "out of memory on cpu: continue with smaller micro-batches, which leave the step "
         "as it is, by resume_run in Python or annotated-transformer train --resume "
-        f"'{run}' accumulate=2"
+        f"'{run}' grad_accum_steps=2"
     )
     assert str(failed.value) == says
-    resume_run(run, quiet, changes=["accumulate=2"])
+    resume_run(run, quiet, changes=["grad_accum_steps=2"])
     straight = train_run(corpus, recipe, tmp_path / "straight", quiet)
-    assert read_config(run)[0].train.accumulate == 2
+    assert read_config(run)[0].train.grad_accum_steps == 2
     tokens, others = (
         [r["n_tokens"] for r in read_metrics(path) if "loss" in r]
         for path in (run, straight)
@@ -151,12 +151,17 @@ def test_settings_that_may_change_when_a_run_is_resumed(corpus, tmp_path, quiet)
     recipe = override(get_recipe("tiny"), SETTINGS)
     run = train_run(corpus, recipe, tmp_path / "run", replace(quiet, minutes=1e-6))
     before = (run / "config.json").read_bytes()
-    for wrong, says in (("dropout=0.3", "cannot be changed"), ("accumulate=0", "=0")):
+    for wrong, says in (
+        ("dropout=0.3", "cannot be changed"),
+        ("grad_accum_steps=0", "=0"),
+    ):
         with pytest.raises(UserError, match=says):
             resume_run(run, quiet, changes=["save_every=2", wrong])
     assert (run / "config.json").read_bytes() == before
-    resume_run(run, quiet, changes=["accumulate=2", "valid_every=4", "save_every=2"])
+    resume_run(
+        run, quiet, changes=["grad_accum_steps=2", "valid_every=4", "save_every=2"]
+    )
     settings = read_config(run)[0].train
-    found = settings.accumulate, settings.valid_every, settings.save_every
+    found = settings.grad_accum_steps, settings.valid_every, settings.save_every
     assert found == (2, 4, 2)
     assert [r["step"] for r in read_metrics(run) if "valid_loss" in r] == [4, 8, 12]

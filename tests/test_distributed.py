@@ -73,7 +73,7 @@ def layers(objective):
     return [*objective.model.encoder.layers, *objective.model.decoder.layers]
 
 
-def steps(batch_tokens, rank=0, world_size=1, accumulate=1):
+def steps(batch_tokens, rank=0, world_size=1, grad_accum_steps=1):
     rng = np.random.default_rng(0)
 
     def side():
@@ -81,7 +81,11 @@ def steps(batch_tokens, rank=0, world_size=1, accumulate=1):
         return RaggedArray.from_lists([rng.integers(4, 51, n) for n in lengths])
 
     symbols = SimpleNamespace(pad_id=0, bos_id=2, eos_id=3)
-    place = {"rank": rank, "world_size": world_size, "accumulate": accumulate}
+    place = {
+        "rank": rank,
+        "world_size": world_size,
+        "grad_accum_steps": grad_accum_steps,
+    }
     data = EncodedPairs(side(), side())
     return training_steps(data, symbols, batch_tokens, seed=0, **place)
 
@@ -97,7 +101,7 @@ def training(
     wrap=lambda objective: objective,
     rank=0,
     world_size=1,
-    accumulate=1,
+    grad_accum_steps=1,
     stop_at=None,
     kind=Objective,
     report_every=1,
@@ -108,7 +112,7 @@ def training(
     objective, records = kind(**config).double(), []
     wrapped = wrap(objective)
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.0, fused=True)
-    found, stop = steps(budget, rank, world_size, accumulate), None
+    found, stop = steps(budget, rank, world_size, grad_accum_steps), None
     rate = lambda step: 1e-3 * step
     try:
         for record in train(wrapped, found, optimizer, rate, 4, 0.5, report_every):
@@ -160,7 +164,7 @@ def data_parallel_worker(folder, me):
     uneven = data_parallel(objective := Objective(), CPU)
     if me == n - 1:  # it grows again when it is used
         objective.model.position.table = objective.model.position.table[:2]
-    uneven(next(steps(MANY, *others)).micro[0]).backward()
+    uneven(next(steps(MANY, *others)).micro_batches[0]).backward()
     return found
 
 
@@ -173,12 +177,12 @@ def sharding_worker():
         for p in tensors.values()
     )
     with torch.no_grad():
-        module(next(steps(MANY)).micro[0])
+        module(next(steps(MANY)).micro_batches[0])
     found["sliced after a look"] = all(
         hasattr(p, "full_tensor") for p in module.parameters()
     )
     with sync_gradients(module, last=False):
-        module(next(steps(MANY)).micro[0]).backward()
+        module(next(steps(MANY)).micro_batches[0]).backward()
     # a slice's gradient comes with the last micro-batch
     found["silent"] = all(p.grad is None for p in module.parameters())
     return found
@@ -188,7 +192,7 @@ def both_workers(wrap, me):
     found, n, others = {}, world_size(), (rank(), world_size())
     found["empty", wrap] = training(WRAPS[wrap], *others, budget=ONE, **OTHER)
     for every, name in ((1, "each"), (3, "thirds")):
-        more = {"accumulate": 2, "report_every": every}
+        more = {"grad_accum_steps": 2, "report_every": every}
         found[name, wrap] = training(WRAPS[wrap], *others, **more)
     # the loss of one rank breaks in the third step
     kind = Breaks if me == n - 1 else Objective

@@ -21,11 +21,11 @@ from annotated_transformer.runs import checkpoint
 from annotated_transformer.runs.folder import load_run
 from annotated_transformer.show import demo
 
-SMALL = "n_layers=1 d_model=16 d_ff=16 n_heads=2 n_pieces=400 batch_tokens=300 "
+SMALL = "n_layers=1 d_model=16 d_ff=16 n_heads=2 vocab_size=400 batch_tokens=300 "
 SMALL += "max_steps=2 valid_every=2 save_every=2 average_last=0"
 TEXT = f"--pairs pairs --config tiny --quiet {SMALL}"
 # a text from which no vocabulary of this size can be learned
-POOR = f"--pairs poor --config tiny --quiet {SMALL} n_pieces=300"
+POOR = f"--pairs poor --config tiny --quiet {SMALL} vocab_size=300"
 
 
 def write(path: str, text: str = "mine") -> None:

@@ -191,7 +191,7 @@ def test_scores(tmp_path, monkeypatch):
         "--metric",
         "chrf",
         "--confidence",
-        "--flavours",
+        "--bleu-variants",
         "de",
     ]
     found = done("score", "beam", "greedy", "--ref", "ref", *measures)

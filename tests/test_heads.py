@@ -26,8 +26,8 @@ from annotated_transformer.show.heads import (
 from annotated_transformer.show.visualize import attention_maps, attention_modules
 
 
-def learned(n_pieces: int) -> Vocab:
-    return learn_bpe((side for s in builtin(600) for side in (s.en, s.de)), n_pieces)
+def learned(vocab_size: int) -> Vocab:
+    return learn_bpe((side for s in builtin(600) for side in (s.en, s.de)), vocab_size)
 
 
 @pytest.fixture(scope="module")

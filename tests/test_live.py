@@ -41,12 +41,12 @@ TOLERANCE = 1e-4
 def odd() -> Run:
     "A model whose sizes are all different, with random weights of every size."
     sizes = ModelConfig(n_layers=3, d_model=24, d_ff=40, n_heads=3, d_k=5, d_v=7)
-    vocab = learn_bpe([s.en for s in HELD_OUT], n_pieces=400)
+    vocab = learn_bpe([s.en for s in HELD_OUT], vocab_size=400)
     torch.manual_seed(0)
     model = build_transformer(sizes, len(vocab), vocab.pad_id).eval()
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.4)
-    train = TrainConfig(n_pieces=400, max_len=100)
+    train = TrainConfig(vocab_size=400, max_len=100)
     return Run(model.requires_grad_(False), vocab, Recipe(sizes, train), {})
 
 

@@ -58,7 +58,7 @@ def ids(*shape: int) -> torch.Tensor:
 
 
 def a_run(engines, *settings: str):
-    sizes = "n_layers=2 d_model=16 d_ff=24 n_heads=4 n_pieces=320".split()
+    sizes = "n_layers=2 d_model=16 d_ff=24 n_heads=4 vocab_size=320".split()
     recipe = override(get_recipe("tiny"), [*sizes, *settings])
     return build_training(recipe, small_vocab(), torch.device("cpu"), engines=engines)
 

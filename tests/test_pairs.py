@@ -49,7 +49,7 @@ DIMENSIONS = {
     "valid_every": ["2", "3", "5"],
     "save_every": ["2", "3", "5"],
     "schedule": ["linear", "paper", FAST],
-    "accumulate": ["1", "3"],
+    "grad_accum_steps": ["1", "3"],
     "change": [
         "",
         "save_every=4",
@@ -62,9 +62,11 @@ DIMENSIONS = {
     "bleu": ["", "--metric=bleu"],
     "quiet": ["", "--quiet"],
     "ends": ["once", "again"],
-    "ranks": ["1", "2", "2 --shard"],
+    "ranks": ["1", "2", "2 --fsdp"],
 }
-SMALL = "n_layers=1 d_model=16 n_heads=2 d_ff=16 n_pieces=400 batch_tokens=400 seed=1 "
+SMALL = (
+    "n_layers=1 d_model=16 n_heads=2 d_ff=16 vocab_size=400 batch_tokens=400 seed=1 "
+)
 SMALL += "max_steps=12 warmup_steps=3 peak_lr=0.03 dropout=0.1 precision=fp32"
 LIMIT = 260  # ids of a micro-batch that the memory holds, where memory is short
 
@@ -147,7 +149,7 @@ def disturbed(events: dict, words: list[str]) -> None:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     def compute_gradient(objective, step, clip_norm):
-        needs(step.micro, "training")
+        needs(step.micro_batches, "training")
         seen.step = step.step
         found = gradient(objective, step, clip_norm)
         return found * float("nan") if step.step == events.get("nan") else found
@@ -190,14 +192,14 @@ class Play:
         elif row.not_finite:
             self.events["nan in validation"] = int(row.valid_every)
         names = "patience average_last keep_last valid_every save_every schedule"
-        own = [f"{x}={getattr(row, x)}" for x in [*names.split(), "accumulate"]]
+        own = [f"{x}={getattr(row, x)}" for x in [*names.split(), "grad_accum_steps"]]
         text = ["--pairs", "train", "--valid-pairs", row.valid]
         text += shlex.split(f"--src-lang en --tgt-lang de {row.bleu} {row.quiet}")
         config = shlex.split(row.start) or ["--config", "tiny"]
         self.options = [
             "--device",
             "cpu",
-            *(["--shard"] if "shard" in row.ranks else []),
+            *(["--fsdp"] if "shard" in row.ranks else []),
         ]
         settings = " ".join([SMALL, *own]).split()
         self.new = ["train", *text, *self.options, *config, *settings]
@@ -427,7 +429,7 @@ def test_pairs(row, texts, tmp_path, monkeypatch):
     play.keep()
     config, *_ = read_config(play.run)
     # the same steps: not in other parts, at other rates, or with other settings
-    is_same = str(config.train.accumulate) == row.accumulate
+    is_same = str(config.train.grad_accum_steps) == row.grad_accum_steps
     is_same &= row.schedule == "paper" or "max_steps" not in row.change
     is_same &= "valid_every" not in row.change
     if is_same and play.run.name != "with another rate":

@@ -26,7 +26,7 @@ from annotated_transformer.training.distributed import pick_device
 from annotated_transformer.training.r_drop import RDrop
 from annotated_transformer.translating.evaluate import validation_scores
 
-SMALL = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=6
+SMALL = """n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=500 max_steps=6
 batch_tokens=400 valid_every=4 save_every=3 average_last=0 precision=fp32""".split()
 
 

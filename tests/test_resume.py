@@ -39,7 +39,7 @@ SETTINGS = [
     "d_model=32",
     "d_ff=64",
     "n_heads=2",
-    "n_pieces=500",
+    "vocab_size=500",
     "max_steps=12",
     "batch_tokens=400",
     "valid_every=6",
@@ -269,12 +269,12 @@ def finish(words: list, folder: Path, ranks: int) -> None:
     assert kill(processes) == [0] * ranks, said
 
 
-OFTEN = [(50, 1, []), (10, 2, []), (10, 2, ["--shard"])]
+OFTEN = [(50, 1, []), (10, 2, []), (10, 2, ["--fsdp"])]
 OFTEN = [pytest.param(*case, marks=pytest.mark.slow) for case in OFTEN]
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("n, ranks, options", [(2, 1, []), (2, 2, ["--shard"]), *OFTEN])
+@pytest.mark.parametrize("n, ranks, options", [(2, 1, []), (2, 2, ["--fsdp"]), *OFTEN])
 def test_killed_and_resumed(text, tmp_path, n, ranks, options):
     "Killed n times, at random moments, a run ends with the bits of one undisturbed."
     straight, run, where = tmp_path / "a", tmp_path / "b", (tmp_path, ranks)
@@ -411,7 +411,7 @@ def test_two_processes_start_from_weights(sharded, tune, tmp_path):
     assert distance(run, straight / "model.safetensors") < 1e-4
 
 
-@pytest.mark.parametrize("setting", ["d_model=64", "n_pieces=400"])
+@pytest.mark.parametrize("setting", ["d_model=64", "vocab_size=400"])
 def test_a_start_of_other_sizes(setting, tune, straight, tmp_path):
     with pytest.raises(UserError, match=f"{setting} cannot start from {straight}"):
         tune(tmp_path / "run", setting)

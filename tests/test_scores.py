@@ -122,7 +122,7 @@ def test_p_is_exact_where_all_differences_point_one_way(n_differ):
     assert compare(systems, GOLD[:20])[1].p_value == 2 ** (1 - n_differ)
 
 
-# flavours
+# variants
 
 
 def test_hyphens_are_perls():

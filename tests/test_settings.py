@@ -38,7 +38,7 @@ from annotated_transformer.runs.train_run import RunOptions, train_run
 
 CONFIGS = (ModelConfig, TrainConfig)
 FIELDS = [field.name for config in CONFIGS for field in dataclasses.fields(config)]
-BASE = """n_layers=1 d_model=16 d_ff=24 n_heads=2 n_pieces=400 batch_tokens=600 max_steps=6
+BASE = """n_layers=1 d_model=16 d_ff=24 n_heads=2 vocab_size=400 batch_tokens=600 max_steps=6
 schedule=linear peak_lr=0.01 warmup_steps=2 dropout=0 label_smoothing=0 precision=fp32
 valid_every=2 save_every=2 keep_last=2 average_last=0""".split()
 
@@ -149,7 +149,7 @@ def aspects(seen: SimpleNamespace) -> dict[str, object]:
         "shapes": {name: tuple(weight.shape) for name, weight in seen.start.items()},
         "start": seen.start,  # the initial weights
         "batches": seen.rows,
-        "micro": [len(batches) for batches in seen.batches.values()],
+        "micro_batches": [len(batches) for batches in seen.batches.values()],
         "noise": seen.noise,  # the seed of each step's dropout
         "dtypes": seen.dtypes,  # of the products
         "validated": seen.validated,  # the text of the validation passes
@@ -161,7 +161,7 @@ def aspects(seen: SimpleNamespace) -> dict[str, object]:
         "learned": [record["loss"] for record in seen.steps[1:]],
         "passes": tuple(seen.passes),
         "checkpoints": tuple(seen.checkpoints),
-        "result": seen.result,  # the weights that translate
+        "result": seen.result,  # the final weights
         "chosen": seen.about["weights"],
         "end": (seen.about["steps"], seen.about["stopped"]),
     }
@@ -295,11 +295,11 @@ def average_last(base, new):
     assert new.about["weights"].startswith("average of 2 checkpoints, step-0000004 to")
 
 
-def accumulate(base, new):
+def grad_accum_steps(base, new):
     "In parts of one sentence pair at least."
     n_pairs = list(map(len, base.rows))
-    assert max(n_pairs) > 3 and aspects(base)["micro"] == [1] * 6
-    assert aspects(new)["micro"] == [min(3, n) for n in n_pairs]
+    assert max(n_pairs) > 3 and aspects(base)["micro_batches"] == [1] * 6
+    assert aspects(new)["micro_batches"] == [min(3, n) for n in n_pairs]
 
 
 def clip_norm(base, new):
@@ -361,7 +361,7 @@ ROWS = [
     # two residual connections in an encoder layer, three in a decoder layer
     Row("norm=pre", PARTS, NORMS, [5, 0, 5], [0, 5, 7]),
     Row(
-        "n_pieces=450",
+        "vocab_size=450",
         f"vocabulary batches validated {SIZED}",
         lambda seen: len(seen.vocab),
         400,
@@ -411,7 +411,7 @@ ROWS = [
         under="valid_every=1 max_steps=8",
         losses=TO_LOSE_PATIENCE,
     ),
-    Row("accumulate=3", "micro", accumulate),
+    Row("grad_accum_steps=3", "micro_batches", grad_accum_steps),
     Row("clip_norm=0.1", f"left {LATER}", clip_norm, under="adam_eps=0.1"),
     Row("compile=true", "compiled", lambda seen: seen.compiled, [], [COMPILED]),
     Row("seed=1", f"start batches noise {LEARNING}", seed),

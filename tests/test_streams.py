@@ -13,7 +13,9 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.data.grammar import builtin
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="streams of POSIX")
-SIZES = "n_layers=1 d_model=16 d_ff=32 n_heads=2 n_pieces=320 max_steps=2 save_every=2"
+SIZES = (
+    "n_layers=1 d_model=16 d_ff=32 n_heads=2 vocab_size=320 max_steps=2 save_every=2"
+)
 TRAIN = f"train --src en --tgt de --config tiny --device cpu {SIZES} batch_tokens=400"
 TRANSLATE = "translate run two --beam-size 1"
 UNSET = ("IN_TEST", "ANNOTATED_TRANSFORMER_DATA", "PYTHONUNBUFFERED")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from annotated_transformer.data.batch import Batch, Step
+from annotated_transformer.data.batch import Batch, StepData
 from annotated_transformer.runs.monitor import STOP_SIGNALS, catch_signals
 from annotated_transformer.training.train import (
     NotFinite,
@@ -27,7 +27,7 @@ def steps():
         rng = torch.Generator().manual_seed(i)
         x, n_tokens = torch.randn(8, 5, generator=rng), 1 + 3 * i % 8
         batch = Batch(x, x, x.sum(dim=1, keepdim=True), n_tokens)
-        yield Step(i, i // 4, i % 4, 17 * i, n_tokens, [batch])
+        yield StepData(i, i // 4, i % 4, 17 * i, n_tokens, [batch])
 
 
 class Objective(nn.Module):
@@ -80,7 +80,7 @@ def test_equals_the_plain_loop(clip_norm):
     records = list(run(objective, 7, schedule=rate, clip_norm=clip_norm))
     losses, norms = [], []
     for step in islice(steps(), 7):
-        loss = plain(step.micro[0]) / step.n_tokens
+        loss = plain(step.micro_batches[0]) / step.n_tokens
         grads = torch.autograd.grad(loss, list(plain.parameters()))
         norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
         share = min(1.0, clip_norm / norms[-1]) if clip_norm else 1.0

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from annotated_transformer.data import corpus
 from annotated_transformer.experiments.variations import effects, pooled_std
 
-TINY = """n_layers=1 d_model=32 d_ff=64 n_heads=2 n_pieces=500 max_steps=20 warmup_steps=2
+TINY = """n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=500 max_steps=20 warmup_steps=2
 batch_tokens=200 save_every=4"""
 
 

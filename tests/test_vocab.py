@@ -182,7 +182,7 @@ MANY = "".join(map(chr, range(0x4E00, 0x4F00)))  # characters
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: learn_bpe(TEXT, 200), "n_pieces=200 is too few"),
+        (lambda: learn_bpe(TEXT, 200), "vocab_size=200 is too few"),
         (lambda: learn_bpe([], 300), "the text is empty"),
         (lambda: learn_bpe([MANY], 300), "too many different characters"),
         (lambda: Vocab(b"pieces"), "not a SentencePiece model"),

@@ -105,7 +105,7 @@ RECIPES = {
     # half as wide; a checkpoint and the validation loss at each of `MOMENTS`
     "learning": override(
         get_recipe("tiny"),
-        "d_model=64 d_ff=256 n_pieces=800 max_steps=6400 peak_lr=3e-3 "
+        "d_model=64 d_ff=256 vocab_size=800 max_steps=6400 peak_lr=3e-3 "
         "valid_every=50 save_every=50 keep_last=128".split(),
     ),
     # the tiny recipe of Multi30k, wider, and with less dropout for more text

@@ -118,7 +118,7 @@ _COLUMNS = (
 
 
 def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None):
-    "Two numbers; an error of usage for anything else."
+    "Two numbers; a usage error for anything else."
     if text is None:
         return None
     if not (found := re.fullmatch(r"([1-9]\d{0,3}),([1-9]\d{0,3})", text)):
@@ -221,8 +221,8 @@ def _recipe(
     "The recipe that the options specify."
     if vocab is not None:
         forbid("with --vocab", {"from": start})
-        if any(setting.startswith("n_pieces=") for setting in settings):
-            raise UserError("n_pieces is the size of --vocab: leave it out")
+        if any(setting.startswith("vocab_size=") for setting in settings):
+            raise UserError("vocab_size is the size of --vocab: leave it out")
     if start is not None and config in (None, "fine-tune"):
         from ..runs.folder import pretrained_run, read_config
 
@@ -263,7 +263,7 @@ _OPTIONS = ("device", "minutes", "sharded", "tensorboard", "quiet")
 @path("--resume", metavar="RUN", help="Continue this run with its settings and text.")
 @option("--minutes", type=float, help="Stop after this time; --resume continues.")
 @metrics("Also measure this at each validation pass")
-@flag("--shard", "sharded", help="Under torchrun: shard the weights (FSDP).")
+@flag("--fsdp", "sharded", help="Under torchrun: shard the weights (FSDP).")
 @flag("--tensorboard", help="Also write curves for TensorBoard.")
 @option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps; else the best.")
 def _train(settings, start, config, out, resume, metric, **text) -> None:

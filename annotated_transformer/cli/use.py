@@ -59,7 +59,7 @@ _TRANSLATOR = shared(
 @argument("run", type=PATH, help="A run folder.")
 @option("--last", type=int, required=True, help="Number of checkpoints to average.")
 def _average(run, last) -> None:
-    "Average the last checkpoints: the result is the weights that translate."
+    "Average the last checkpoints: the result is the final weights."
     from ..runs.folder import use_average
 
     say(f"{run}: {use_average(run, last)}")
@@ -120,7 +120,7 @@ _PREFIX = "What each translation begins with; a line is then translated at once.
 @flag("--sample", help="Draw translations at random instead of searching.")
 @option("--temperature", type=float, help="In sampling, below 1 favours likely tokens.")
 @option("--top-p", type=float, help="In sampling, total probability of tokens used.")
-@option("--seed", type=_SEED, help="In sampling, another seed draws others.")
+@option("--seed", type=_SEED, help="Random seed of --sample.")
 @_TRANSLATOR
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
 @option("--prefix", metavar="TEXT", help=_PREFIX)
@@ -169,7 +169,7 @@ compared with the first."""
 _TOKENIZERS = click.Choice("13a zh ja-mecab ko-mecab char intl none".split())
 _TOKENIZE = """How BLEU splits words; without it 13a, or for a script without spaces what
 its characters need."""
-_FLAVOURS = "Also BLEU as papers compute it, for a --ref in LANGUAGE: de, en, …"
+_VARIANTS = "Also BLEU as papers compute it, for a --ref in LANGUAGE: de, en, …"
 
 
 @program.command("score")
@@ -181,7 +181,7 @@ _FLAVOURS = "Also BLEU as papers compute it, for a --ref in LANGUAGE: de, en, �
 @flag("--lowercase", help="Ignore case.")
 @flag("--sentences", help="A line for each sentence: its scores, with tabs between.")
 @flag("--confidence", help="95 % intervals, from 1,000 resampled test sets.")
-@option("--flavours", metavar="LANGUAGE", help=_FLAVOURS)
+@option("--bleu-variants", metavar="LANGUAGE", help=_VARIANTS)
 @flag("--perplexity", help="Perplexity of --ref under a run, per token and per word.")
 @_TRANSLATOR
 def _score(
@@ -193,7 +193,7 @@ def _score(
     lowercase,
     sentences,
     confidence,
-    flavours,
+    bleu_variants,
     perplexity,
     precision,
     batch_tokens,
@@ -208,15 +208,19 @@ def _score(
     from ..translating.load import load
     from ..translating.significance import score_systems
 
-    more = {"confidence": confidence, "flavours": flavours, "perplexity": perplexity}
+    more = {
+        "confidence": confidence,
+        "bleu_variants": bleu_variants,
+        "perplexity": perplexity,
+    }
     if sentences:
         forbid("with --sentences", {k: v or None for k, v in more.items()})
     if sentences and run[1:]:
         raise UserError(f"--sentences scores one system, not {len(run)}")
     if perplexity and ref[1:]:
         raise UserError(f"--perplexity is of one --ref, not of {len(ref)}")
-    if flavours:
-        evaluate.moses_tokenize([], flavours)  # a wrong language is found now
+    if bleu_variants:
+        evaluate.moses_tokenize([], bleu_variants)  # a wrong language is found now
     folders = [name for name in run if pretrained_run(name) or name.is_dir()]
     if folders and src is None:
         raise UserError(f"--src is missing: it is what {folders[0]} translates")
@@ -250,15 +254,15 @@ def _score(
         for score in score_systems(hypotheses, references, measure, n_bootstrap):
             click.echo(score)
     show = lambda name, found: click.echo(f"{name}: {found}" if run[1:] else found)
-    for name, lines in hypotheses.items() if flavours else ():
-        for variant in evaluate.bleu_variants(lines, references, flavours):
+    for name, lines in hypotheses.items() if bleu_variants else ():
+        for variant in evaluate.bleu_variants(lines, references, bleu_variants):
             show(name, variant)
     for name, translator in translators.items() if perplexity else ():
         show(name, evaluate.perplexity(translator, texts[src], *references))
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0022
 def _html(ctx: click.Context, parameter: click.Parameter, page: Path) -> Path:
-    "The path of a page; an error of usage unless it ends in .html."
+    "The path of a page; a usage error unless it ends in .html."
     if page.suffix.lower() != ".html":
         raise click.BadParameter(f"{page} does not end in .html")
     return page

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RaggedArray', 'EncodedPairs', 'encode_pairs', 'drop_long_pairs', 'bucket_by_length', 'Batch', 'pad_ids', 'collate',
-           'epoch_batches', 'Step', 'training_steps']
+           'epoch_batches', 'StepData', 'training_steps']
 
 # %% ../../nbs/51c_batch.ipynb #35a320c7
 import sys
@@ -144,7 +144,7 @@ def drop_long_pairs(
 # %% ../../nbs/51c_batch.ipynb #31c1fa24
 def _cut_points(
     lengths: Int[np.ndarray, "n 2"],  # tokens of the rows, in their order
-    batch_tokens: int,  # budget: the larger of real source and target tokens in a batch
+    batch_tokens: int,  # budget: the larger of source and target tokens, without padding
 ) -> list[int]:  # 0, where the second batch begins, the third …, and n
     """Begin a new batch before the next row would exceed the budget.
 
@@ -175,7 +175,7 @@ def _cut_points(
 # %% ../../nbs/51c_batch.ipynb #dbecb632
 def bucket_by_length(
     lengths: Int[np.ndarray, "n 2"],  # tokens on the source and the target side
-    batch_tokens: int,  # budget: the larger of real source and target tokens in a batch
+    batch_tokens: int,  # budget: the larger of source and target tokens, without padding
     rng: np.random.Generator,
 ) -> list[Int32[np.ndarray, " _"]]:
     """Split the rows into batches of similar length, in random order (§5.1).
@@ -201,7 +201,7 @@ class Batch(NamedTuple):
     src: Int[Tensor, "b s"]  # source ids, each row ending in EOS
     tgt_in: Int[Tensor, "b t"]  # BOS, then the target ids: the decoder's input
     tgt_out: Int[Tensor, "b t"]  # the target ids, then EOS: the target tokens
-    n_tokens: int  # real target tokens in `tgt_out`
+    n_tokens: int  # non-padding target tokens in `tgt_out`
 
     def to(self, device: torch.device) -> "Batch":
         "The same batch on a device."
@@ -269,15 +269,15 @@ def epoch_batches(
         yield collate(pairs.src, pairs.tgt, vocab)
 
 # %% ../../nbs/51c_batch.ipynb #fa9c1e75
-class Step(NamedTuple):
+class StepData(NamedTuple):
     "What one rank needs for one step."
 
     step: int  # its number, counted from 1
     epoch: int  # counted from 0
     n_batches: int  # of this epoch done, this one included
     seed: int  # for the random numbers of this step on this rank
-    n_tokens: int  # real target tokens of the whole step, over all ranks
-    micro: list[Batch]  # this rank's micro-batches
+    n_tokens: int  # non-padding target tokens of the whole step, over all ranks
+    micro_batches: list[Batch]  # this rank's micro-batches
 
 # %% ../../nbs/51c_batch.ipynb #11669344
 def _micro_batches(
@@ -286,7 +286,7 @@ def _micro_batches(
     rows: np.ndarray,  # row numbers of the whole step
     rank: int,
     world_size: int,
-    accumulate: int,  # micro-batches for each rank, at most
+    grad_accum_steps: int,  # micro-batches for each rank, at most
 ) -> list[Batch]:
     """One rank's part of a step's rows, as batches of neighbours.
 
@@ -294,7 +294,7 @@ def _micro_batches(
     counts no token.
     """
     # not more than the largest share has rows
-    n_micro = min(accumulate, max(1, -(-len(rows) // world_size)))
+    n_micro = min(grad_accum_steps, max(1, -(-len(rows) // world_size)))
     parts = np.array_split(rows, world_size * n_micro)
     padding = torch.full((1, 1), vocab.pad_id, device="cpu")
     mine = [data.take(part) for part in parts[rank * n_micro : (rank + 1) * n_micro]]
@@ -324,8 +324,8 @@ def training_steps(
     start: tuple[int, int, int] = (0, 0, 0),
     rank: int = 0,
     world_size: int = 1,
-    accumulate: int = 1,  # micro-batches for each rank and step, at most
-) -> Iterator[Step]:
+    grad_accum_steps: int = 1,  # micro-batches for each rank and step, at most
+) -> Iterator[StepData]:
     "Endless steps, whose batches are the same for any number of ranks (§5.1)."
     lengths = data.lengths()
     kept = _short_rows(lengths, max_len)
@@ -339,12 +339,14 @@ def training_steps(
         batches = bucket_by_length(lengths, batch_tokens, rng)
         for i, rows in enumerate(batches[n_done:], start=n_done + 1):
             step += 1
-            yield Step(
+            yield StepData(
                 step,
                 epoch,
                 i,
                 _step_seed(seed, step, rank),
                 int(lengths[rows, 1].sum()),
-                _micro_batches(pairs, vocab, kept[rows], rank, world_size, accumulate),
+                _micro_batches(
+                    pairs, vocab, kept[rows], rank, world_size, grad_accum_steps
+                ),
             )
         n_done = 0

@@ -491,7 +491,7 @@ def _tenses(verb: _Verb) -> list[str]:
 
 
 def _fits(verb: _Verb, tense: str) -> bool:
-    "Can the verb be in this tense?"
+    "True if the verb can be in this tense."
     allowed = tense != "past" or tense in _tenses(verb)
     return allowed and tense in _TENSES.get(verb.base, [tense])
 
@@ -679,7 +679,7 @@ def _predicate(rng):
 
 
 def _is_younger(left: _NP, right: _NP) -> bool:
-    "Is the left noun younger by its meaning, as a boy is younger than a father?"
+    "True if the left noun is younger by its meaning, as a boy is than a father."
     sibling = left.word in ("sister", "brother")
     child_of = sibling and right.word in ("mother", "father")
     return child_of or left.kind == "child" != right.kind

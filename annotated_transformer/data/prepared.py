@@ -121,14 +121,14 @@ def prepare(
     train: Iterable[tuple[str, str]],  # this and the next can be read several times
     valid: Iterable[tuple[str, str]],
     text_sha256: str,  # identifies the text
-    n_pieces: int,  # size of the vocabulary, as for `learn_bpe`
+    vocab_size: int,  # size of the vocabulary, as for `learn_bpe`
     n_sample: int = 1_000_000,  # lines that the vocabulary is learned from
     *,
     vocab: Vocab | None = None,  # use this one instead of learning one
     quiet: bool = False,  # without progress bars
 ) -> Prepared:
     "Vocabulary and ids of a corpus on disk, made once and then only opened (§5.1)."
-    folder, sizes = Path(folder), {"n_pieces": n_pieces, "n_sample": n_sample}
+    folder, sizes = Path(folder), {"vocab_size": vocab_size, "n_sample": n_sample}
     about = {"format": FORMAT, "text_sha256": text_sha256, **sizes}
     if (folder / _ABOUT).exists():
         is_same = about.items() <= read_json(folder / _ABOUT).items()
@@ -139,7 +139,7 @@ def prepare(
     with new_folder(folder, _ABOUT) as new:
         if vocab is None:
             sentences = chain.from_iterable(bar(train, "vocabulary"))
-            vocab = learn_bpe(sentences, n_pieces, n_sample)
+            vocab = learn_bpe(sentences, vocab_size, n_sample)
         vocab.save(new / _VOCAB)
         for split, pairs in zip(_SPLITS, (train, valid)):
             _write_pairs(new / split, bar(pairs, f"{split} to ids"), vocab)

@@ -143,7 +143,9 @@ def _sample_lines(lines: Iterable[str], n: int) -> list[str]:
     return heapq.nlargest(n, lines, key=lambda line: rng.random())
 
 # %% ../../nbs/51b_vocab.ipynb #420876e1
-def _train_sentencepiece(lines: Iterable[str], n_pieces: int, n_threads: int) -> bytes:
+def _train_sentencepiece(
+    lines: Iterable[str], vocab_size: int, n_threads: int
+) -> bytes:
     "A SentencePiece model that normalises text, and in which nothing is unknown."
     out = io.BytesIO()
     rows = (
@@ -155,7 +157,7 @@ def _train_sentencepiece(lines: Iterable[str], n_pieces: int, n_threads: int) ->
         spm.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=out,
-            vocab_size=n_pieces,
+            vocab_size=vocab_size,
             model_type="bpe",
             character_coverage=0.9999,
             byte_fallback=True,
@@ -173,26 +175,26 @@ def _train_sentencepiece(lines: Iterable[str], n_pieces: int, n_threads: int) ->
     return model.serialized_model_proto()
 
 # %% ../../nbs/51b_vocab.ipynb #5e770020
-def check_n_pieces(n_pieces: int) -> None:
+def check_vocab_size(vocab_size: int) -> None:
     "UserError for a vocabulary that is too small for any text."
-    if n_pieces < 300:  # 256 bytes, 4 special tokens and some letters
-        raise UserError(f"n_pieces={n_pieces} is too few: it must be at least 300")
+    if vocab_size < 300:  # 256 bytes, 4 special tokens and some letters
+        raise UserError(f"vocab_size={vocab_size} is too few: it must be at least 300")
 
 # %% ../../nbs/51b_vocab.ipynb #51bb0001
 def learn_bpe(
     lines: Iterable[str],  # sentences of both languages
-    n_pieces: int,  # wanted, 300 or more; small text gives fewer
+    vocab_size: int,  # wanted, 300 or more; small text gives fewer
     n_sample: int = 1_000_000,  # lines to learn from, drawn at random, held in memory
     n_threads: int = 2,
 ) -> Vocab:
     "Learn a shared byte-pair vocabulary; rare characters fall back to bytes (§5.1)."
-    check_n_pieces(n_pieces)
+    check_vocab_size(vocab_size)
     sample = _sample_lines(lines, n_sample)
     try:
-        return Vocab(_train_sentencepiece(sample, n_pieces, n_threads))
+        return Vocab(_train_sentencepiece(sample, vocab_size, n_threads))
     except RuntimeError:
         raise UserError(
-            f"no vocabulary of n_pieces={n_pieces} can be learned: the text is empty, "
+            f"no vocabulary of vocab_size={vocab_size} can be learned: the text is empty, "
             "or has too many different characters for so few tokens"
         ) from None
 

@@ -65,7 +65,7 @@ class ChunkedRDrop(RDrop):
         pad_id: int,
         label_smoothing: float,
     ) -> Float[Tensor, ""]:
-        "The loss in nats, summed over the real target tokens of the batch, each once."
+        "The loss in nats, summed over non-padding target tokens, each once."
         check_smoothing(label_smoothing)
         check_repeated(tgt_out)
         dtype = product_dtype(hidden)

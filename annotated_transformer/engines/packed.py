@@ -46,7 +46,7 @@ def _pack_int8(
 
 # %% ../../nbs/90g_packed.ipynb #da9d62af
 def can_int8() -> bool:
-    "Does this PyTorch have products of 8-bit matrices, and are they right here?"
+    "True if this PyTorch has products of 8-bit matrices that are right here."
     try:
         packed = _pack_int8(torch.eye(8, device="cpu"), None)
         x = torch.ones(1, 8, dtype=torch.float32, device="cpu")
@@ -58,7 +58,7 @@ def can_int8() -> bool:
 # %% ../../nbs/90g_packed.ipynb #1db0da5e
 @cache
 def _int8_overflows() -> bool:
-    "Do this processor's 8-bit products overflow if both sides use all 8 bits?"
+    "True if this processor's 8-bit products overflow where both sides use all 8 bits."
     ones = partial(torch.ones, dtype=torch.float32, device="cpu")
     packed, x = _pack_int8(ones(8, 64), None), ones(1, 64)
     product = torch.ops.quantized.linear_dynamic.default(x, packed, False)
@@ -160,7 +160,7 @@ class _ShortStep:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    "Does the layer have the parts that `_ShortStep` computes, and no others?"
+    "True if the layer has the parts that `_ShortStep` computes, and no others."
     attentions, residuals = (layer.self_attn, layer.cross_attn), layer.residuals
     return (
         type(layer) is DecoderLayer

@@ -13,19 +13,21 @@ from functools import partial
 
 import torch
 
-from ..data.batch import Step
+from ..data.batch import StepData
 
 # %% ../../nbs/90h_prefetch.ipynb #90ab000a
-def _pinned(step: Step) -> Step:
+def _pinned(step: StepData) -> StepData:
     "The step in pinned memory, which a GPU can copy during other work."
-    return step._replace(micro=[batch.pin_memory() for batch in step.micro])
+    return step._replace(
+        micro_batches=[batch.pin_memory() for batch in step.micro_batches]
+    )
 
 # %% ../../nbs/90h_prefetch.ipynb #90ab000c
 def prefetch(
-    steps: Iterable[Step],
+    steps: Iterable[StepData],
     device: torch.device,  # where they will be used
     depth: int | None = None,  # steps drawn ahead; None = 2 on CUDA and 0 elsewhere
-) -> Iterator[Step]:
+) -> Iterator[StepData]:
     "The same steps and errors, drawn by a thread, and pinned if the device is CUDA."
     on_cuda = device.type == "cuda"
     if depth is None:

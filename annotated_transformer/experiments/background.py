@@ -193,7 +193,7 @@ class BidirectionalEncoder(RecurrentEncoder):
     ) -> list[Shaped[Tensor, "b ..."]]:
         "As `RecurrentEncoder`; the last states are those of the backward LSTM."
         h, c, backwards, real = super().forward(x, real)
-        # padding is read last here, so no real token's state depends on it
+        # padding is read last here, so no non-padding token's state depends on it
         return [h, c, backwards + self.forwards(x)[0], real]
 
 # %% ../../nbs/20_background.ipynb #7d251bf5

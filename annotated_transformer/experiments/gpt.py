@@ -104,7 +104,7 @@ class NextTokenLoss(nn.Module):
 
 # %% ../../nbs/72_gpt.ipynb #48796657
 def _padding_last(ids: Int[Tensor, "b n"], pad_id: int) -> Int[Tensor, "b n_longest"]:
-    "Where each row's real tokens are, in their order, and then padding."
+    "Where each row's non-padding tokens are, in their order, and then padding."
     n_longest = int((ids != pad_id).sum(dim=1).max())
     order = (ids == pad_id).int().argsort(dim=1, stable=True)
     return order[:, :n_longest]

@@ -52,7 +52,7 @@ _MODIFIERS["JJ"] = "adjective"
 
 
 def _has_noun(phrase: _Phrase) -> bool:
-    "Is it a noun phrase that ends in a noun, and no expression of time?"
+    "True for a noun phrase that ends in a noun, and is no expression of time."
     is_noun = phrase.children and phrase.children[-1].label in ("NN", "NNS")
     in_phrase = phrase.label in ("NP", "WHNP")
     return bool(in_phrase and is_noun and phrase.word.lower() not in _TIMES)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 # %% ../../nbs/323_masking.ipynb #af9cdb9a
 def padding_mask(ids: Int[Tensor, "b n"], pad_id: int) -> Bool[Tensor, "b 1 1 n"]:
-    "True = attend: all queries to all real tokens, none to padding."
+    "True = attend: all queries to all non-padding tokens, none to padding."
     if ids.dim() != 2:
         raise ValueError(
             f"ids has shape {tuple(ids.shape)}: give a batch (b, n),"

@@ -197,7 +197,7 @@ def load_weights(
     "Fill the model from a file; UserError for one that cannot be read or does not fit."
     about = read_metadata(path)
     if config and not about.get("model", {}).items() <= asdict(config).items():
-        raise UserError(f"{path} has weights of other sizes than config.json names")
+        raise UserError(f"{path} has weights whose shapes do not match config.json")
     weights = unpack_weights(read_tensors(path))
     with _read_errors(path):
         set_weights(model, weights)

@@ -262,7 +262,9 @@ def text_sha256(corpus: Corpus) -> str:
 # %% ../../nbs/97_run_folder.ipynb #97f00009
 def _load_start(start: Path, recipe: Recipe) -> Run:
     "The run to start from; UserError if its sizes are not those of the recipe."
-    sizes = lambda recipe: asdict(recipe.model) | {"n_pieces": recipe.train.n_pieces}
+    sizes = lambda recipe: (
+        asdict(recipe.model) | {"vocab_size": recipe.train.vocab_size}
+    )
     run = load_run(start)
     for name, value in sizes(run.recipe).items():
         if sizes(recipe)[name] != value:
@@ -374,7 +376,7 @@ def create_run(
 # %% ../../nbs/97_run_folder.ipynb #97f00023
 # settings that may change when a run is resumed: its batches stay the same
 _CHANGEABLE = (
-    *("accumulate", "average_last", "compile", "keep_last"),
+    *("grad_accum_steps", "average_last", "compile", "keep_last"),
     *("max_steps", "patience", "save_every", "valid_every"),
 )
 
@@ -450,8 +452,8 @@ def _encode(run: RunFolder, quiet: bool) -> Prepared:
             f"{run.path} was started with other text than {given}: it cannot "
             "continue with this one"
         )
-    n_pieces, splits = run.recipe.train.n_pieces, (corpus.train, corpus.valid)
-    return prepare(run.data, *splits, text, n_pieces, vocab=vocab, quiet=quiet)
+    vocab_size, splits = run.recipe.train.vocab_size, (corpus.train, corpus.valid)
+    return prepare(run.data, *splits, text, vocab_size, vocab=vocab, quiet=quiet)
 
 
 def encode_text(run: RunFolder, quiet: bool = False) -> Prepared:

@@ -169,7 +169,7 @@ class Validation:
         self.objective, self.vocab, self.score = objective, data.vocab, score
         # longer pairs are left out, as in the training text
         self.pairs = drop_long_pairs(data.valid, settings.max_len, quiet=not is_main())
-        n_parts = settings.accumulate * world_size()
+        n_parts = settings.grad_accum_steps * world_size()
         longest = int(self.pairs.lengths().max())
         self.batch_tokens = max(-(-settings.batch_tokens // n_parts), longest)
         self.batches = list(

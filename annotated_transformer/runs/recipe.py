@@ -31,9 +31,9 @@ from .settings import (
 from ..training.distributed import (
     data_parallel,
     rank,
-    settle_buckets,
     shard,
     sum_over_ranks,
+    warm_up_ddp_buckets,
     world_size,
 )
 from ..training.optimizer import (
@@ -113,7 +113,7 @@ class BatchLoss(nn.Module):
         self.r_drop = r_drop
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
-        "The loss of one batch, summed over its real target tokens, in nats."
+        "The loss of one batch, summed over its non-padding target tokens, in nats."
         smoothing = self.label_smoothing if self.training else 0.0
         model, loss = self.model, self.loss
         if self.training and self.r_drop:
@@ -196,7 +196,7 @@ def build_training(
     else:
         wrapped = data_parallel(objective.to(device), device)
         padding = torch.full((2, 8), vocab.pad_id, device=device)
-        settle_buckets(wrapped, Batch(padding, padding, padding, 0))
+        warm_up_ddp_buckets(wrapped, Batch(padding, padding, padding, 0))
     betas = (settings.adam_beta1, settings.adam_beta2)
     optimizer = adam(objective.parameters(), betas, settings.adam_eps)
     return objective, wrapped, optimizer, schedule

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from .. import UserError
-from ..data.vocab import check_n_pieces
+from ..data.vocab import check_vocab_size
 from ..model.config import (
     Count,
     Limits,
@@ -30,7 +30,7 @@ class TrainConfig:
     "How one model is trained (§5)."
 
     # tokens of the shared vocabulary (§5.1)
-    n_pieces: Annotated[int, Limits(1, 2**20 + 1)] = 37000
+    vocab_size: Annotated[int, Limits(1, 2**20 + 1)] = 37000
     # share of BPE merges left out (51d): for small corpora, up to some hundred
     # thousand pairs; not in the paper
     bpe_dropout: _Share = 0.0
@@ -61,7 +61,7 @@ class TrainConfig:
     # validation passes without improvement until an early stop; None = no early stop
     patience: Count | None = None
     # micro-batches that a device's share of a step is split into
-    accumulate: Annotated[int, Limits(1, 10_001)] = 1
+    grad_accum_steps: Annotated[int, Limits(1, 10_001)] = 1
     clip_norm: _Positive | None = None  # maximum gradient norm; not in the paper
     compile: bool = False  # torch.compile: slow at first, then faster on a GPU
     # of initial weights, dropout and order of batches
@@ -69,7 +69,7 @@ class TrainConfig:
 
     def __post_init__(self):
         check_fields(self)
-        check_n_pieces(self.n_pieces)
+        check_vocab_size(self.vocab_size)
         if self.average_last > self.keep_last:
             raise UserError(
                 f"average_last={self.average_last} must be at most "
@@ -98,7 +98,7 @@ RECIPES = {
     "tiny": Recipe(
         ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
         TrainConfig(
-            n_pieces=2000,
+            vocab_size=2000,
             batch_tokens=1000,
             max_steps=1200,
             schedule="linear",
@@ -114,7 +114,7 @@ RECIPES = {
     "small": Recipe(
         ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
         TrainConfig(
-            n_pieces=8000,
+            vocab_size=8000,
             batch_tokens=1000,
             max_steps=3500,
             schedule="linear",
@@ -138,7 +138,7 @@ RECIPES = {
     "multi30k-tiny": Recipe(
         ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
         TrainConfig(
-            n_pieces=8000,
+            vocab_size=8000,
             batch_tokens=4096,
             max_steps=8000,
             schedule="linear",
@@ -155,7 +155,7 @@ RECIPES = {
     "multi30k-small": Recipe(
         ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
         TrainConfig(
-            n_pieces=8000,
+            vocab_size=8000,
             batch_tokens=1000,
             max_steps=12_000,
             schedule="linear",

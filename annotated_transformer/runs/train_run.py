@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from .. import UserError
-from ..data.batch import Step, training_steps
+from ..data.batch import StepData, training_steps
 from ..data.bpe_dropout import BPEDropout
 from ..data.prepared import Prepared
 from ..engines.choose import FAST, Engines
@@ -114,7 +114,7 @@ class RunOptions:
         check_minutes(self.minutes)
         if self.sharded and self.score:
             raise UserError(
-                "sharded (--shard) and score (--metric) exclude each other, since a score "
+                "sharded (--fsdp) and score (--metric) exclude each other, since a score "
                 "needs the whole model on one device: leave one of them out"
             )
         if self.tensorboard:
@@ -124,7 +124,9 @@ class RunOptions:
 _NO_OPTIONS = RunOptions()
 
 # %% ../../nbs/97c_train_run.ipynb #55ec0017
-def _steps(settings: TrainConfig, data: Prepared, state: TrainState) -> Iterator[Step]:
+def _steps(
+    settings: TrainConfig, data: Prepared, state: TrainState
+) -> Iterator[StepData]:
     "The steps that this process still has to do."
     segment = None
     if p := settings.bpe_dropout:
@@ -137,7 +139,7 @@ def _steps(settings: TrainConfig, data: Prepared, state: TrainState) -> Iterator
         settings.seed,
         max_len=settings.max_len,
         segment=segment,
-        accumulate=settings.accumulate,
+        grad_accum_steps=settings.grad_accum_steps,
         start=state[:3],
         rank=rank(),
         world_size=world_size(),
@@ -238,13 +240,13 @@ def _asked_to_stop(
 # %% ../../nbs/97c_train_run.ipynb #55f10007
 def _less_memory(run: RunFolder, data: Prepared, device: torch.device) -> str:
     "What to do if a run is out of memory."
-    n = 2 * run.recipe.train.accumulate
+    n = 2 * run.recipe.train.grad_accum_steps
     resume = partial(shell_line, "train", "--resume", run.path)
     shortest = int(data.train.lengths().max(axis=1).min())
     if n * world_size() * shortest < 2 * run.recipe.train.batch_tokens:
         return (
             "continue with smaller micro-batches, which leave the step as it is, by "
-            f"resume_run in Python or {resume(f'accumulate={n}')}"
+            f"resume_run in Python or {resume(f'grad_accum_steps={n}')}"
         )
     if device.type != "cpu":
         return (

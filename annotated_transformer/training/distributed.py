@@ -38,12 +38,12 @@ def world_size() -> int:
 
 # %% ../../nbs/52a_distributed.ipynb #5b96cacf
 def is_main() -> bool:
-    "Is this the process that writes files and shows progress, rank 0?"
+    "True in the process that writes files and shows progress, rank 0."
     return rank() == 0
 
 # %% ../../nbs/52a_distributed.ipynb #d435de94
 def launched() -> bool:
-    "Did torchrun, or a launcher with the same variables, start this process?"
+    "True if torchrun, or a launcher with the same variables, started this process."
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 # %% ../../nbs/52a_distributed.ipynb #2432ae78
@@ -221,9 +221,9 @@ def data_parallel(objective: nn.Module, device: torch.device) -> nn.Module:
     return wrapped
 
 # %% ../../nbs/52a_distributed.ipynb #64e5edd2
-def settle_buckets(
+def warm_up_ddp_buckets(
     objective: nn.Module,  # from `data_parallel` or `shard`
-    padding: Batch,  # without a real token, so that its gradient is zero
+    padding: Batch,  # without a non-padding token, so that its gradient is zero
 ) -> None:
     """Let DDP divide the gradients into their final buckets; every rank calls it.
 

@@ -28,7 +28,7 @@ def smoothed_loss(
     pad_id: int,
     label_smoothing: float,
 ) -> Float[Tensor, ""]:
-    "Smoothed cross-entropy in nats, summed over real target tokens (§5.4)."
+    "Smoothed cross-entropy in nats, summed over non-padding target tokens (§5.4)."
     check_smoothing(label_smoothing)
     real = tgt_out != pad_id
     logits = F.linear(hidden[real], weight)  # (n_real, n_vocab)

@@ -47,7 +47,7 @@ class RDrop(nn.Module):
         pad_id: int,
         label_smoothing: float,
     ) -> Float[Tensor, ""]:
-        "The loss in nats, summed over the real target tokens of the batch, each once."
+        "The loss in nats, summed over non-padding target tokens, each once."
         check_smoothing(label_smoothing)
         check_repeated(tgt_out)
         real = tgt_out != pad_id

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .. import UserError
-from ..data.batch import Step
+from ..data.batch import StepData
 from .distributed import (
     full_tensor,
     sum_over_ranks,
@@ -31,9 +31,9 @@ class StepRecord(NamedTuple):
     step: int  # the number of this step, counted from 1
     epoch: int  # the current one, counted from 0
     n_batches: int  # of this epoch done
-    loss: float  # what was minimised, per real target token, in nats
+    loss: float  # what was minimised, per non-padding target token, in nats
     lr: float  # learning rate of this step
-    n_tokens: int  # real target tokens since the last record, on all devices
+    n_tokens: int  # non-padding target tokens since the last record, on all devices
     seconds: float  # since the last record, or since the start of the loop
     grad_norm: float  # norm of the gradient, all tensors together, before clipping
 
@@ -79,7 +79,7 @@ def check_finite(
 # %% ../../nbs/52_train.ipynb #21c3e4e3
 def compute_gradient(
     objective: nn.Module,  # as for `train`
-    step: Step,
+    step: StepData,
     clip_norm: float | None,  # largest gradient norm, > 0; None = no clipping
 ) -> Float[Tensor, "2"]:
     """Leave a step's gradient in the parameters, without waiting for the device.
@@ -89,8 +89,8 @@ def compute_gradient(
     """
     parameters = list(objective.parameters())
     loss = torch.zeros((), device=parameters[0].device)
-    for i, batch in enumerate(step.micro, start=1):
-        with sync_gradients(objective, last=i == len(step.micro)):
+    for i, batch in enumerate(step.micro_batches, start=1):
+        with sync_gradients(objective, last=i == len(step.micro_batches)):
             part = objective(batch.to(loss.device)) / step.n_tokens
             part.backward()
         loss += part.detach()
@@ -100,7 +100,7 @@ def compute_gradient(
     return torch.stack([sum_over_ranks(loss), full_tensor(norm)])
 
 # %% ../../nbs/52_train.ipynb #897bc1e0
-def prepare_step(step: Step, optimizer: torch.optim.Optimizer, lr: float) -> None:
+def prepare_step(step: StepData, optimizer: torch.optim.Optimizer, lr: float) -> None:
     "Set the learning rate and the random state of a step, and clear the gradient."
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -110,7 +110,7 @@ def prepare_step(step: Step, optimizer: torch.optim.Optimizer, lr: float) -> Non
 # %% ../../nbs/52_train.ipynb #52c00003
 def train(
     objective: nn.Module,  # batch to its summed loss; `data_parallel` or not
-    steps: Iterable[Step],
+    steps: Iterable[StepData],
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[int], float],  # learning rate of step 1, 2, …
     max_steps: int,
