@@ -48,7 +48,7 @@ from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.folder import Run
 from annotated_transformer.runs.recipe import build_training, precision_context
-from annotated_transformer.runs.settings import RECIPES, Recipe, TrainConfig
+from annotated_transformer.runs.settings import RECIPES, Recipe
 from annotated_transformer.training import distributed
 from annotated_transformer.training.train import train as loop_of_a_run
 
@@ -170,7 +170,7 @@ def untrained(kit: Kit, m: ModelConfig) -> Run:
     model = build_transformer(m, kit.n_vocab, 0, attention=FAST.attention).eval()
     with torch.no_grad():
         model.embedding.weight[[Ids.pad_id, Ids.eos_id]] = 0
-    return Run(model, Ids(kit.n_vocab), Recipe(m, TrainConfig()), {})
+    return Run(model, Ids(kit.n_vocab), Recipe(m, RECIPES["base"].train), {})
 
 
 def translate(kit: Kit, made: dict, batches: list, beam: int) -> dict:

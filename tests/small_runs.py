@@ -1,5 +1,6 @@
 "Small models and runs: untrained, with random weights in every shape, and one trained for some seconds."
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from annotated_transformer.runs.checkpoint import save_weights
 from annotated_transformer.runs.folder import write_config
 from annotated_transformer.runs.settings import (
     Recipe,
-    TrainConfig,
     get_recipe,
     override,
 )
@@ -45,7 +45,7 @@ def untrained_model(vocab: Vocab, **sizes) -> Transformer:
 
 def random_run(path: Path, about: dict | None = None, **sizes) -> Path:
     "A run whose every weight is random, norms and biases too: none of them may be lost or swapped unseen."
-    train = TrainConfig(max_len=sizes.pop("max_len", 40))
+    train = replace(get_recipe("base").train, max_len=sizes.pop("max_len", 40))
     small = {"n_layers": 2, "d_model": 32, "d_ff": 64, "n_heads": 2}
     recipe, vocab = Recipe(ModelConfig(**small | sizes), train), small_vocab()
     torch.manual_seed(1)

@@ -1,5 +1,7 @@
 "Which weights a run has, and its checkpoints: their order, which stay, and a kill while they are removed."
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,11 +26,11 @@ from annotated_transformer.runs.folder import (
     read_config,
     write_config,
 )
-from annotated_transformer.runs.settings import Recipe, TrainConfig
+from annotated_transformer.runs.settings import Recipe, get_recipe
 from annotated_transformer.training.optimizer import adam
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
-RECIPE = Recipe(SIZES, TrainConfig(vocab_size=300))
+RECIPE = Recipe(SIZES, replace(get_recipe("base").train, vocab_size=300))
 ABOUT = {"data": "ä\u2028ß", "src_lang": "en", "tgt_lang": "de"}
 MODEL, ADAM, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 

@@ -1,13 +1,22 @@
 "Sweeps over every setting: text in and out, the refusals, the file."
 
 import dataclasses
+import inspect
 import math
+import runpy
+import sys
 
 import pytest
 
 from annotated_transformer import UserError
-from annotated_transformer.model.config import ModelConfig, Rule
-from annotated_transformer.runs.settings import TrainConfig, get_recipe, override
+from annotated_transformer.io.fields import Rule
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.runs.settings import (
+    RECIPES,
+    TrainConfig,
+    get_recipe,
+    override,
+)
 
 FIELDS = [
     (part, field)
@@ -30,11 +39,25 @@ def test_wrong_values_are_refused_with_the_name(part, field):
     for wrong in WRONG_TEXT:
         with pytest.raises(UserError, match=field.name):
             override(get_recipe("base"), [f"{field.name}={wrong}"])
-    rule = Rule.of(field.type)
+    rule, base = Rule.of(field.type), get_recipe("base")
+    base = base.model if part is ModelConfig else base.train
     assert rule.optional == (field.default is None)
     for wrong in WRONG[rule.kind] + ([] if rule.optional else [None]):
         with pytest.raises(UserError, match=field.name):
-            part(**{field.name: wrong})
+            dataclasses.replace(base, **{field.name: wrong})
+
+
+def test_recipes_rely_on_no_default(monkeypatch):
+    "With other default sizes, each is the same."
+    module, init = (
+        sys.modules[TrainConfig.__module__],
+        inspect.unwrap(ModelConfig.__init__),
+    )
+    monkeypatch.setattr(init, "__defaults__", (2, 4, 2, 2, *init.__defaults__[4:]))
+    assert ModelConfig().n_layers == 2
+    again = runpy.run_path(module.__file__, {}, module.__name__)["RECIPES"]
+    for name, recipe in RECIPES.items():
+        assert dataclasses.asdict(again[name]) == dataclasses.asdict(recipe)
 
 
 COUNTS = {field.name for _, field in FIELDS if Rule.of(field.type).kind is int}

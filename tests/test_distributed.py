@@ -3,6 +3,7 @@
 import gc
 import os
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,7 +19,7 @@ from annotated_transformer.engines.chunked_loss import chunked_loss
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import build_training
-from annotated_transformer.runs.settings import Recipe, TrainConfig
+from annotated_transformer.runs.settings import Recipe, get_recipe
 from annotated_transformer.training.distributed import (
     agree,
     any_rank,
@@ -131,7 +132,13 @@ def built(sharded):
     "The tensors of a model as a run starts with it."
     recipe = Recipe(
         ModelConfig(n_layers=4, d_model=32, d_ff=65, n_heads=4, **OTHER),
-        TrainConfig(precision="fp32", seed=3, max_len=19, init_gain=0.5),
+        replace(
+            get_recipe("base").train,
+            precision="fp32",
+            seed=3,
+            max_len=19,
+            init_gain=0.5,
+        ),
     )
     vocab = mock.MagicMock(pad_id=0, __len__=lambda self: 20)
     objective, _, optimizer, _ = build_training(recipe, vocab, CPU, sharded=sharded)

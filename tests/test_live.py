@@ -3,6 +3,7 @@
 import random
 import re
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from annotated_transformer.runs.checkpoint import (
     unpack_weights,
 )
 from annotated_transformer.runs.folder import Run
-from annotated_transformer.runs.settings import Recipe, TrainConfig
+from annotated_transformer.runs.settings import Recipe, get_recipe
 from annotated_transformer.show.heads import ablate_head
 from annotated_transformer.show.live import pack_model
 from annotated_transformer.show.visualize import attention_maps
@@ -46,7 +47,7 @@ def odd() -> Run:
     model = build_transformer(sizes, len(vocab), vocab.pad_id).eval()
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.4)
-    train = TrainConfig(vocab_size=400, max_len=100)
+    train = replace(get_recipe("base").train, vocab_size=400, max_len=100)
     return Run(model.requires_grad_(False), vocab, Recipe(sizes, train), {})
 
 

@@ -1,6 +1,7 @@
 "Run folders: what may be made where, what is read back, and what a killed process leaves."
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from annotated_transformer.runs.folder import (
     write_config,
 )
 from annotated_transformer.runs.monitor import append_json
-from annotated_transformer.runs.settings import Recipe, TrainConfig
+from annotated_transformer.runs.settings import Recipe, get_recipe
 from annotated_transformer.training.optimizer import adam
 from annotated_transformer.training.train import OutOfMemory
 
@@ -45,7 +46,10 @@ def vocab():
 @pytest.fixture
 def run(tmp_path, vocab):
     "A run of ours, with random weights."
-    path, recipe = tmp_path / "run", Recipe(SIZES, TrainConfig(vocab_size=310))
+    path, recipe = (
+        tmp_path / "run",
+        Recipe(SIZES, replace(get_recipe("base").train, vocab_size=310)),
+    )
     (path / "checkpoints").mkdir(parents=True)
     vocab.save(path / "vocab.model")
     write_config(path, recipe, {})
@@ -64,7 +68,10 @@ def training():
 @pytest.mark.parametrize("steps, stays", [([], False), ([0], False), ([0, 1], True)])
 def test_a_new_run_that_fails_is_removed(steps, stays, tmp_path):
     "But not one that has made a step; a validation pass before the first is none."
-    path, recipe = tmp_path / "new", Recipe(SIZES, TrainConfig(vocab_size=310))
+    path, recipe = (
+        tmp_path / "new",
+        Recipe(SIZES, replace(get_recipe("base").train, vocab_size=310)),
+    )
     with pytest.raises(OSError), create_run(path, recipe) as run:
         run.note(text_sha256="of its text")
         for step in steps:
@@ -74,7 +81,7 @@ def test_a_new_run_that_fails_is_removed(steps, stays, tmp_path):
 
 
 def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
-    recipe = Recipe(SIZES, TrainConfig(vocab_size=400))
+    recipe = Recipe(SIZES, replace(get_recipe("base").train, vocab_size=400))
     (tmp_path / "run").mkdir()
     write_config(tmp_path / "run", recipe, {})
     text = lambda: pytest.fail("the text was read")
@@ -89,7 +96,10 @@ def test_text_is_read_only_if_a_run_can_be_made(tmp_path):
 @pytest.mark.parametrize("error", [UserError, RuntimeError, OutOfMemory])
 def test_encoded_text_outlives_a_fault_before_the_first_step(error, corpus, tmp_path):
     "It took hours, perhaps. The run itself stays only if it can go on with smaller batches."
-    recipe, path = Recipe(SIZES, TrainConfig(vocab_size=400)), tmp_path / "run"
+    recipe, path = (
+        Recipe(SIZES, replace(get_recipe("base").train, vocab_size=400)),
+        tmp_path / "run",
+    )
     with pytest.raises(error), create_run(path, recipe, corpus) as run:
         encode_text(run, quiet=True)
         raise error("out of memory")
@@ -104,7 +114,10 @@ def test_encoded_text_outlives_a_fault_before_the_first_step(error, corpus, tmp_
 
 def test_a_start_that_was_killed_is_made_again(corpus, tmp_path):
     "While it encodes its text a run has a lock and no settings."
-    recipe, path = Recipe(SIZES, TrainConfig(vocab_size=400)), tmp_path / "run"
+    recipe, path = (
+        Recipe(SIZES, replace(get_recipe("base").train, vocab_size=400)),
+        tmp_path / "run",
+    )
     other = load_corpus("builtin", n_train=200, n_valid=40, n_test=1)
     made_of = other.train, other.valid, text_sha256(other)
     prepare(path / "data", *made_of, vocab_size=400, quiet=True)
@@ -165,14 +178,19 @@ def test_a_folder_of_the_users_stays_as_it_is(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/text.en").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
-        with create_run(tmp_path, Recipe(SIZES, TrainConfig(vocab_size=310))):
+        with create_run(
+            tmp_path, Recipe(SIZES, replace(get_recipe("base").train, vocab_size=310))
+        ):
             pass
     assert [*tmp_path.rglob("*.*")] == [tmp_path / "data/text.en"]
 
 
 def test_a_run_made_meanwhile_is_not_overwritten(tmp_path):
     "Another process makes it while this one reads its text."
-    recipe, path = Recipe(SIZES, TrainConfig(vocab_size=310)), tmp_path / "run"
+    recipe, path = (
+        Recipe(SIZES, replace(get_recipe("base").train, vocab_size=310)),
+        tmp_path / "run",
+    )
 
     def text():
         path.mkdir()

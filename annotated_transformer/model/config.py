@@ -6,96 +6,18 @@
 __all__ = ['ModelConfig']
 
 # %% ../../nbs/00_config.ipynb #015dcf74
-import math
-import sys
-from dataclasses import dataclass, fields
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from dataclasses import dataclass
+from typing import Literal
 
 from .. import UserError
-
-# %% ../../nbs/00_config.ipynb #5e770001
-@dataclass(frozen=True)
-class Limits:
-    "Numbers from `low` to below `high`; `open` excludes `low`."
-
-    low: float
-    high: float = math.inf
-    open: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        return self.low < value < self.high or (value == self.low and not self.open)
-
-    def __str__(self) -> str:
-        low = f"greater than {self.low}" if self.open else f"at least {self.low}"
-        return f"{low} and below {self.high}" if self.high < math.inf else low
-
-
-Count = Annotated[int, Limits(1, 2**31)]
-
-# %% ../../nbs/00_config.ipynb #8fad1908
-_KINDS = {int: "a whole number", float: "a finite number", bool: "true or false"}
-
-
-class Rule(NamedTuple):
-    "What the values of a field must be."
-
-    kind: type  # one of `_KINDS`, or str for words
-    allowed: Limits | tuple[str, ...] | None  # limits or words; None is any value
-    optional: bool  # the value may be None
-
-    @classmethod
-    def of(cls, hint: Any) -> "Rule":
-        "The rule that the type of a field declares."
-        optional = get_origin(hint) in (Union, UnionType)
-        if optional:
-            hint, _ = get_args(hint)  # the second is None
-        if get_origin(hint) is Literal:
-            return cls(str, get_args(hint), optional)
-        kind, limits = get_args(hint) or (hint, None)
-        return cls(kind, limits, optional)
-
-    def refusal(self, value: Any) -> str:
-        "What is wrong with a value, or nothing."
-        if self.optional and value is None:
-            return ""
-        if isinstance(self.allowed, tuple):
-            right = value in self.allowed
-            return "" if right else f"is none of {', '.join(self.allowed)}"
-        kinds = (int, float) if self.kind is float else self.kind
-        fits = isinstance(value, kinds)
-        fits = fits and isinstance(value, bool) == (self.kind is bool)
-        # a file may hold an integer that no float can be
-        if not fits or self.kind is float and not abs(value) <= sys.float_info.max:
-            return f"must be {_KINDS[self.kind]}{' or none' if self.optional else ''}"
-        right = self.allowed is None or value in self.allowed
-        return "" if right else f"must be {self.allowed}"
-
-    def parse(self, text: str) -> Any:
-        "The value that a text means, or else the text, which `refusal` then refuses."
-        if self.optional and text == "none":
-            return None
-        if self.kind is bool:
-            return {"true": True, "false": False}.get(text, text)
-        try:
-            return self.kind(text)
-        except ValueError:
-            return text
-
-# %% ../../nbs/00_config.ipynb #ebd68d62
-def check_fields(config: Any) -> None:
-    "UserError for a value of a dataclass that the type of its field does not allow."
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if refusal := Rule.of(field.type).refusal(value):
-            raise UserError(f"{field.name}={value!r} {refusal}")
+from ..io.fields import Count, check_fields
 
 # %% ../../nbs/00_config.ipynb #8449aa82
 @dataclass(frozen=True)
 class ModelConfig:
     "The sizes of one Transformer, named as in Table 3."
 
-    n_layers: Annotated[int, Limits(1, 1001)] = 6  # N, layers in each of the two stacks
+    n_layers: Count = 6  # N, layers in each of the two stacks
     d_model: Count = 512  # width of every sub-layer's output, even
     d_ff: Count = 2048  # inner width of the feed-forward network
     n_heads: Count = 8  # h

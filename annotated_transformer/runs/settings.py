@@ -7,65 +7,61 @@ __all__ = ['RECIPES', 'TrainConfig', 'Recipe', 'get_recipe', 'fine_tune', 'recip
 
 # %% ../../nbs/50_settings.ipynb #5e770013
 import difflib
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 from .. import UserError
 from ..data.vocab import check_vocab_size
-from ..model.config import (
+from ..io.fields import (
     Count,
-    Limits,
-    ModelConfig,
+    Natural,
+    NonNegative,
+    Positive,
     Rule,
+    Share,
     check_fields,
 )
+from ..model.config import ModelConfig
 
 # %% ../../nbs/50_settings.ipynb #45e31167
-_Share = Annotated[float, Limits(0, 1)]
-_Positive = Annotated[float, Limits(0, open=True)]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    "How one model is trained (§5)."
+    "How one model is trained (§5); what has a default is off or neutral without a value."
 
-    # tokens of the shared vocabulary (§5.1)
-    vocab_size: Annotated[int, Limits(1, 2**20 + 1)] = 37000
-    # share of BPE merges left out (51d): for small corpora, up to some hundred
-    # thousand pairs; not in the paper
-    bpe_dropout: _Share = 0.0
-    # tokens of one step, the larger of source and target (§5.1)
-    batch_tokens: Count = 25000
-    max_len: Count = 256  # tokens; longer sentences are left out
-    max_steps: Count = 100_000  # optimiser steps (§5.2)
+    vocab_size: Count  # tokens of the shared vocabulary (§5.1)
+    batch_tokens: Count  # tokens of one step, the larger of source and target (§5.1)
+    max_len: Count  # tokens; longer sentences are left out
+    max_steps: Count  # optimiser steps (§5.2)
     # "paper" (§5.3, equation 3), or "linear": up to peak_lr, down to 0 at max_steps
-    schedule: Literal["paper", "linear"] = "paper"
-    peak_lr: _Positive = 1e-3  # highest learning rate of the linear schedule
-    warmup_steps: Count = 4000  # steps of rising learning rate (§5.3)
-    adam_beta1: _Share = 0.9  # §5.3
-    adam_beta2: _Share = 0.98  # §5.3
-    adam_eps: _Positive = 1e-9  # §5.3
-    init_gain: _Positive = 1.0  # factor of the initial weights of all projections
-    dropout: _Share = 0.1  # P_drop (§5.4)
-    attention_dropout: _Share = 0.0  # on attention weights; not listed in §5.4
-    label_smoothing: _Share = 0.1  # ε_ls (§5.4), the mass taken from the target token
-    # weight α of R-Drop's KL term; not in the paper
-    r_drop: Annotated[float, Limits(0, 1000)] = 0.0
+    schedule: Literal["paper", "linear"]
+    peak_lr: Positive  # highest learning rate of the linear schedule
+    warmup_steps: Count  # steps of rising learning rate (§5.3)
+    adam_beta1: Share  # §5.3
+    adam_beta2: Share  # §5.3
+    adam_eps: Positive  # §5.3
+    dropout: Share  # P_drop (§5.4)
+    label_smoothing: Share  # ε_ls (§5.4), the mass taken from the target token
     # "fp32", "bf16", or "auto": bf16 where the device multiplies it natively
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    valid_every: Count = 500  # steps between two validation passes
-    save_every: Count = 1500  # steps between two checkpoints
-    keep_last: Count = 5  # checkpoints kept
+    precision: Literal["auto", "fp32", "bf16"]
+    valid_every: Count  # steps between two validation passes
+    save_every: Count  # steps between two checkpoints
+    keep_last: Count  # checkpoints kept
     # checkpoints averaged at the end (§6.1), if that validates best; 0 = no average
-    average_last: Annotated[int, Limits(0, 2**31)] = 5
+    average_last: Natural
     # validation passes without improvement until an early stop; None = no early stop
     patience: Count | None = None
+    init_gain: Positive = 1.0  # factor of the initial weights of all projections
+    # share of BPE merges left out (51d): for small corpora, up to some hundred
+    # thousand pairs; not in the paper
+    bpe_dropout: Share = 0.0
+    attention_dropout: Share = 0.0  # on attention weights; not listed in §5.4
+    # weight α of R-Drop's KL term; not in the paper
+    r_drop: NonNegative = 0.0
+    clip_norm: Positive | None = None  # maximum gradient norm; not in the paper
     # micro-batches that a device's share of a step is split into
-    grad_accum_steps: Annotated[int, Limits(1, 10_001)] = 1
-    clip_norm: _Positive | None = None  # maximum gradient norm; not in the paper
+    grad_accum_steps: Count = 1
     compile: bool = False  # torch.compile: slow at first, then faster on a GPU
-    # of initial weights, dropout and order of batches
-    seed: Annotated[int, Limits(0, 2**63)] = 0
+    seed: Natural = 0  # of initial weights, dropout and order of batches
 
     def __post_init__(self):
         check_fields(self)
@@ -94,84 +90,116 @@ class Recipe:
             )
 
 # %% ../../nbs/50_settings.ipynb #eabd46f3
-RECIPES = {
-    "tiny": Recipe(
-        ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
-        TrainConfig(
-            vocab_size=2000,
-            batch_tokens=1000,
-            max_steps=1200,
-            schedule="linear",
-            peak_lr=2e-3,
-            warmup_steps=200,
-            dropout=0.0,
-            precision="fp32",
-            valid_every=300,
-            save_every=600,
-            average_last=0,
-        ),
-    ),
-    "small": Recipe(
-        ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-        TrainConfig(
-            vocab_size=8000,
-            batch_tokens=1000,
-            max_steps=3500,
-            schedule="linear",
-            warmup_steps=500,
-            valid_every=250,
-            save_every=500,
-            average_last=0,
-        ),
-    ),
-    "base": Recipe(ModelConfig(), TrainConfig()),
-    "big": Recipe(
-        ModelConfig(d_model=1024, d_ff=4096, n_heads=16),
-        TrainConfig(
-            max_steps=300_000,
-            dropout=0.3,
-            save_every=600,
-            keep_last=20,
-            average_last=20,
-        ),
-    ),
-    "multi30k-tiny": Recipe(
-        ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
-        TrainConfig(
-            vocab_size=8000,
-            batch_tokens=4096,
-            max_steps=8000,
-            schedule="linear",
-            peak_lr=4e-3,
-            warmup_steps=1000,
-            init_gain=0.5,
-            dropout=0.3,
-            valid_every=400,
-            save_every=100,
-            keep_last=10,
-            average_last=10,
-        ),
-    ),
-    "multi30k-small": Recipe(
-        ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-        TrainConfig(
-            vocab_size=8000,
-            batch_tokens=1000,
-            max_steps=12_000,
-            schedule="linear",
-            warmup_steps=500,
-            dropout=0.2,
-            save_every=200,
-            keep_last=10,
-            average_last=10,
-        ),
-    ),
+# §5.3 and §5.4; the last two are ours
+_COMMON: dict[str, Any] = {
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.98,
+    "adam_eps": 1e-9,
+    "label_smoothing": 0.1,
+    "max_len": 256,
+    "precision": "auto",
 }
-_tiny = RECIPES["multi30k-tiny"]
-RECIPES["multi30k-tiny-r-drop"] = replace(
-    _tiny,
-    train=replace(
-        _tiny.train,
+_base = Recipe(
+    ModelConfig(n_layers=6, d_model=512, d_ff=2048, n_heads=8),
+    TrainConfig(
+        **_COMMON,
+        vocab_size=37_000,
+        batch_tokens=25_000,
+        max_steps=100_000,
+        schedule="paper",
+        peak_lr=1e-3,  # if somebody chooses the linear schedule
+        warmup_steps=4000,
+        dropout=0.1,
+        valid_every=500,
+        save_every=1500,
+        keep_last=5,
+        average_last=5,
+    ),
+)
+_big = Recipe(
+    ModelConfig(n_layers=6, d_model=1024, d_ff=4096, n_heads=16),
+    replace(
+        _base.train,
+        max_steps=300_000,
+        dropout=0.3,
+        save_every=600,
+        keep_last=20,
+        average_last=20,
+    ),
+)
+_tiny = Recipe(
+    ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
+    TrainConfig(
+        **_COMMON | {"precision": "fp32"},
+        vocab_size=2000,
+        batch_tokens=1000,
+        max_steps=1200,
+        schedule="linear",
+        peak_lr=2e-3,
+        warmup_steps=200,
+        dropout=0.0,
+        valid_every=300,
+        save_every=600,
+        keep_last=5,
+        average_last=0,
+    ),
+)
+_small = Recipe(
+    ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
+    TrainConfig(
+        **_COMMON,
+        vocab_size=8000,
+        batch_tokens=1000,
+        max_steps=3500,
+        schedule="linear",
+        peak_lr=1e-3,
+        warmup_steps=500,
+        dropout=0.1,
+        valid_every=250,
+        save_every=500,
+        keep_last=5,
+        average_last=0,
+    ),
+)
+_multi30k_small = Recipe(
+    ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
+    TrainConfig(
+        **_COMMON,
+        vocab_size=8000,
+        batch_tokens=1000,
+        max_steps=12_000,
+        schedule="linear",
+        peak_lr=1e-3,
+        warmup_steps=500,
+        dropout=0.2,
+        valid_every=500,
+        save_every=200,
+        keep_last=10,
+        average_last=10,
+    ),
+)
+_multi30k_tiny = Recipe(
+    ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
+    TrainConfig(
+        **_COMMON,
+        vocab_size=8000,
+        batch_tokens=4096,
+        max_steps=8000,
+        schedule="linear",
+        peak_lr=4e-3,
+        warmup_steps=1000,
+        init_gain=0.5,
+        dropout=0.3,
+        valid_every=400,
+        save_every=100,
+        keep_last=10,
+        average_last=10,
+    ),
+)
+_multi30k_tiny_r_drop = Recipe(
+    _multi30k_tiny.model,
+    replace(
+        _multi30k_tiny.train,
         batch_tokens=1024,
         max_steps=20_000,
         peak_lr=3e-3,
@@ -182,7 +210,17 @@ RECIPES["multi30k-tiny-r-drop"] = replace(
         save_every=250,
     ),
 )
-RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
+RECIPES = {
+    "tiny": _tiny,
+    "small": _small,
+    "base": _base,
+    "big": _big,
+    "multi30k-tiny": _multi30k_tiny,
+    "multi30k-small": _multi30k_small,
+    "multi30k-tiny-r-drop": _multi30k_tiny_r_drop,
+    "wmt14-base": _base,
+    "wmt14-big": _big,
+}
 
 # %% ../../nbs/50_settings.ipynb #20fbf0e5
 def get_recipe(
@@ -218,16 +256,19 @@ def fine_tune(recipe: Recipe) -> Recipe:
 def recipe_from_dict(values: dict) -> Recipe:
     """The recipe of `dataclasses.asdict` of one; other entries are ignored.
 
-    A setting that is missing has its default. UserError if a part is missing, or if a
-    setting is unknown or has a wrong value.
+    UserError if a part is missing, or a setting without a default, or if a setting is
+    unknown or has a wrong value.
     """
     parts: dict[str, Any] = {}
     for part, kind in (("model", ModelConfig), ("train", TrainConfig)):
-        given, names = values.get(part), {field.name for field in fields(kind)}
+        given, wrong = values.get(part), "not the settings of a recipe"
         if not isinstance(given, dict):
-            raise UserError(f"not the settings of a recipe: {part} is missing")
-        for name in sorted(given.keys() - names):
-            raise UserError(f"not the settings of a recipe: {part}.{name} is unknown")
+            raise UserError(f"{wrong}: {part} is missing")
+        for name in sorted(given.keys() - {field.name for field in fields(kind)}):
+            raise UserError(f"{wrong}: {part}.{name} is unknown")
+        for field in fields(kind):
+            if field.default is MISSING and field.name not in given:
+                raise UserError(f"{wrong}: {part}.{field.name} is missing")
         parts[part] = kind(**given)
     return Recipe(**parts)
 
