@@ -26,7 +26,7 @@ from ..io.files import new_folder
 from ..io.text import optional
 from ..model.config import ModelConfig
 from ..model.decode import Hypothesis
-from ..runs.folder import Run, load_run
+from ..runs.folder import Run, check_held, load_run
 
 # %% ../../nbs/92_ct2.ipynb #f12f7751
 # theirs: ours, in a layer of either side; several of ours are stacked
@@ -58,7 +58,7 @@ _DECODER_LAYER = _ENCODER_LAYER | {
 }
 
 # %% ../../nbs/92_ct2.ipynb #8d2f3b36
-def _weight_table(config: ModelConfig) -> dict[str, list[str]]:
+def weight_table(config: ModelConfig) -> dict[str, list[str]]:
     "The engine's name of each weight, and our names of the weights stacked in it."
     table = {  # one matrix in three places (§3.4), which the engine also stores once
         "encoder/embeddings/0/weight": ["embedding.weight"],
@@ -129,11 +129,19 @@ def _empty_spec(config: ModelConfig):
     )
 
 # %% ../../nbs/92_ct2.ipynb #92000002
+_HELD = {
+    **dict.fromkeys("n_layers d_model d_ff n_heads d_k d_v n_positions".split()),
+    **{"position": ("sinusoidal", "learned"), "norm": ("post", "pre")},
+}
+
+
 def _engine_spec(run: Run):
     "A run as a `TransformerSpec`; UserError for a model that the engine cannot hold."
     config, weights = run.recipe.model, run.model.state_dict()
-    spec = _empty_spec(config)
-    for path, ours in _weight_table(config).items():
+    spec, table = _empty_spec(config), weight_table(config)
+    used = {name for names in table.values() for name in names}
+    check_held(run, "CTranslate2", _HELD, used | {"position.table"})
+    for path, ours in table.items():
         _set_weight(spec, path, torch.cat([weights[name] for name in ours]))
     positions = position_table(run.model, config)
     for side in ("encoder", "decoder"):

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .. import UserError, __version__
+from .. import __version__
 from ..data.corpus import DATA_SETS
 from ..data.vocab import Vocab
 from .marian import (
@@ -34,8 +34,9 @@ from ..io.files import (
     read_file,
     write_json,
 )
-from ..model.config import ModelConfig
 from ..runs.folder import (
+    Run,
+    check_held,
     load_run,
     pretrained_run,
     read_settings,
@@ -43,17 +44,13 @@ from ..runs.folder import (
 from ..runs.settings import Recipe
 
 # %% ../../nbs/93_hugging_face.ipynb #93b0001e
-def _check_sizes(config: ModelConfig) -> None:
+def _check(run: Run, config: MarianConfig) -> None:
     "UserError for what a Marian model of `transformers` cannot have."
-    width = config.d_model // config.n_heads
-    sizes = asdict(config) | {"d_k": config.d_k or width, "d_v": config.d_v or width}
-    needed = {"position": "sinusoidal", "norm": "post", "d_k": width, "d_v": width}
-    for name, value in needed.items():
-        if sizes[name] != value:
-            raise UserError(
-                f"{name}={sizes[name]} cannot be exported to transformers: "
-                f"its Marian model has {name}={value}"
-            )
+    width = run.recipe.model.d_model // run.recipe.model.n_heads
+    settings = dict.fromkeys(("n_layers", "d_model", "d_ff", "n_heads", "n_positions"))
+    held = {"d_k": (width, None), "d_v": (width, None), "position": ("sinusoidal",)}
+    weights = marian_names(config).values()
+    check_held(run, "transformers' Marian model", settings | held, weights)
 
 # %% ../../nbs/93_hugging_face.ipynb #93b0000e
 def _marian_config(recipe: Recipe, vocab: Vocab) -> MarianConfig:
@@ -263,9 +260,9 @@ def export_hf(run: Path, out: Path) -> Path:
         if settings.get("kind") == "marian":
             _write_imported(path, settings, new)
             return out
-        model, vocab, recipe, about = load_run(path)
-        _check_sizes(recipe.model)
+        model, vocab, recipe, about = trained = load_run(path)
         config, train = _marian_config(recipe, vocab), recipe.train
+        _check(trained, config)
         rates = {"dropout": train.dropout, "attention_dropout": train.attention_dropout}
         card = model_card(out.resolve().name, recipe, about)
         _write_tokenizer(new, vocab, _languages(about), train.max_len)

@@ -10,9 +10,9 @@ __all__ = ['About', 'Run', 'read_config', 'load_run', 'read_metrics', 'RunFolder
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -146,6 +146,27 @@ class Run(NamedTuple):
     vocab: Vocab
     recipe: Recipe
     about: dict  # other entries of config.json: data, languages, which weights
+
+# %% ../../nbs/97_run_folder.ipynb #97f00041
+def check_held(
+    run: Run,
+    target: str,  # what is to hold the model, as messages name it
+    settings: dict[str, tuple | None],  # of the model, which it knows; None = any value
+    weights: Collection[str],  # our names of those that it takes
+) -> None:
+    """UserError for a setting or a weight that the target would ignore.
+
+    Of a setting that it does not know it has the default.
+    """
+    for field in fields(run.recipe.model):
+        value = getattr(run.recipe.model, field.name)
+        held = settings.get(field.name, (field.default,))
+        if held is not None and value not in held:
+            raise UserError(
+                f"{field.name}={value}: {target} has {field.name}={held[0]} only"
+            )
+    if unused := sorted(set(run.model.state_dict()) - set(weights)):
+        raise UserError(f"{target} has no place for the weights {', '.join(unused)}")
 
 # %% ../../nbs/97_run_folder.ipynb #52dd0002
 PRETRAINED = ("demo", "tatoeba", "learning")

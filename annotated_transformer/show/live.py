@@ -28,9 +28,11 @@ from ..data.grammar import (
 )
 from ..data.prepared import open_prepared
 from ..data.vocab import PLAIN_FORMS, Vocab
+from ..export.ct2 import weight_table
 from ..runs.checkpoint import pack_weights, read_tensors
 from ..runs.folder import (
     Run,
+    check_held,
     load_run,
     pretrained_run,
     read_metrics,
@@ -45,14 +47,10 @@ MAX_PARAMETERS = 5_000_000
 
 def _check_live(run: Run) -> None:
     "UserError for a model that the page cannot run."
-    sizes = run.recipe.model
-    if sizes.norm != "post":
-        raise UserError(f"norm={sizes.norm!r}: a live page has norm='post' (§3.1) only")
-    if sizes.position != "sinusoidal":
-        raise UserError(
-            f"position={sizes.position!r}: a live page has position='sinusoidal' "
-            "(§3.5) only"
-        )
+    sizes = "n_layers d_model d_ff n_heads d_k d_v n_positions".split()
+    table = weight_table(run.recipe.model)
+    used = {name for names in table.values() for name in names}
+    check_held(run, "a live page", dict.fromkeys(sizes), used)
     n = sum(weight.numel() for weight in run.model.parameters())
     if n > MAX_PARAMETERS:
         raise UserError(

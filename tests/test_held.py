@@ -1,0 +1,66 @@
+"Exports and the live page use every weight and every setting of a model, or refuse it in one line."
+
+from dataclasses import asdict, dataclass, replace
+
+import pytest
+import torch
+from small_runs import random_run
+from torch import nn
+
+from annotated_transformer import UserError
+from annotated_transformer.export import ct2, hugging_face
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.runs.folder import load_run
+from annotated_transformer.show.live import pack_model
+
+
+def to_transformers(run):
+    hugging_face._check(run, hugging_face._marian_config(run.recipe, run.vocab))
+
+
+TARGETS = {
+    "transformers' Marian model": to_transformers,
+    "CTranslate2": ct2._engine_spec,
+    "a live page": pack_model,
+}
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    if request.param == "CTranslate2":
+        pytest.importorskip("ctranslate2")
+    return request.param, TARGETS[request.param]
+
+
+def test_a_weight_that_nobody_reads(target, tmp_path):
+    name, take = target
+    run = load_run(random_run(tmp_path / "run"))
+    take(run)
+    layer = run.model.encoder.layers[0].feed_forward
+    layer.w_3 = nn.Parameter(torch.zeros(2))
+    place = "encoder.layers.0.feed_forward.w_3"
+    with pytest.raises(
+        UserError, match=f"^{name} has no place for the weights {place}"
+    ):
+        take(run)
+
+
+def test_a_setting_that_nobody_knows(target, tmp_path):
+    "Has its default, or is refused; so whoever adds one cannot forget an export."
+
+    @dataclass(frozen=True)
+    class NewConfig(ModelConfig):
+        activation: str = "relu"
+
+    name, take = target
+    run = load_run(random_run(tmp_path / "run"))
+    sizes = asdict(run.recipe.model)
+    for activation in ("relu", "gelu"):
+        config = NewConfig(**sizes, activation=activation)
+        other = run._replace(recipe=replace(run.recipe, model=config))
+        if activation == "relu":
+            take(other)
+            continue
+        wrong = f"^activation=gelu: {name} has activation=relu only"
+        with pytest.raises(UserError, match=wrong):
+            take(other)
