@@ -68,7 +68,7 @@ docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of 
 	@$(WITH) $(BIN)/python tools/publish.py _docs
 	@$(BIN)/python tools/links.py _docs
 
-zh-status: $(VENV)/.stamp-dev  ## what changed in the English of translated pages since they were translated
+zh-status: $(VENV)/.stamp-dev  ## what changed in the English of translated pages since they were translated, by page and text, word by word
 	@$(BIN)/python tools/translate.py status
 
 links: $(VENV)/.stamp-dev  ## do all links of notebooks, README.md and, if they were made, pages lead somewhere? those to other hosts are listed

@@ -4,20 +4,22 @@ import json
 import re
 import shutil
 
+import gate
 import publish
 import pytest
 import translate
+from catalogues import Unit, blocks, english_of, extract, parsed, texts, today, written
 from cells import joined, readme
 from conftest import ROOT
 from test_gate import cell, notebook
 from test_pages import CAPTION, LABEL, shows
-from translate import Unit, check, mistakes, parsed, texts, written
+from translate import accept, check, mistakes, of_gate
 
 ZH = ROOT / "translations/zh"
-FIRST = "## A heading\nA paragraph with $x$,\ntwice.\n\n$$y \\tag{2}$$"
+FIRST = "## A heading\nA paragraph with $x$,\ntwice.\n\n$$y \\tag{2}$$\n\nThe last."
 SOURCES = ["# Toy\n> A toy · §9", FIRST, "x = 1", "## Another\n\n- One more."]
 CHINESE = [
-    "# 玩具\n> 一个玩具 · §9", "## 标题\n有$x$，两次。\n\n$$y \\tag{2}$$",
+    "# 玩具\n> 一个玩具 · §9", "## 标题\n有$x$，两次。\n\n$$y \\tag{2}$$\n\n末段。",
     "## 另一个\n\n- 再来一段。", "一个点：$z$", "一个<dark>点",
 ]  # fmt: skip
 
@@ -28,8 +30,6 @@ def toy(tmp_path):
     shutil.copytree(ZH, tmp_path / "translations/zh", ignore=lambda *_: ["index.md"])
     for path in (tmp_path / "translations/zh").glob("*.md"):
         path.unlink()
-    site = tmp_path / "translations/zh/site.yml"
-    site.write_text(re.sub("stale: .*", "stale: 0", site.read_text()))  # whatever it is
     (tmp_path / "nbs").mkdir()
     shutil.copy(ROOT / "nbs/words.ipynb", tmp_path / "nbs")
     kind = lambda text: "code" if " = " in text else "markdown"
@@ -37,11 +37,15 @@ def toy(tmp_path):
     cells = [cell(text, kind(text)) for text in SOURCES]
     notebook(tmp_path / "nbs/11_toy.ipynb", *cells, figure)
     path = tmp_path / "translations/zh/11_toy.md"
-    translate.extract(path.parent, ["11_toy"], False)
+    extract(path.parent, ["11_toy"])
     pairs = zip(parsed(path), CHINESE, strict=True)
     path.write_text(written([unit._replace(text=text) for unit, text in pairs]))
     translate.site.cache_clear()
     return path
+
+
+def key_of(path, i: int) -> str:
+    return texts(path)[i][0].key
 
 
 def change(path, old: str, new: str) -> None:
@@ -57,12 +61,12 @@ def change(path, old: str, new: str) -> None:
 def test_every_notebook_survives_its_catalogue(tmp_path):
     "And its blocks are all of it; as its own translation it has no mistake of form."
     for file in sorted((ROOT / "nbs").glob("[!_.]*.ipynb")):
-        found = translate.english_of(json.loads(file.read_text(encoding="utf-8")))
+        found = english_of(json.loads(file.read_text(encoding="utf-8")))
         units = [Unit(key, text, "译文\n\n第二段") for key, text in found]
         (tmp_path / "a.md").write_text(written(units), encoding="utf-8")
         assert units and parsed(tmp_path / "a.md") == units, file.name
         for unit in units:
-            text = "".join(text for _, text in translate.blocks(unit.english))
+            text = "".join(text for _, text in blocks(unit.english))
             assert "".join(text.split()) == "".join(unit.english.split())
             same = mistakes(unit._replace(text=unit.english), ZH, words=False)
             assert not [m for m in same if re.match("lacks|adds|blocks", m)]
@@ -78,30 +82,51 @@ def test_every_notebook_survives_its_catalogue(tmp_path):
 )
 def test_malformed(text, says, toy):
     toy.write_text(text)
-    [line] = translate.of_gate(toy.parents[2])
+    [line], new = of_gate(toy.parents[2])
+    assert new == []
     assert line.startswith("translations/zh/11_toy.md: ") and says in line
 
 
-def test_stale_texts(toy, capsys, monkeypatch):
-    "Changed English is stale until it is accepted, new English until it is translated; the gate names the number to record."
+def test_new_english_stops_nobody(toy, capsys, monkeypatch):
+    "The gate names the page, `status` the text and the words, until a revision is accepted, text by text."
     folder, root = toy.parent, toy.parents[2]
-    assert translate.of_gate(root) == []
+    assert of_gate(root) == ([], [])
     change(toy, "A paragraph with", "A short text with")
-    translate.status(folder)
+    change(toy, "One more.", "One more, too.")
+    wrong, [line] = of_gate(root)
+    assert wrong == [] and line.endswith("zh-status): 11_toy (2 blocks)")
+    monkeypatch.setattr(translate, "ROOT", root)
+    monkeypatch.setattr("sys.argv", ["gate.py", str(root)])
+    monkeypatch.setattr(gate, "drift", lambda root: [])
+    assert gate.main() == 0 and line in capsys.readouterr().out
+    translate.status(folder, [])
     said = capsys.readouterr().out
-    assert "## A heading A -paragraph +short +text with $x$," in said
-    translate.extract(folder, ["11_toy"], False)
-    [line] = translate.of_gate(root)
-    assert "1 texts have no translation" in line and "`stale: 1`" in line
-    site = folder / "site.yml"
-    site.write_text(re.sub("stale: .*", "stale: 1", site.read_text()))
-    translate.site.cache_clear()
-    assert translate.of_gate(root) == []
-    translate.extract(folder, ["11_toy"], True)
+    assert f"11_toy\n  {key_of(toy, 1)}\n    " in said
+    assert " A -paragraph +short +text with $x$, twice.\n" in said
+    extract(folder, ["11_toy"])
+    assert of_gate(root) == ([], [line])
+    for keys in [], [key_of(toy, 0)], ["no-such-key"]:
+        with pytest.raises(SystemExit, match=key_of(toy, 1)):
+            accept(folder, "11_toy", *keys)
+    assert of_gate(root) == ([], [line])
+    accept(folder, "11_toy", key_of(toy, 1))
+    said = capsys.readouterr().out
+    assert "-paragraph +short" in said and "too" not in said
+    [line] = of_gate(root)[1]
+    assert line.endswith("11_toy (1 block)")
+    accept(folder, "11_toy", key_of(toy, 2))
     assert all(unit.english == now and unit.text for unit, now in texts(toy))
     monkeypatch.setattr(translate, "terms", lambda _: {"short": ["短"]})
     [line] = check(folder, [])
-    assert line.endswith("short: no 短") and translate.of_gate(root) == []
+    assert line.endswith("short: no 短") and of_gate(root) == ([], [])
+
+
+def test_white_space_changes_nothing(toy):
+    before = sources(translate.translated(toy, both=False))
+    change(toy, 'with $x$,\\n",\n    "twice.', "with $x$, twice.")
+    assert of_gate(toy.parents[2]) == ([], [])
+    assert sources(translate.translated(toy, both=False)) == before
+    assert "译文待更新" not in "".join(sources(translate.translated(toy)))
 
 
 # ---- checks
@@ -141,7 +166,7 @@ $QK^T$的每一行（row）有6500万个得分，`softmax`由此得到一个查�
         ("*权重*", "**权重。**", "bold ends in full-width"),
         ("的*权重*", " 的*权重*", "a space before Chinese"),
         ("得分，", "得分,", "half-width punctuation"),
-        ("（row）", "", "行 without （row）"),
+        ("（row）", "", None),  # the conversion to Traditional Chinese is for that
         ("《31编码器与解码器的堆叠》", "《31堆叠》", "《31堆叠》: the page is called"),
         ("《31编码器与解码器的堆叠》", "31编码器与解码器的堆叠", "31编码器"),
     ],
@@ -173,7 +198,9 @@ def test_translated_notebook(toy):
     assert f"#| fig-cap: {json.dumps(english, ensure_ascii=False)}\n" in figure
     assert '#| fig-alt: "一个<dark>点"\ndraw()' in figure
     alone = sources(translate.translated(toy, both=False))
-    assert alone[1] == CHINESE[1] and "A dot:" not in alone[-1]
+    assert (
+        alone[1] == CHINESE[1].replace("题\n", "题\n\n") and "A dot:" not in alone[-1]
+    )
 
 
 def test_an_output_is_translated_without_its_numbers(toy):
@@ -183,7 +210,7 @@ def test_an_output_is_translated_without_its_numbers(toy):
     said = "Of 1,000 rows, 98.3%\n  hold in [61e](61e_a.ipynb), `v2`."
     code = cell("show() ") | {"outputs": [shows(markdown=said)]}
     notebook(file, *nb["cells"], code | {"metadata": {"tags": ["translate"]}})
-    translate.extract(toy.parent, ["11_toy"], False)
+    extract(toy.parent, ["11_toy"])
     *units, unit = parsed(toy)
     english = "Of {1} rows, {2}% hold in [61e](61e_a.ipynb), `v2`."
     assert (unit.key.split()[1], unit.english) == ("output", english)
@@ -194,7 +221,7 @@ def test_an_output_is_translated_without_its_numbers(toy):
     shown = translate.translated(toy, both=False)["cells"][-1]["outputs"][0]["data"]
     made = "99.15%成立，共1,000个（[61e](61e_a.ipynb)，`v2`）。"
     assert joined(shown["text/markdown"]) == made
-    assert translate.of_gate(toy.parents[2]) == []
+    assert of_gate(toy.parents[2]) == ([], [])
     both = translate.translated(toy)["cells"][-1]["outputs"][0]["data"]["text/markdown"]
     assert both.startswith(made) and "Of 1,000 rows, 99.15% hold" in both
     toy.write_text(toy.read_text().replace("{2}%成立，", "成立，"))
@@ -228,15 +255,119 @@ def test_readme(toy):
     assert made.endswith("\n\n## 另一个\n\n- [见](nbs/31_stack.ipynb)\n")
 
 
-def test_stale_text_is_shown_in_english(toy):
-    "In today's, marked; its headings outside of the mark, with their anchors; a caption as it is."
+MARK = '<em class="stale">译文待更新</em>'
+
+
+def test_one_new_paragraph_is_shown_in_english(toy):
+    "In today's, marked; all else of its cell is translated, as are other options of a figure."
     change(toy, "A paragraph with", "A new one with")
     change(toy, 'A dot: $z$\\"', 'A blot\\"')
-    _, first, _, _, figure = sources(translate.translated(toy))
-    head, mark, text = re.split(r"(?s)```\{=html\}\n(<div.*?)\n```", first)
-    assert head.strip() == "## A heading {#a-heading lang=en}" and "A new one" in text
-    assert mark == '<div class="stale" lang="en"><p lang="zh">译文待更新</p>'
-    assert 'fig-cap: "A blot"' in figure and 'fig-alt: "一个<dark>点"' in figure
+    _, first, _, second, figure = sources(translate.translated(toy))
+    english = f'\n\n{MARK} <span lang="en">A new one with $x$,\ntwice.</span>\n\n'
+    assert english in first and first.count("A new one") == 1 and "两次" not in first
+    assert first.startswith("## 标题 {#a-heading}\n") and "\n\n末段。\n" in first
+    assert MARK not in second and "再来一段。" in second
+    caption = json.dumps(f'{MARK} <span lang="en">A blot</span>', ensure_ascii=False)
+    assert f"fig-cap: {caption}" in figure and 'fig-alt: "一个<dark>点"' in figure
+
+
+TABLE = "| Name | Of |\n|---|---|\n| One [a](a.ipynb) | 1 |\n| Two | 2 |"
+OLD = f"Before.\n\n1. One.\n2. Two.\n\n{TABLE}\n\n$$x$$\n\nAfter."
+CHINESE_TABLE = "| 名 | 数 |\n|---|---|\n| 一[a](a.ipynb) | 1 |\n| 二 | 2 |"
+UNIT = Unit(
+    "a", OLD, f"前面。\n\n1. 第一。\n2. 第二。\n\n{CHINESE_TABLE}\n\n$$x$$\n\n后面。"
+)
+
+
+@pytest.mark.parametrize(
+    "old, new, missing, made",
+    [
+        ("Before.", "Before\nit. ", ["Before\nit. "], "后面。"),
+        ("| Two", "| Second", ["| Second | 2 |"], "| 一[a](a.ipynb) | 1 |\n?"),
+        ("| Two", "| Three | 3 |\n| Two", ["| Three | 3 |"], "| 二 | 2 |"),
+        ("| Two | 2 |", "", [], CHINESE_TABLE[:-10] + "\n\n"),
+        ("1. One.", "1. Zero.\n2. One.", ["1. Zero."], "2. 第一。\n2. 第二。"),
+        ("Before.", "Before.\n\nInserted.", ["Inserted."], "前面。\n\n?\n\n1. 第一"),
+        ("Before.\n\n", "", [], "1. 第一。"),
+        ("\n\nAfter.", "\n\nAfter.\n\nBefore.", [], "后面。\n\n前面。"),
+        ("$$x$$", "$$y$$", [], "$$y$$\n\n后面。"),  # a formula has no words
+    ],
+)
+def test_blocks_rows_and_items(old, new, missing, made):
+    "Changed, inserted, deleted, moved: exactly what is new has no translation."
+    found = today(UNIT, OLD.replace(old, new, 1))
+    assert [e for b in found for e, text in b.pairs if not text] == missing
+    text = "\n\n".join("\n".join(t or "?" for _, t in b.pairs) for b in found)
+    assert made in text
+
+
+def test_a_new_row_is_marked_in_its_first_cell(toy):
+    "Every cell of it is English, to screen readers and to the conversion to Traditional Chinese; links stay links."
+    change(toy, "- One more.", TABLE.replace("\n", "\\n"))
+    text = toy.read_text().replace("- One more.", TABLE)
+    toy.write_text(text.replace("- 再来一段。", CHINESE_TABLE))
+    assert of_gate(toy.parents[2]) == ([], [])
+    change(toy, "One [a]", "First [a]")
+    row = f'| 名 | 数 |\n|---|---|\n| {MARK} <span lang="en">First [a](a.ipynb)</span> | <span lang="en">1</span> |\n| 二 | 2 |'
+    for both in (False, True):
+        assert row in sources(translate.translated(toy, both))[3]
+
+
+def test_a_new_row_of_an_output(toy):
+    "The numbers of a record are counted anew."
+    file = toy.parents[2] / "nbs/11_toy.ipynb"
+    nb = json.loads(file.read_text())
+
+    def write(*rows: str) -> None:
+        out = shows(markdown="\n".join(["| A | B |", "|---|---|", *rows]))
+        tagged = {"outputs": [out], "metadata": {"tags": ["translate"]}}
+        notebook(file, *nb["cells"], cell("show() ") | tagged)
+
+    write("| one | 5 |", "| two | 7 of 9 |")
+    extract(toy.parent, ["11_toy"])
+    *units, unit = parsed(toy)
+    ours = "| 甲 | 乙 |\n|---|---|\n| 一 | {1} |\n| 二 | {3}个里{2}个 |"
+    toy.write_text(written([*units, unit._replace(text=ours)]))
+    assert check(toy.parent, []) == []
+    write("| new | 3 |", "| one | 5.5 |", "| two | 7.5 of 9 |")
+    data = translate.translated(toy, both=False)["cells"][-1]["outputs"][0]["data"]
+    made = data["text/markdown"].split("\n")
+    assert "new" in made[2] and MARK in made[2] and '"en">3</span>' in made[2]
+    assert made[3:] == ["| 一 | 5.5 |", "| 二 | 9个里7.5个 |"]
+
+
+DRAWING = '<svg><a href="a.html"><text x="1" aria-label="{}">{}</text></a></svg>'
+
+
+@pytest.mark.parametrize(
+    "english, says",
+    [
+        (DRAWING.format("The sum", "2 sums"), ""),
+        (DRAWING.format("The sum", "3 sums"), "images/a.zh.svg"),
+        (DRAWING.format("The sum", "2 sums").replace("a.html", "b.html"), "images/a"),
+        (DRAWING.format("The sum", "2 sums").replace("</a>", "<b/></a>"), "images/a"),
+    ],
+)
+def test_a_drawing_out_of_date_is_reported(toy, english, says):
+    "Its elements, links, places and numbers are those of the English one; what is no drawing is a mistake."
+    folder = toy.parents[2] / "nbs/images"
+    folder.mkdir()
+    (folder / "a.svg").write_text(english)
+    (folder / "a.zh.svg").write_text(DRAWING.format("和", "2个和"))
+    wrong, new = of_gate(toy.parents[2])
+    assert wrong == [] and bool(new) == bool(says) and says in "".join(new)
+    (folder / "a.zh.svg").write_text("<svg>")
+    [line], _ = of_gate(toy.parents[2])
+    assert "a drawing" in line
+
+
+def test_readme_marks_what_is_new(toy):
+    "And that alone, in plain Markdown."
+    change(toy, "The last.", "The very last.")
+    nb = translate.translated(toy, both=False)
+    made = readme(nb | {"cells": nb["cells"][:-1]}, "translations/zh/11_toy.md")
+    assert f'$$\n\n{MARK} <span lang="en">The very last.</span>\n\n' in made
+    assert made.count(MARK) == 1 and made.count("last") == 1 and "两次" in made
 
 
 PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook">

@@ -1,220 +1,47 @@
 #!/usr/bin/env python
 """Catalogues of translations: for each text of nbs/NAME.ipynb, translations/LANG/NAME.md has the English and its translation.
 
-tools/translate.py extract [NAME ...]   make catalogues of notebooks, or bring them up to date; what is translated stays
-tools/translate.py accept NAME ...      the same, after a revision: each translation counts as made of today's English
-tools/translate.py check [NAME ...]     one line for each mistake of a translation
-tools/translate.py status               the texts without translation of today's English, and what changed in it
+tools/translate.py extract [NAME ...]    make catalogues of notebooks, or bring them up to date; what is translated stays
+tools/translate.py status [NAME ...]     what changed in the English since it was translated, by page, text and block
+tools/translate.py accept NAME KEY ...   after a revision: the translations of these texts count as made of today's English
+tools/translate.py check [NAME ...]      one line for each mistake of a translation
 """
 
-import difflib
 import json
 import re
+import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from xml.etree import ElementTree
 
-import yaml
-from cells import (
-    CAPTION,
-    FENCED,
-    INLINE,
-    ROOT,
-    html,
-    joined,
-    markdown_of,
-    options,
-    retarget,
-    slug,
+from catalogues import (
+    CAPTIONS,
+    ITEM,
+    MARKS,
+    Block,
+    Unit,
+    begun,
+    blocks,
+    changed,
+    differences,
+    extract,
+    languages,
+    notebook,
+    output_of,
+    parsed,
+    parts,
+    plain,
+    site,
+    texts,
+    today,
+    with_numbers,
+    without_numbers,
 )
-
-# ---- catalogues
-
-
-class Unit(NamedTuple):
-    "A text of a notebook: a cell, the caption or alternative text of a figure, or an output with the tag `translate`."
-
-    key: str  # the id of its cell, and which of the cell's options, or "output"
-    english: str
-    text: str = ""  # the translation; empty: none yet
-
-
-CAPTIONS = ("fig-cap", "fig-alt")
-START = r"^<!-- (\w+(?: fig-\w+| output)?)$"
-
-
-def written(units: list[Unit]) -> str:
-    "A catalogue: the English of each unit in a comment, then the translation."
-    texts = []
-    for key, english, text in units:
-        english = english.replace("-->", r"--\>")
-        texts.append(f"<!-- {key}\n{english}\n-->\n" + (f"\n{text}\n" if text else ""))
-    return "\n".join(texts)
-
-
-def parsed(path: Path) -> list[Unit]:
-    "The units of a catalogue; ValueError for what is none."
-    before, *rest = re.split(START, path.read_text(encoding="utf-8"), flags=re.M)
-    units = []
-    if before.strip():
-        raise ValueError(f"{path.name}: text before the first unit: {before[:40]!r}")
-    for key, body in zip(rest[::2], rest[1::2]):
-        english, end, text = body.partition("\n-->\n")
-        if not end or "<!--" in text or "-->" in text:
-            says = "no line --> after its English, or a comment in the translation"
-            raise ValueError(f"{path.name}: {key}: {says}")
-        english = english.removeprefix("\n").replace(r"--\>", "-->")
-        units.append(Unit(key, english, text.strip("\n")))
-    if len({unit.key for unit in units}) < len(units):
-        raise ValueError(f"{path.name}: a unit is there twice")
-    return units
-
-
-def notebook(path: Path) -> dict:
-    "The notebook of a catalogue."
-    file = path.parents[2] / "nbs" / f"{path.stem}.ipynb"
-    if not file.exists():
-        raise ValueError(f"{path.name}: there is no nbs/{file.name}")
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-ITEM = r"(?:[-*]|\d+\.) "
-NUMBER = r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)"
-
-
-def without_numbers(text: str) -> tuple[str, list[str]]:
-    "An output, {1} for its first number and so on; and the numbers, which the next run may change. Those in code and links stay."
-    numbers = []
-
-    def change(m: re.Match) -> str:
-        if not m["number"]:
-            return m[0]
-        numbers.append(m["number"])
-        return f"{{{len(numbers)}}}"
-
-    # lines end elsewhere after longer numbers
-    text = re.sub(rf"(?<!\n)\n(?!\n|{ITEM}|\|) *", " ", text)
-    pattern = rf"{INLINE}|\]\([^)]*\)|(?P<number>{NUMBER})"
-    return re.sub(pattern, change, text), numbers
-
-
-def with_numbers(text: str, numbers: list[str]) -> str:
-    return re.sub(r"\{(\d+)\}", lambda m: numbers[int(m[1]) - 1], text)
-
-
-def output_of(cell: dict) -> list[tuple[dict, str, str]]:
-    "The Markdown that a cell puts out, if it has the tag `translate`."
-    is_tagged = "translate" in cell["metadata"].get("tags", [])
-    return [*markdown_of(cell)] if is_tagged else []
-
-
-def english_of(nb: dict) -> Iterator[tuple[str, str]]:
-    "The texts of a notebook, in its order, by their keys."
-    for cell in nb["cells"]:
-        source = joined(cell["source"])
-        if cell["cell_type"] == "markdown":
-            yield cell["id"], source
-        elif cell["cell_type"] == "code":
-            opts = options(source, cell["id"])
-            for key in filter(opts.get, CAPTIONS):
-                yield f"{cell['id']} {key}", opts[key]
-            for _, _, text in output_of(cell):
-                yield f"{cell['id']} output", without_numbers(text)[0]
-
-
-@cache
-def site(folder: Path) -> dict:
-    "What a language's site.yml says."
-    return yaml.safe_load((folder / "site.yml").read_text(encoding="utf-8"))
-
-
-def languages(root: Path = ROOT) -> list[Path]:
-    return sorted(path.parent for path in root.glob("translations/*/site.yml"))
-
-
-def texts(path: Path) -> list[tuple[Unit, str]]:
-    "The texts of a notebook: a translation with the English that it was made of, or of nothing, and today's English."
-    known = {unit.key: unit for unit in parsed(path) if unit.text}
-    today = english_of(notebook(path))
-    return [(known.get(key, Unit(key, "")), now) for key, now in today]
-
-
-def begun(folder: Path) -> list[Path]:
-    "The catalogues of a language that become pages: those whose title is translated."
-    return [path for path in sorted(folder.glob("*.md")) if texts(path)[0][0].text]
-
-
-def extract(folder: Path, names: Sequence[str], accept: bool = False) -> None:
-    "Write catalogues of today's texts with the translations that there are."
-    for name in names or [path.stem for path in folder.glob("*.md")]:
-        path = folder / f"{name}.md"
-        path.touch()
-        units = [
-            unit if unit.text and not accept else unit._replace(english=now)
-            for unit, now in texts(path)
-        ]
-        path.write_text(written(units), encoding="utf-8", newline="\n")
-
-
-def status(folder: Path) -> None:
-    for path in sorted(folder.glob("*.md")):
-        found = [(unit, now) for unit, now in texts(path) if unit.english != now]
-        if path not in begun(folder):
-            print(f"{path.stem}: not begun, {len(found)} texts")
-            continue
-        for unit, now in found:
-            old, new = unit.english.split(), now.split()
-            words = [*difflib.unified_diff(old, new, n=5, lineterm="")][2:]
-            what = " ".join(re.sub("^@@.*", "…", word).strip() for word in words)
-            print(f"{path.stem}: {unit.key}: {what if unit.text else 'not translated'}")
-
+from cells import CAPTION, ROOT, html, joined, retarget, slug
 
 # ---- checks
-
-KINDS = {  # of blocks, by how they begin; others are paragraphs
-    "heading": "#+ ", "table": r"\|", "list": ITEM, "code": "```",
-    "formula": r"\$\$", "html": "</?[a-z]", "picture": r"\[?!\[",
-}  # fmt: skip
-MARKS = rf"(?m)^#+ |^ *{ITEM}|(?<!\\)\|"  # as many as in the English
-MORE = r"\n(?!#|```|\$\$|\|)[^\n]+"
-BLOCK = (
-    rf"(?ms){FENCED}|^\$\$.*?\$\$[^\n]*|^#+ [^\n]*|^\|[^\n]*(?:\n\|[^\n]*)*"
-    rf"|^{ITEM}[^\n]*(?:\n+(?: |{ITEM})[^\n]*|{MORE})*|^[^\n]*\S[^\n]*(?:{MORE})*"
-)
-
-
-def blocks(text: str) -> list[tuple[str, str]]:
-    "Headings, paragraphs, lists, tables … of Markdown as these notebooks have it: (kind, text)."
-    found = [m[0] for m in re.finditer(BLOCK, text)]
-    kind = lambda t: next((k for k, p in KINDS.items() if re.match(p, t)), "paragraph")
-    return [(kind(text), text) for text in found]
-
-
-MATH = r"\$\$.+?\$\$|(?<![\\$])\$(?=\S)(?:[^$\\\n]|\\.)+?(?<=\S)\$"
-PARTS = {  # what is as often in a translation as in its English, and what stays of it in the prose
-    "code": (f"{FENCED}|{INLINE}", "`"),
-    "formula": (MATH, "$"),
-    "link": (r"\]\([^)]*\)|\]\[[^\]]+\]|\b(?:href|src)=\"[^\"]+\"", "]"),
-    "a record's number": (r"\{\d+\}", "#"),
-    "tag": (r"</?[a-zA-Z][\w-]*(?=[^<>]*>)", ""),
-    "number": (r"\d+(?:,\d{3})*(?:\.\d+)?", r"\g<0>"),
-}
-MARKERS = rf"(?m)^(?: *{ITEM}|#+ |> |\*\*\d+\.\*\* )|{re.escape(CAPTION)}"
-
-
-def parts(text: str) -> tuple[Counter[str], str]:
-    "Code, formulas, links, tags and numbers of a text, and its prose."
-    found = Counter[str]()
-    for kind, (pattern, stays) in PARTS.items():
-        left = r"[,.]|0+$" if kind == "number" else r"\s"  # 65 million is 6500万
-        for m in re.finditer(pattern, text, re.M | re.S):
-            found[f"{kind} {re.sub(left, '', m[0])}"] += 1
-        text = re.sub(pattern, stays, text, flags=re.M | re.S)
-    return found, re.sub(MARKERS, "", text)
 
 
 @cache
@@ -289,19 +116,77 @@ def check(folder: Path, names: Sequence[str], words: bool = True) -> list[str]:
     return lines
 
 
-def of_gate(root: Path = ROOT) -> list[str]:
-    "What the gate says: malformed translations, and more stale texts than site.yml has recorded."
-    lines = []
+# ---- what changed in the English
+
+
+def says(unit: Unit, now: str) -> str:
+    "A text that changed, and how."
+    lines = differences(unit, now) if unit.text else ["not translated"]
+    return "\n    ".join([f"  {shlex.quote(unit.key)}", *lines])
+
+
+def out_of_date(path: Path) -> bool:
+    "Does a drawing with the texts of a language, NAME.LANG.svg, differ from the English one in more than words?"
+    english = path.with_name(path.name.split(".")[0] + path.suffix)
+    if not english.exists():
+        return True
+    both = [[*ElementTree.parse(p).iter()] for p in (english, path)]
+    form = lambda e: (e.tag, e.attrib | {"aria-label": ""})
+    texts = lambda e: [plain(t or "") for t in (e.text, e.tail, e.get("aria-label"))]
+    numbers = lambda text: sorted(re.findall(r"\d+(?:\.\d+)?", text))
+    if [*map(form, both[0])] != [*map(form, both[1])]:
+        return True
+    said = [[text for e in elements for text in texts(e)] for elements in both]
+    return any(
+        ours != theirs and (ours.isascii() or numbers(ours) != numbers(theirs))
+        for theirs, ours in zip(*said)
+    )
+
+
+def drawings(folder: Path) -> list[str]:
+    "The drawings of a language that are out of date."
+    paths = folder.parents[1].glob(f"nbs/images/*.{folder.name}.svg")
+    return [f"images/{path.name}" for path in sorted(paths) if out_of_date(path)]
+
+
+def status(folder: Path, names: Sequence[str]) -> None:
+    for path in sorted(folder.glob("*.md")):
+        if (found := changed(path)) and (path.stem in names or not names):
+            print(path.stem, *(says(*pair) for pair in found), sep="\n")
+    for name in drawings(folder):
+        print(f"{name}: out of date")
+
+
+def accept(folder: Path, name: str = "", *keys: str) -> None:
+    "The translations of these texts count as made of today's English; what changed in it is printed."
+    path = folder / f"{name}.md"
+    if not path.exists():
+        sys.exit(f"accept: no catalogue {path.name}")
+    known = {unit.key: (unit, now) for unit, now in changed(path) if unit.text}
+    if not keys or set(keys) - known.keys():
+        sys.exit(f"accept {name}: what changed is: {shlex.join(known) or 'nothing'}")
+    print(*(says(*known[key]) for key in keys), sep="\n")
+    extract(folder, [name], keys)
+
+
+def of_gate(root: Path = ROOT) -> tuple[list[str], list[str]]:
+    "What the gate says: mistakes of form; and, which is none, what has no translation of today's English."
+    wrong, new = [], []
     for folder in languages(root):
-        lines += (found := check(folder, [], words=False))
-        pairs = [] if found else [p for path in begun(folder) for p in texts(path)]
-        n = sum(unit.english != now for unit, now in pairs)
-        if n > site(folder)["stale"]:
-            lines.append(
-                f"translations/{folder.name}: {n} texts have no translation of today's English: "
-                f"see `make zh-status`, and translate them, or write `stale: {n}` into site.yml"
-            )
-    return lines
+        where, lines = f"translations/{folder.name}", check(folder, [], words=False)
+        try:
+            found = drawings(folder)
+        except ElementTree.ParseError as e:
+            lines.append(f"{where}: a drawing, or the English one of it: {e}")
+        wrong += lines
+        for path in () if lines else begun(folder):
+            now = [block for pair in changed(path) for block in today(*pair)]
+            if n := sum(not all(text for _, text in block.pairs) for block in now):
+                found.append(f"{path.stem} ({n} block{'s' * (n > 1)})")
+        if not lines and found:
+            what = "changed since it was translated, no failure (make zh-status)"
+            new.append(f"{where}: {what}: {', '.join(found)}")
+    return wrong, new
 
 
 # ---- notebooks
@@ -312,32 +197,32 @@ AS_IS = ("code", "formula", "html", "picture")
 HELD = r"[（“]?(?<!\$)\$(?=[^\s$])(?:[^$\\\n]|\\.)+\$[，。；：、！？）”]+"
 
 
-def bilingual(unit: Unit) -> str:
-    "A translated cell: headings with the English anchors, and below each paragraph the English."
-    out = []
-    pairs = zip(blocks(unit.text), blocks(unit.english), strict=True)
-    for (kind, text), (_, english) in pairs:
-        if kind in AS_IS or text == english:
-            out.append(text)
-            continue
-        english = re.sub(r"^#+ ", "", english.removeprefix(CAPTION))
-        anchor = f" {{#{slug(english)}}}" if kind == "heading" else ""
-        out.append(re.sub(HELD, r"[\g<0>]{.unbroken}", text) + anchor)
-        out += [html(ORIGINAL), english, html("</original-text>")]
-    return "\n\n".join(out)
+def marked(english: str, folder: Path) -> str:
+    "A block, row or item that is not translated."
+    note = f'<em class="stale">{site(folder)["stale_note"]}</em>'
+    itself = r'<span lang="en">\g<0></span>'
+    if english.startswith("|"):
+        cells = re.sub(r"(?<=\| )(?! *\|).+?(?= *(?<!\\)\|)", itself, english)
+        return cells.replace("|", f"| {note}", 1)
+    if re.match(r"<|\[?!\[", english):
+        return f"{note}\n\n{english}"
+    begins = re.match(rf"(?:{ITEM}|#+ |> )?", english)[0]
+    line = rf"(?s)^.+?(?=\n *(?:\n|{ITEM}|```|\$\$)|\Z)"  # a list may follow
+    line = re.sub(line, itself, english.removeprefix(begins))
+    return f"{begins}{note} {line}"
 
 
-def in_english(text: str, folder: Path) -> str:
-    "A cell without translation: marked, its headings outside of what is marked."
-    note, out = f'<p lang="{folder.name}">{site(folder)["stale_note"]}</p>', []
-    for is_head, some in groupby(blocks(text), lambda block: block[0] == "heading"):
-        these = [text for _, text in some]
-        if is_head:
-            out += [f"{t} {{#{slug(t.lstrip('# '))} lang=en}}" for t in these]
-        else:
-            start = html(f'<div class="stale" lang="en">{note}')
-            out += [start, *these, html("</div>")]
-    return "\n\n".join(out)
+def shown(block: Block, folder: Path, both: bool) -> str:
+    "A block, what is not translated of it in English; with `both` a heading with its English anchor, other text above the English."
+    text = "\n".join(ours or marked(theirs, folder) for theirs, ours in block.pairs)
+    if not both or block.kind in AS_IS or text == block.english:
+        return text
+    english = re.sub(r"^#+ ", "", block.english.removeprefix(CAPTION))
+    anchor = f" {{#{slug(english)}}}" if block.kind == "heading" else ""
+    text = re.sub(HELD, r"[\g<0>]{.unbroken}", text) + anchor
+    if all(ours in ("", theirs) for theirs, ours in block.pairs):
+        return text
+    return "\n\n".join([text, html(ORIGINAL), english, html("</original-text>")])
 
 
 def shared(nb: dict) -> list[dict]:
@@ -356,48 +241,55 @@ def own_picture(target: str, path: Path) -> str:
     return own.as_posix() if (path.parents[2] / "nbs" / own).is_file() else target
 
 
+def caption(unit: Unit, now: str, folder: Path, both: bool) -> str:
+    "A figure's caption or alternative text."
+    is_caption = unit.key.endswith(" fig-cap")
+    if plain(unit.english) != plain(now):
+        return marked(now, folder) if is_caption else now
+    english = f"{ORIGINAL}{now}</original-text>"
+    return unit.text + (english if both and is_caption else "")
+
+
 def translated(path: Path, both: bool = True) -> dict:
     "The notebook of a catalogue with its texts translated, or with `both` languages; all else stays as it is."
-    nb = notebook(path)
+    nb, folder = notebook(path), path.parent
     code, cells = shared(nb), {cell["id"]: cell for cell in nb["cells"]}
     for i, (unit, now) in enumerate(texts(path)):
         key, _, option = unit.key.partition(" ")
         cell = cells[key]
-        if unit.english != now:
-            if both and i and not option:
-                cell["source"] = in_english(now, path.parent)
-        elif option == "output":
-            [(out, kind, text)] = output_of(cell)
-            english, numbers = without_numbers(text)
-            both_texts = (with_numbers(t, numbers) for t in (english, unit.text))
-            filled = Unit(unit.key, *both_texts)
-            out[kind] = bilingual(filled) if both else filled.text
-        elif option:
-            english = f"{ORIGINAL}{now}</original-text>"
-            text = unit.text + (english if both and option == "fig-cap" else "")
+        if option in CAPTIONS:
+            text = caption(unit, now, folder, both)
             line = f"#| {option}: {json.dumps(text, ensure_ascii=False)}"
             pattern, line = rf"(?m)^#\| {option}:.*", line.replace("\\", r"\\")
             cell["source"] = re.sub(pattern, line, joined(cell["source"]))
+            continue
+        found = today(unit, now)
+        if both and not i:  # the title and the line below it are no Markdown
+            text = "\n".join(t or english for b in found for english, t in b.pairs)
         else:
-            text = bilingual(unit) if both and i else unit.text
+            text = "\n\n".join(shown(block, folder, both) for block in found)
+        if option == "output":
+            [(out, kind, english)] = output_of(cell)
+            out[kind] = with_numbers(text, without_numbers(english)[1])
+        else:
             cell["source"] = retarget(text, partial(own_picture, path=path))
     assert shared(nb) == code, f"{path.stem}: its code or outputs changed"
     return nb
 
 
 def main(command: str = "", *names: str) -> int:
-    if command not in ("extract", "accept", "check", "status"):
-        sys.exit(__doc__)
-    if command == "accept" and not names:
-        sys.exit("accept: which pages were revised?")
     lines = []
     for folder in languages():
         if command == "check":
             lines += check(folder, names)
         elif command == "status":
-            status(folder)
+            status(folder, names)
+        elif command == "accept":
+            accept(folder, *names)
+        elif command == "extract":
+            extract(folder, names)
         else:
-            extract(folder, names, accept=command == "accept")
+            sys.exit(__doc__)
     if command == "check":
         print(*lines, f"{len(lines)} mistakes", sep="\n")
     return int(bool(lines))
