@@ -67,7 +67,6 @@ def sizes(quick: bool) -> dict[str, Size]:
 # ---- training
 
 TRAINED = {  # engine: the field of `Engines`, and the settings that need it
-    "fast dropout": ("make_dropout", {"dropout": 0.1}),
     "fused attention": ("attention", {}),
     "dropout of attention weights": ("attention_dropout", {"attention_dropout": 0.1}),
     "chunked loss": ("loss", {}),

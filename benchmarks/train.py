@@ -97,7 +97,6 @@ class Ours(nn.Module):
             PAD,
             DROPOUT,
             attention=FAST.attention,
-            make_dropout=FAST.make_dropout,
         )
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:

@@ -260,7 +260,7 @@ def test_long_lines_keep_their_code(folder, vocab):
     model = build_marian(read_marian_config(folder))
     translator = Translator(model, vocab, max_tokens=10)
     line = " ".join(s.en for s in builtin(4, seed=5))
-    ids_of = lambda line: [part.ids for part in translator.parts(line)]
+    ids_of = lambda line: [ids for ids in translator.parts(line) if ids != " "]
     (code,), first, parts = (
         vocab.encode(">>deu<<"),
         ids_of(line),

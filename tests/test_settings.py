@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import LayerNorm
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
-from annotated_transformer.engines.fast_dropout import FastDropout
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
@@ -383,7 +382,7 @@ ROWS = [
     Row("adam_beta2=0.5", LATER, BETAS, (0.9, 0.98), (0.9, 0.5)),
     Row("adam_eps=0.01", LATER, lambda seen: seen.group["eps"], 1e-9, 0.01),
     Row("init_gain=0.5", f"start {LEARNING}", init_gain),
-    Row("dropout=0.3", LEARNING, modules(FastDropout, "p"), {0.0}, {0.3}),
+    Row("dropout=0.3", LEARNING, modules(nn.Dropout, "p"), {0.0}, {0.3}),
     Row("attention_dropout=0.3", f"parts {LEARNING}", attention_dropout, {None}, {0.3}),
     Row(
         "bpe_dropout=0.5", f"batches {LEARNING}", bpe_dropout, under="batch_tokens=2000"

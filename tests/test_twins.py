@@ -23,7 +23,6 @@ from annotated_transformer.engines.batched_search import (
 )
 from annotated_transformer.engines.chunked_loss import chunked_loss
 from annotated_transformer.engines.chunked_r_drop import ChunkedRDrop
-from annotated_transformer.engines.fast_dropout import FastDropout
 from annotated_transformer.engines.fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
@@ -449,19 +448,6 @@ TWINS = [
         {
             "float64": Tolerance(1e-13, 1e-13, scale=1e-3),
             "float32": Tolerance(2e-6, 5e-6, scale=1e-3),
-        },
-    ),
-    Twin(
-        "dropout, where nothing is dropped",
-        lambda x: (nn.Dropout(0.5).eval()(x), nn.Dropout(0.0)(x)),
-        lambda x: (FastDropout(0.5).eval()(x), FastDropout(0.0)(x)),
-        lambda rng, n: (torch.randn(n, 3, generator=rng).double(),),
-        {"some": dict(n=5), "none": dict(n=0)},
-        # the gradient is a sum of two
-        {
-            "float64": Tolerance(0, 1e-15),
-            "float32": Tolerance(0, 1e-7),
-            "bfloat16": Tolerance(0, 2**-8),
         },
     ),
     Twin(

@@ -9,11 +9,8 @@ __all__ = ['PLAIN', 'FAST', 'Engines']
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import nn
-
 from .chunked_loss import chunked_loss
 from .chunked_r_drop import ChunkedRDrop
-from .fast_dropout import FastDropout
 from .fused_attention import (
     FusedAttentionDropout,
     FusedMultiHeadAttention,
@@ -30,7 +27,6 @@ from ..training.r_drop import RDrop
 class Engines(NamedTuple):
     "One of two twins for each part of training and decoding."
 
-    make_dropout: Callable[[float], nn.Module]
     attention: Callable[..., MultiHeadAttention]
     attention_dropout: Callable[[float], AttentionDropout]
     loss: Callable
@@ -39,7 +35,6 @@ class Engines(NamedTuple):
 
 # %% ../../nbs/90i_engines.ipynb #9e000008
 PLAIN = Engines(
-    nn.Dropout,
     MultiHeadAttention,
     AttentionDropout,
     smoothed_loss,
@@ -47,7 +42,6 @@ PLAIN = Engines(
     PrefixDecoder,
 )
 FAST = Engines(
-    FastDropout,
     FusedMultiHeadAttention,
     FusedAttentionDropout,
     chunked_loss,

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .. import UserError
-from .fast_dropout import FastDropout
 from .fused_attention import (
     FusedMultiHeadAttention,
     fused_attention,
@@ -227,7 +226,7 @@ def prepare_for_inference(
                     child.joined = Int8Linear(torch.cat([w.weight for w in maps]), None)
             elif has_hooks(child):
                 continue
-            elif isinstance(child, (nn.Dropout, FastDropout)):
+            elif isinstance(child, nn.Dropout):
                 setattr(module, name, nn.Identity())
             elif precision == "int8" and type(child) is nn.Linear:
                 setattr(module, name, Int8Linear(child.weight, child.bias))

@@ -164,7 +164,6 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
         vocab.pad_id,
         recipe.train.dropout,
         attention=attention,
-        make_dropout=engines.make_dropout,
         init_gain=recipe.train.init_gain,
     )
 

@@ -30,7 +30,7 @@ from ..data.batch import (
     encode_pairs,
 )
 from ..data.vocab import Vocab
-from ..engines.batched_search import batched_greedy_search
+from ..engines.batched_search import search_with
 from ..io.text import optional, read_lines
 from ..model.transformer import Transformer
 from .translate import Translator
@@ -215,7 +215,8 @@ def validation_scores(
         for side in (valid.src, valid.tgt)
     )
     was_training = model.training
-    translator = Translator(model, vocab, batch_tokens, search=batched_greedy_search)
+    greedy = search_with(beam_size=1)
+    translator = Translator(model, vocab, search=greedy, batch_tokens=batch_tokens)
     hypotheses = translator.translate(sources)
     model.train(was_training)
     found: dict[str, Any] = {}

@@ -53,19 +53,18 @@ def load(
     where = pick_device("cpu" if device is None else device)
     path = pretrained_run(Path(run)) or Path(run)
     settings = read_settings(path)
+    translator = partial(Translator, batch_tokens=batch_tokens)
     if settings.get("kind") == "marian" and engine == "pytorch":
         imported, pieces, config = load_marian(path, settings)
         prepare_for_inference(imported.to(where), precision)
         longest = max(4, config.max_position_embeddings - EXTRA_POSITIONS)
         search = marian_search(config, search)
-        return Translator(imported, pieces, batch_tokens, longest, search)
+        return translator(imported, pieces, search=search, max_tokens=longest)
     model, vocab, recipe, _ = trained = load_run(path)
     search, longest = search or search_with(), recipe.train.max_len
     if engine == "ctranslate2":
         ct2 = load_ct2(trained, where, search, precision)
-        longest = min(longest, N_POSITIONS // 2)
-        return Translator(
-            model, vocab, batch_tokens, longest, ct2, decoder=lambda _: ct2
-        )
+        longest, decoder = min(longest, N_POSITIONS // 2), lambda _: ct2
+        return translator(model, vocab, search=ct2, decoder=decoder, max_tokens=longest)
     prepare_for_inference(model.to(where), precision)
-    return Translator(model, vocab, batch_tokens, longest, search)
+    return translator(model, vocab, search=search, max_tokens=longest)
