@@ -1,6 +1,8 @@
 "The whole model: equal to PyTorch's with the same weights, causal, blind to padding, the same word by word as all at once."
 
+import dataclasses
 import math
+import typing
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import next_log_probs
+from annotated_transformer.model.feed_forward import FeedForward
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.position import (
     LearnedPosition,
@@ -20,6 +23,8 @@ from annotated_transformer.model.position import (
 )
 from annotated_transformer.model.stack import DecoderLayer, PostNorm, PreNorm
 from annotated_transformer.model.transformer import (
+    POSITIONS,
+    RESIDUALS,
     Transformer,
     build_transformer,
 )
@@ -336,3 +341,24 @@ def test_the_id_of_padding_is_in_the_vocabulary():
         ValueError, match="pad_id=50 must be from 0 to n_vocab - 1 = 49"
     ):
         build_transformer(ModelConfig(**SMALL), 50, pad_id=50)
+
+
+@pytest.mark.parametrize("name, table", [("norm", RESIDUALS), ("position", POSITIONS)])
+def test_each_word_of_a_setting_has_a_part(name, table):
+    words = next(f.type for f in dataclasses.fields(ModelConfig) if f.name == name)
+    assert set(typing.get_args(words)) == set(table)
+
+
+@pytest.mark.parametrize("norm", RESIDUALS)
+def test_parts_are_passed_in(norm):
+    "Nothing of what they replace is left, wherever it stands."
+    parts = {"feed_forward": lambda d, d_ff: Wide(d, d_ff), "norm": nn.RMSNorm}
+    replaced = [*map(type, make({"norm": norm}, **parts).modules())]
+    plain = [*map(type, make({"norm": norm}).modules())]
+    assert replaced.count(Wide) == plain.count(FeedForward) == 4
+    assert replaced.count(nn.RMSNorm) == plain.count(nn.LayerNorm) >= 10
+    assert not {FeedForward, nn.LayerNorm} & {*replaced}
+
+
+class Wide(FeedForward):
+    pass

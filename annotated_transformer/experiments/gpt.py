@@ -21,8 +21,8 @@ from ..model.feed_forward import FeedForward
 from ..model.masking import target_mask
 from ..model.multi_head import MultiHeadAttention
 from ..model.position import SinusoidalPosition
-from ..model.stack import Encoder, EncoderLayer, PostNorm, PreNorm
-from ..model.transformer import init_weights
+from ..model.stack import Encoder, EncoderLayer
+from ..model.transformer import RESIDUALS, init_weights
 from ..training.label_smoothing import smoothed_loss
 
 # %% ../../nbs/72_gpt.ipynb #e724f9b5
@@ -62,12 +62,11 @@ def build_gpt(
 ) -> GPT:
     "A decoder-only model without dropout, initialised as `build_transformer` does."
     d = config.d_model
-    connection = {"post": PostNorm, "pre": PreNorm}[config.norm]
     layers = [
         EncoderLayer(
             MultiHeadAttention(d, config.n_heads, config.d_k, config.d_v),
             FeedForward(d, config.d_ff),
-            residual=lambda: connection(d, nn.Identity()),
+            residual=partial(RESIDUALS[config.norm], d),
         )
         for _ in range(config.n_layers)
     ]

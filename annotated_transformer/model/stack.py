@@ -15,9 +15,14 @@ from torch import Tensor, nn
 class PostNorm(nn.Module):
     "A residual connection as in the paper: LayerNorm(x + Dropout(Sublayer(x))) (§3.1)."
 
-    def __init__(self, d_model: int, dropout: nn.Module | None = None):
+    def __init__(
+        self,
+        d_model: int,
+        dropout: nn.Module | None = None,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+    ):
         super().__init__()
-        self.norm = nn.LayerNorm(d_model)
+        self.norm = norm(d_model)
         self.dropout = nn.Identity() if dropout is None else dropout
 
     def forward(
@@ -29,9 +34,14 @@ class PostNorm(nn.Module):
 class PreNorm(nn.Module):
     "The other order, not the paper's: x + Dropout(Sublayer(LayerNorm(x)))."
 
-    def __init__(self, d_model: int, dropout: nn.Module | None = None):
+    def __init__(
+        self,
+        d_model: int,
+        dropout: nn.Module | None = None,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+    ):
         super().__init__()
-        self.norm = nn.LayerNorm(d_model)
+        self.norm = norm(d_model)
         self.dropout = nn.Identity() if dropout is None else dropout
 
     def forward(
