@@ -10,7 +10,7 @@ train: the paper's models, eager and compiled, beside torch.nn.Transformer and H
 loop: the loop that `annotated-transformer train` runs, how often the host waits in it, and which attention kernels it calls.
 decode: greedy and beam search beside Hugging Face's generate with the same weights and equal work.
 scaling: DDP over 1, 2, 4 and 8 devices. sharding: FSDP beside DDP, and what is in memory while the model is built.
-resume: killed and resumed runs beside undisturbed ones, and gradients over processes (exactness.py, over NCCL).
+resume: a run that is interrupted and resumed over NCCL beside runs that nothing disturbs, with deterministic algorithms.
 systems: the time of a training step by length, for the Transformer and the systems of §2 at equal parameters (notebook 20b).
 
 Each part runs in a process of its own, with a time limit, and writes results/gpu_PART.json (cpu: in runs/gpu_tiny). One that fails or
@@ -39,16 +39,24 @@ import systems as compared
 import torch
 import train as training
 from measuring import Ids
+from safetensors.torch import load_file
 
 from annotated_transformer.cli.main import limit_kernels
 from annotated_transformer.data.batch import training_steps
+from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.engines.choose import FAST
 from annotated_transformer.engines.prefetch import prefetch
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
-from annotated_transformer.runs.folder import Run
+from annotated_transformer.runs.folder import Run, read_config
 from annotated_transformer.runs.recipe import build_training, precision_context
-from annotated_transformer.runs.settings import RECIPES, Recipe
+from annotated_transformer.runs.settings import (
+    RECIPES,
+    Recipe,
+    get_recipe,
+    override,
+)
+from annotated_transformer.runs.train_run import RunOptions, prepare_run, resume_run
 from annotated_transformer.training import distributed
 from annotated_transformer.training.train import train as loop_of_a_run
 
@@ -345,13 +353,41 @@ def sharding(kit: Kit) -> None:
 
 
 def resume(kit: Kit) -> None:
-    "What exactness.py asks, over NCCL: equal bits where two runs left alone have them."
-    n = 1 if kit.tiny else min(2, kit.n_devices)
-    parts = ["resume"] if kit.tiny else ["alone", "resume", "kills", "gradients"]
-    order = ["--only", *parts, "--kills", 3, "--steps", 20 if kit.tiny else 200]
-    order += ["--device", kit.device.type, "--processes", n, "--out", kit.found]
-    file = Path(__file__).with_name("exactness.py")
-    sys.exit(subprocess.run([sys.executable, file, *map(str, order)]).returncode)
+    "An interrupted run that is resumed, beside two that nothing disturbs: no further off than these are."
+    n, every = 20 if kit.tiny else 200, 5 if kit.tiny else 50
+    small = f"vocab_size=500 dropout=0.1 max_steps={n} save_every={every} valid_every={every}"
+    recipe = override(get_recipe("tiny"), small.split())
+    corpus = load_corpus("builtin", n_train=1000, n_valid=100, n_test=1)
+    with tempfile.TemporaryDirectory() as folder:
+        names = "first", "again", "resumed"
+        first, again, resumed = (Path(folder) / name for name in names)
+        for run in (first, again, resumed):
+            prepare_run(corpus, recipe, run, quiet=True)
+        for run, stop in ((first, 0), (again, 0), (resumed, n // 2 + 1), (resumed, 0)):
+            order = [*measuring.TORCHRUN, str(min(2, kit.n_devices)), __file__]
+            order += ["--device", kit.device.type, "--found", str(kit.found)]
+            order += ["--until", str(run), str(stop)]
+            env = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+            subprocess.run(order, check=True, env=env)
+            kit.note(f"{run.name}, ended", read_config(run)[1]["stopped"])
+        off = {run.name: difference(run, first) for run in (again, resumed)}
+    kit.note("largest relative difference of a weight", off)
+    if not off[resumed.name] <= 10 * off[again.name]:
+        raise SystemExit("the resumed run is not what the undisturbed one is")
+
+
+def train_until(run: str, stop: str, device: str) -> None:
+    "In each process of `resume`: train, and end at step `stop`, if it is not 0."
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    reason = lambda done: "interrupted" if done.step == int(stop) else None
+    options = RunOptions(device, on_record=reason, quiet=True, report_every=1)
+    resume_run(Path(run), options)
+
+
+def difference(run: Path, other: Path) -> float:
+    "The largest ‖a − b‖ / ‖b‖ of their weights."
+    ours, theirs = (load_file(path / "model.safetensors") for path in (run, other))
+    return max(((ours[k] - w).norm() / w.norm()).item() for k, w in theirs.items())
 
 
 def systems(kit: Kit) -> None:
@@ -401,6 +437,8 @@ def in_process(args: argparse.Namespace) -> None:
     if args.device == "cpu":
         torch.set_num_threads(1)
         os.environ["TORCH_COMPILE_DISABLE"] = "1"  # compiling takes minutes
+    if args.until:
+        return train_until(*args.until, args.device)
     kit = Kit(distributed.pick_device(args.device), args.found)
     if args.cases:
         return measure_all(kit, args.cases)
@@ -416,6 +454,7 @@ def main() -> None:
     add("--device", default="cuda", choices=["cuda", "cpu"])
     add("--found", type=Path, help=argparse.SUPPRESS)  # of the process of a part
     add("--cases", type=json.loads, help=argparse.SUPPRESS)  # and of each device
+    add("--until", nargs=2, help=argparse.SUPPRESS)  # of each process of `resume`
     args = parser.parse_args()
     if args.found:
         return in_process(args)

@@ -355,7 +355,7 @@ def test_what_is_not_of_this_run(train, resume, tmp_path):
     before, config = weights(run), (run / "config.json").read_text()
     (run / "config.json").write_text(config.replace('"n_heads": 2', '"n_heads": 4'))
     with pytest.raises(
-        UserError, match="step-0000003/model.safetensors has weights of o"
+        UserError, match="step-0000003/model.safetensors has weights whose shapes"
     ):
         resume(run)
     (run / "config.json").write_text(config)

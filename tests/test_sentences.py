@@ -172,6 +172,8 @@ def test_a_tag_precedes_each_piece(words):
     text = "<2de> a b c d e f g h i j"
     assert translated(words, text) == ["<2de> a b c d", "<2de> e f g h", "<2de> i j"]
     assert [part for part in words.parts(text) if isinstance(part, str)] == [" ", " "]
+    cut = load("tatoeba").parts("<2de> " + "x" * 600)  # inside a word: without a space
+    assert len(cut) > 2 and not any(isinstance(part, str) for part in cut)
 
 
 def test_the_live_page_divides_as_the_package_does(offline, tmp_path):

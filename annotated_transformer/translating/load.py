@@ -61,9 +61,9 @@ def load(
         search = marian_search(config, search)
         return translator(imported, pieces, search=search, max_tokens=longest)
     model, vocab, recipe, _ = trained = load_run(path)
-    search, longest = search or search_with(), recipe.train.max_len
+    longest = recipe.train.max_len
     if engine == "ctranslate2":
-        ct2 = load_ct2(trained, where, search, precision)
+        ct2 = load_ct2(trained, where, search or search_with(), precision)
         longest, decoder = min(longest, N_POSITIONS // 2), lambda _: ct2
         return translator(model, vocab, search=ct2, decoder=decoder, max_tokens=longest)
     prepare_for_inference(model.to(where), precision)

@@ -20,7 +20,7 @@ import torch
 from .. import UserError
 from ..data.batch import bucket_by_length, pad_ids
 from ..data.vocab import SPACE, Vocab
-from ..engines.batched_search import Samples, batched_beam_search
+from ..engines.batched_search import Samples, search_with
 from ..engines.choose import FAST
 from ..io.text import MAX_LINE_BYTES, decode_lines, line_end
 from ..model.decode import Hypothesis
@@ -157,8 +157,8 @@ class Translator:
         model: Transformer,
         vocab: Vocab,
         *,
-        # of step, state, bos_id, eos_id and max_lens (61a)
-        search: Callable = batched_beam_search,
+        # of step, state, bos_id, eos_id and max_lens (61a); None = `search_with()`
+        search: Callable | None = None,
         decoder: Callable = FAST.decoder,  # makes `start` and `step` of the model
         batch_tokens: int = 4096,  # source tokens translated at once
         max_tokens: int = 256,  # of a part; longer lines are translated in parts
@@ -185,7 +185,7 @@ class Translator:
             )
         self.model = model.eval()
         self.vocab = vocab
-        self.search = search
+        self.search = search or search_with()
         self.decoder = decoder
         self.batch_tokens = batch_tokens
         self.max_tokens = max_tokens
