@@ -40,7 +40,7 @@ def out_and_grads(attend, *inputs, mask):
         FusedAttentionDropout(0.5),
         AdditiveAttention(8, 5),
     ],
-    ids=["readable", "fused", "dropout", "fast dropout", "additive"],
+    ids=["readable", "fused", "dropout", "fused dropout", "additive"],
 )
 def test_a_row_that_may_look_nowhere_is_zero_and_harmless(attend):
     torch.manual_seed(0)

@@ -70,7 +70,7 @@ def test_a_run_on_a_machine_that_claims_a_gpu(corpus, tmp_path):
         assert f"training on {device}, fp32, 1 process\n" in said.read_text()
         records = read_metrics(run)
         losses.append([r[k] for r in records for k in ("loss", "valid_loss") if k in r])
-    # other dropout, fused Adam
+    # fused Adam
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) > 4
 
 
