@@ -17,6 +17,8 @@ from pathlib import Path
 import click
 import pytest
 import sentencepiece as spm
+from cells import INSTALLS, joined
+from conftest import ROOT
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from annotated_transformer import UserError, __version__
@@ -24,13 +26,15 @@ from annotated_transformer.cli.main import main
 from annotated_transformer.cli.train import program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
+from annotated_transformer.export.formats import EXPORTS
 from annotated_transformer.io.files import MARKER, sha256
 from annotated_transformer.io.text import shell_line, typed_lines
 from annotated_transformer.runs.folder import PRETRAINED
 from annotated_transformer.runs.settings import RECIPES, override, recipe_from_dict
 from annotated_transformer.show import demo
-from annotated_transformer.translating import evaluate
-from annotated_transformer.translating.evaluate import METRICS, bleu
+from annotated_transformer.translating import metrics
+from annotated_transformer.translating.evaluate import bleu
+from annotated_transformer.translating.metrics import METRICS
 
 TINY = (
     "n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=500 max_steps=4 batch_tokens=400 "
@@ -106,14 +110,22 @@ def lines_of(run, line: str) -> list[str]:
     return done(run, line)[0].split("\n")[:-1]
 
 
-def refused(run, line: str) -> str:
-    "The message of a command that fails by a mistake of the user, and changes nothing."
+def answer(run, line: str) -> tuple[int, str]:
+    "Exit status and message of a command; one that fails says one line, and changes nothing."
     files = lambda: {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
     before = files()
     status, out, err = run(line)
-    assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert files() == before
-    return err.removeprefix("annotated-transformer: ").removesuffix("\n")
+    if status:
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert files() == before
+    return status, err.removeprefix("annotated-transformer: ").removesuffix("\n")
+
+
+def refused(run, line: str) -> str:
+    "The message of a command that fails by a mistake of the user."
+    status, message = answer(run, line)
+    assert status, message
+    return message
 
 
 def same_weights(*runs: str) -> bool:
@@ -141,6 +153,24 @@ def test_help_names_recipes_data_sets_and_models(name, run):
 def test_help_names_metrics(name, run):
     (said,) = re.findall(r"--metric NAME([^;]*);", done(run, f"{name} --help")[0])
     assert {*METRICS} - {*re.findall(r"[\w+]+", said)} == set()
+
+
+def test_the_page_of_options_is_the_program_s_own():
+    "The stored output of nbs/command_line.ipynb, which no name or default leaves unnoticed."
+    page = json.loads((ROOT / "nbs/command_line.ipynb").read_text(encoding="utf-8"))
+    codes = [c for c in page["cells"] if c["cell_type"] == "code"]
+    codes = [c for c in codes if c["id"] != INSTALLS]
+    space = {}
+    for cell in codes:
+        exec(joined(cell["source"]), space)
+    (output,) = codes[-1]["outputs"]
+    stored = joined(output["data"]["text/markdown"])
+    assert stored == space["reference_of"](program), "make notebooks NAMES=command_line"
+    for name, command in program.commands.items():
+        assert f"### {name}\n" in stored
+        assert all(
+            f"`{p.opts[0]}`" in stored for p in command.params if p.opts[0][0] == "-"
+        )
 
 
 @pytest.mark.parametrize(
@@ -176,19 +206,23 @@ def test_version(run):
 @pytest.mark.parametrize("name", sorted(program.commands))
 def test_no_option_is_lost_when_it_is_given_twice(name):
     "Each is refused, whatever its kind, unless it takes several values."
+
+    def given(option: click.Option) -> list[str]:
+        value = getattr(option.type, "choices", ["1"])[0]
+        value = {"out": "a.html", "columns": "1,2"}.get(option.name, value)
+        return [option.opts[0]] if option.is_flag else [option.opts[0], value]
+
     command = program.commands[name]
     words = ["a.html"] * sum(isinstance(p, click.Argument) for p in command.params)
     for option in command.params:
         if isinstance(option, click.Argument) or option.multiple:
             continue
-        value = getattr(option.type, "choices", ["1"])[0]
-        value = {"out": "a.html", "columns": "1,2"}.get(option.name, value)
-        once = [option.opts[0]] if option.is_flag else [option.opts[0], value]
+        once = given(option)
         others = [
             word
             for p in command.params
             if p.required and isinstance(p, click.Option) and p is not option
-            for word in (p.opts[0], "a.html")
+            for word in given(p)
         ]
         wanted = f"{option.opts[0]} is given more than once"
         with pytest.raises(UserError, match=wanted):
@@ -205,7 +239,6 @@ DATA = "train --out new --data builtin"
 SAY = "translate run asked"
 PAGE = "attention run A --out"
 REFUSED = f"""
-{NEW} d_modl=64 | did you mean d_model?
 nonsense | nonsense
 translate | RUN
 translate nowhere asked | nowhere is not a run folder: there is none of this name
@@ -214,19 +247,16 @@ translate nowhere asked | nowhere is not a run folder: there is none of this nam
 {SAY} --beam-size many | many
 {NEW} dropout=1 | dropout=1.0 must be at least 0 and below 1
 {NEW} d_model=high | d_model='high' must be a whole number
-{NEW} average_last=9 | average_last=9 must be at most keep_last=5
 train --out new --src en --tgt few.de | few.de has 40: line i of one must translate line i of the other
 train --resume nowhere | nowhere is not a run folder
 average run --last 3 | the last 3 checkpoints cannot be averaged: run has 2
 score few.de --ref de | few.de has 40
-export-ct2 run run | run is not empty (checkpoints): choose another place
-export-hf run en | en is a file, not a folder
+export run en --to hf | en is a file, not a folder
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
 {NEW} --fsdp --metric bleu | score (--metric) exclude each other
 {NEW} --device '' | device '' cannot be used here
 {NEW} --colour blue | --colour
 {OWN} --config huge | 'huge'
-{OWN} --config fine-tune | --config fine-tune needs --from
 {OWN} --pairs en | pass either --data, or --src with --tgt, or --pairs
 {OWN} --valid-pairs en | --valid-pairs cannot be used with --src
 {OWN} --valid-src en | --valid-src needs --valid-tgt
@@ -235,16 +265,12 @@ export-hf run en | en is a file, not a folder
 train --out new --data wmt99 | 'wmt99'
 train | pass either --out, a new run folder, or --resume RUN
 train --out new --resume run | pass either --out, a new run folder, or
-train --out new | pass either --data, or --src with --tgt, or --pairs
-train --out new --src en | --src needs --tgt
 train --src nofile --tgt nofile --out new vocab_size=299 | vocab_size=299 is too few
 train --out new --pairs en | en, line 1 has no tab
-train --out run {TEXT} | already holds a run
 train --resume run --tgt x | pass either --data, or --src with --tgt
 train --resume run --from demo | --from cannot be used with --resume
 train --resume run --config tiny | --config cannot be used with --resume
 train --resume run max_steps=1 | max_steps=1 is less than the
-train --resume run dropout=0.3 | dropout of a run cannot be changed
 train --resume demo | demo is not a run folder
 average demo --last 2 | demo is not a run folder
 translate empty_folder asked | empty_folder is not a run folder: it has no config.json
@@ -257,18 +283,15 @@ score asked --ref asked --tokenize ko-mecab | needs pip install "sacrebleu[ko]"
 translate run asked --sample --seed 9999999999999999999 | --seed
 translate run bad.gz | bad.gz cannot be read: Unknown compression method
 translate run nofile | nofile: no such file
-train --out new --pairs 4.tsv | (1 | a | 2 | b): choose source and target, for example --columns 2,4
 train --out new --pairs 4.tsv --columns 2,5 | line 1 has 4 columns (1 | a | 2 | b)
 train --out new --pairs 4.tsv --columns 0,1 | '0,1' is not two numbers from 1, such as 2,4
 train --out new --pairs empty_folder | empty_folder is a folder: text to train on
 {OWN} --columns 1,2 | --columns cannot be used with --src
-train --resume run --src de --tgt en | run was started with other text than the files given
 train --resume run --data builtin | other text than data=builtin
 score asked --ref asked --bleu-variants xx | Moses does not know the language 'xx': use as,
 {SAY} --beam-size 0 | beam_size=0
 {SAY} --n-best 5 | n_best=5 with beam_size=4
-{SAY} --top-p 0.5 | --top-p cannot be used without --sample
-{SAY} --sample --alpha 1 | --alpha cannot be used with --sample
+{SAY} --sample --alpha 1 | (--alpha) cannot be used with sample (--sample)
 {SAY} --sample --top-p 2 | top_p=2.0 must be in (0, 1]
 {SAY} --sample --temperature 0 | temperature=0.0 must be from 1e-30 to 1e30
 {SAY} --sample --temperature inf | temperature=inf must be from
@@ -280,46 +303,35 @@ score asked --ref asked --bleu-variants xx | Moses does not know the language 'x
 {SAY} --batch-tokens 0 | batch_tokens=0
 {SAY} --device cuda:99 | 'cuda:99'
 score de | --ref
-score run --ref de | --src is missing: it is what run translates
 score run --ref de --src asked | asked has 3 lines, de has 300
-score de --ref de --perplexity | --perplexity needs a run, not a file
+score de --ref de --perplexity | (--perplexity) needs a run, not a file
 score nowhere --ref de | nowhere: no such file
 {PAGE} de | de does not end in .html
-{PAGE} x.html --lang xx | lang='xx': pages are in en
 {PAGE} new/x.html | cannot be written: No such file or directory
-live run --out mine.html | already exists, and this program did not make it
-export-ct2 run new --quantization int7 | 'int7'
+export run new | --to
+export run new --to onnx | 'onnx'
+export run new --to ct2 --quantization int7 | 'int7'
+export run new --to hf --quantization int8 | quantization=int8 is for ct2, not for hf
 import-marian run new | run is a run of annotated_transformer already, not a
 demo --out de | choose another place
-{NEW} --minutes 1 --minutes 2 | --minutes is given more than once
 {NEW} --quiet | --quiet is given more than once
-{NEW} --data-dir a --data-dir b | --data-dir is given more than once
 {NEW} seed=1 dropout=0 seed=1 | the setting seed is given more than once
 train --resume run max_steps=8 max_steps=9 | the setting max_steps is given more than once
-{SAY} --beam-size 2 --alpha 1 --beam-size 2 | --beam-size is given more than once
-{SAY} --sample --sample | --sample is given more than once
-{SAY} --device cpu --device=cuda | --device is given more than once
-score de --ref de --src en --src en | --src is given more than once
-average run --last 1 --last 2 | --last is given more than once
-export-ct2 run new --quantization int8 --quantization int8 | --quantization is given more than once
-live run --out a.html --out b.html | --out is given more than once
 train --src en --src few.en --tgt de --out new | src and tgt need equally many files, not 2 and 1
 {NEW} --valid-src few.en --valid-tgt few.de --valid-tgt few.de | valid_src and valid_tgt need equally many files
 train --src en --src few.en --tgt few.de --tgt de --out new | few.de has 40: line i of one must translate
 train --pairs 4.tsv --pairs en --columns 2,4 --out new | en, line 1 has no tab
 score de --ref de --ref few.de | few.de has 40
-score run --src en --ref de --ref de --perplexity | --perplexity is of one --ref, not of 2
-score de --ref de --sentences --confidence | --confidence cannot be used with --sentences
-score de en --ref de --sentences | --sentences scores one system, not 2
-score de --ref de --metric rouge | metric='rouge' is unknown: use bleu, chrf, chrf++, ter
+score run --src en --ref de --ref de --perplexity | (--perplexity) is of one --ref, not of 2
+score de --ref de --sentences --confidence | (--confidence) cannot be used with sentences (--sentences)
+score de en --ref de --sentences | (--sentences) scores one system, not 2
 {NEW} --metric bleu --metric bertscore | metric='bertscore' is unknown: use bleu
 {NEW} --vocab few.en | few.en: not a SentencePiece model
 {NEW} --vocab run/vocab.model --from run | --from cannot be used with --vocab
 {NEW} --vocab run/vocab.model vocab_size=500 | vocab_size is the size of --vocab: leave it out
 train --resume run --vocab run/vocab.model | --vocab cannot be used with --resume
-{SAY} --max-len 0 | max_len=0 must be at least 1
 {SAY} --prefix "Der Hund" --max-len 1 | max_len=1 with a prefix of
-{SAY} --prefix "" | --prefix '' has no token
+{SAY} --prefix "" | (--prefix) '' has no token
 {SAY} --prefix Der --engine ctranslate2 | CTranslate2 does not support a prefix
 """
 
@@ -336,7 +348,8 @@ def test_mistakes(case, run):
     assert message in refused(run, line)
 
 
-# advice: what a command says, what is taken from it, the next command, what that says
+# advice: what a command says, what is taken from it, the next command, what that says;
+# a mistake whose message advises something is here, and not above
 
 ADVICE = rf"""
 {NEW} {TINY} d_modl=32 | did you mean (d_model)\? | {NEW} {tiny("d_model")} \1=32 | new is ready
@@ -357,13 +370,15 @@ train --out new {TINY} | or (--src with --tgt) | train --out new {TEXT} {TINY} |
 {OWN} --config fine-tune {TINY} | needs (--from), a run | {OWN} --config fine-tune \1 run {QUIET} max_steps=2 warmup_steps=1 | new is ready
 {OWN} --from demo vocab_size=500 | which has (vocab_size=\d+): leave it out | {OWN} --from demo {QUIET} \1 max_steps=2 warmup_steps=1 | new is ready
 train --out new --pairs 4.tsv {TINY} | for example (--columns 2,4) | train --out new --pairs 4.tsv \1 {TINY} | new is ready
-export-ct2 run run | choose another (place) | export-ct2 run \1 | place is ready
+export run run --to ct2 | choose another (place) | export run \1 --to ct2 | place is ready
+export run new --to onnx | not one of '(hf)' | export run new --to \1 | new is ready
+export run new --to hf --quantization int8 | is for (ct2), not for hf | export run new --to \1 --quantization int8 | new is ready
 live run --out mine.html | choose another (name) | live run --out \1.html | name.html is ready
 {PAGE} x.html --lang xx | pages are in (en), | {PAGE} x.html --lang \1 | x.html is ready
 score run --ref de | (--src) is missing: it is what run translates | score run --ref few.de \1 few.en | ^$
 score de --ref de --metric rouge | use bleu, chrf, chrf\+\+, (ter) | score de --ref de --metric \1 | ^$
 {SAY} --max-len 0 | must be at least (1) | {SAY} --max-len \1 | ^$
-{SAY} --top-p 0.5 | without (--sample) | {SAY} --top-p 0.5 \1 | ^$
+{SAY} --top-p 0.5 | without sample \((--sample)\) | {SAY} --top-p 0.5 \1 | ^$
 """
 
 
@@ -375,7 +390,7 @@ def test_advice_is_taken(case, run):
     write("zh", ["你好，世界。", "我很好。"])
     Path("mine.html").write_text("<p>mine</p>")
     first, pattern, after, says = case.split(" | ")
-    _, _, err = run(first)
+    _, err = answer(run, first)
     advice = re.search(pattern, err)
     assert advice, err
     status, _, then = run(advice.expand(after))
@@ -415,18 +430,31 @@ average new --last 1
 translate new asked --quiet
 attention new "We are not sick." --lang zh --out a.html
 live new --lang zh --out live.html
-export-ct2 new ct2 --quantization int8
-export-hf new hf
+score new --src few.en --ref few.de
+export new ct2 --to ct2 --quantization int8
+export new hf --to hf
 import-marian hf back
 translate back asked --quiet
 """
 
 
 def test_every_command_succeeds(run):
-    for line in COMMANDS.strip().split("\n"):
+    lines = COMMANDS.strip().split("\n")
+    # demo trains for two minutes, and has tests of its own below
+    assert {line.split()[0] for line in lines} == program.commands.keys() - {"demo"}
+    for line in lines:
         done(run, line)
     names = {"config.json", "model.safetensors", "README.md", "generation_config.json"}
     assert names < {*os.listdir("hf")} and "model.bin" in os.listdir("ct2")
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+def test_every_export_says_how_it_is_loaded(to, run):
+    "By a line of Python that works, if its program is installed."
+    _, err = done(run, f"export run new --to {to}")
+    (loads,) = re.findall("^new is ready: (.*)$", err, re.MULTILINE)
+    module = pytest.importorskip(loads.partition(".")[0])
+    assert eval(loads, {module.__name__: module})
 
 
 def test_warnings_about_the_data_are_shown_quietly_too(run):
@@ -725,7 +753,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("language", SCRIPTS)
 def test_bleu_of_any_script(language, run, monkeypatch):
     "A wrong ending in each line leaves most of it right, in score and in training."
-    evaluate._installed.cache_clear()
+    metrics._installed.cache_clear()
     monkeypatch.setitem(sys.modules, "MeCab", None)  # installed or not
     monkeypatch.setitem(sys.modules, "mecab_ko", None)
     line, other, tokenizer = SCRIPTS[language]

@@ -90,8 +90,8 @@ train {TEXT} --device cpu --out x
 train {POOR} --device cpu --out x
 prepare {TEXT} --out x
 demo --out x
-export-ct2 run x
-export-hf run x
+export run x --to ct2
+export run x --to hf
 live run --out x/a.html
 attention run Hello. --out x/a.html
 live run --out x

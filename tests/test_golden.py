@@ -162,7 +162,7 @@ def test_translations(name, tmp_path):
 
 @both
 def test_ctranslate2(name, tmp_path):
-    done("export-ct2", name, tmp_path / "out")
+    done("export", name, tmp_path / "out", "--to", "ct2")
     found = read_by_ct2(tmp_path / "out", SENTENCES[name])
     assert found == stored(f"translations-{name}")["--alpha 0"]
 
@@ -171,7 +171,7 @@ def test_ctranslate2(name, tmp_path):
 def test_hugging_face(name, tmp_path):
     "There, and back as an imported Marian model."
     there, back = tmp_path / "there", tmp_path / "back"
-    done("export-hf", name, there)
+    done("export", name, there, "--to", "hf")
     found = read_by_transformers(there, SENTENCES[name])
     done("import-marian", there, back)
     again = done("translate", back, write(tmp_path / "src", SENTENCES[name]), *WHOLE)
@@ -229,14 +229,3 @@ def test_attention_page(tmp_path):
     "The maps that it draws, to a thousandth."
     done("attention", "demo", "The old dog is tired.", "--out", tmp_path / "a.html")
     hold("attention", data_of(tmp_path / "a.html"), rel=2e-3)
-
-
-GONE = {"--prepared", "--engine"}  # of version 1.0.0, neither promised nor forbidden
-
-
-def test_names_of_commands_and_options():
-    options = lambda *words: re.findall(r"^  (--[\w-]+)", help_of(*words), re.MULTILINE)
-    help_of = lambda *words: "\n".join(done(*words, "--help"))
-    commands = {*re.findall(r"^  ([a-z][\w-]*)  ", help_of(), re.MULTILINE)}
-    commands = sorted(commands - {"variations"})
-    hold("options", {name: sorted({*options(name)} - GONE) for name in commands})

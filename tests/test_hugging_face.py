@@ -195,7 +195,7 @@ def served(trained, tmp_path_factory):
     os.chdir(folder)
     try:
         for line in "\n".join(blocks_of_page()).split("\n"):
-            if line.startswith("annotated-transformer export-"):
+            if line.startswith("annotated-transformer export "):
                 with pytest.raises(SystemExit) as left:
                     main(line.split()[1:])
                 assert left.value.code == 0, line

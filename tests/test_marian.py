@@ -284,7 +284,7 @@ def test_an_imported_run(folder, run, tmp_path):
         "train": read_config,
         "average": partial(use_average, n=1),
         "live": partial(write_live_page, out=tmp_path / "live.html"),
-        "export-ct2": partial(export_ct2, out=tmp_path / "ct2"),
+        "other exports": partial(export_ct2, out=tmp_path / "ct2"),
         "--engine ctranslate2": partial(load, engine="ctranslate2"),
     }
     for name, command in commands.items():

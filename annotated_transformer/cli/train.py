@@ -6,7 +6,6 @@
 __all__ = ['say', 'program']
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0004
-import os
 import re
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from ..runs.settings import (
     get_recipe,
     override,
 )
+from ..translating.metrics import METRICS, check_metric
 
 # %% ../../nbs/94a_cli_train.ipynb #94aa0015
 PATH = click.Path(path_type=Path)
@@ -106,7 +106,6 @@ def forbid(where: str, options: dict[str, object]) -> None:
 
 # %% ../../nbs/94a_cli_train.ipynb #32a8e6ce
 MODELS = "demo, tatoeba or learning (pretrained models)"
-_METRICS = "bleu, chrf, chrf++ or ter"
 _FOLDER = "ANNOTATED_TRANSFORMER_DATA"
 _RECIPES = click.Choice([*RECIPES, "fine-tune"])
 _CONFIG = f"Recipe: {', '.join(RECIPES)}; without it small, with --from fine-tune."
@@ -136,24 +135,21 @@ def _settings(ctx: click.Context, parameter: click.Parameter, found: tuple) -> t
 
 
 def _metrics(ctx: click.Context, parameter: click.Parameter, names: tuple) -> tuple:
-    "The metrics; UserError for one that is unknown."
-    if names:  # imports torch
-        from ..translating.evaluate import metric_for
-
-        for name in names:
-            metric_for(name, [], "13a")
+    "The metrics, each once; UserError for one that is unknown."
+    for name in names:
+        check_metric(name)
     return tuple(dict.fromkeys(names))
 
 
 def metrics(help: str, *default: str):
-    "The option for metrics, by their names in `METRICS` of 61c."
+    "The option for metrics, by their names in `METRICS`."
     return option(
         "--metric",
         multiple=True,
         default=default,
         callback=_metrics,
         metavar="NAME",
-        help=f"{help}: {_METRICS}; repeat it for several.",
+        help=f"{help}: {', '.join(METRICS)}; repeat it for several.",
     )
 
 
@@ -163,7 +159,7 @@ _NEW_RUN = shared(
         nargs=-1,
         metavar="[KEY=VALUE]...",
         callback=_settings,
-        help="dropout=0.3 seed=1 …",
+        help="Settings that differ from the recipe's, such as dropout=0.3 seed=1.",
     ),
     option("--data", type=click.Choice([*corpus.DATA_SETS]), help="A data set."),
     path("--data-dir", envvar=_FOLDER, help=f"Folder of data sets, or ${_FOLDER}."),
@@ -233,26 +229,6 @@ def _recipe(
         recipe = get_recipe(config or "small")
     return override(recipe, list(settings))
 
-# %% ../../nbs/94a_cli_train.ipynb #7cf76f08
-def _report_end(run: Path, n_before: int | None = None) -> None:
-    """One line on standard error, of a run that has ended.
-
-    `n_before` is the number of steps that it had done when it ended before.
-    """
-    from ..runs.folder import read_config
-    from ..show.visualize import save_learning_curve
-
-    about = read_config(run)[1]
-    stopped, steps = about["stopped"], about["steps"]
-    save_learning_curve(run)
-    if steps == n_before:
-        reached = re.findall(r"(\w+)=(\d+) reached", stopped)
-        larger = [f"{name}={2 * int(value)}" for name, value in reached]
-        again = shell_line("train", "--resume", run, *larger)
-        say(f"{run} has already finished ({stopped}). To train further: {again}")
-    else:
-        say(f"{run} is ready: {shell_line('translate', run)}")
-
 # %% ../../nbs/94a_cli_train.ipynb #95ab0010
 _OPTIONS = ("device", "minutes", "sharded", "tensorboard", "quiet")
 
@@ -279,38 +255,22 @@ def _train(settings, start, config, out, resume, metric, **text) -> None:
         forbid(
             "with --resume", {"config": config, "from": start, "vocab": text["vocab"]}
         )
-    from ..runs import train_run as runs
-    from ..runs.folder import read_config
-    from ..runs.monitor import Interrupted
-    from ..training.distributed import launched
+    from ..runs.train_run import RunOptions, launch_run
+    from ..show.visualize import save_learning_curve
     from ..translating.evaluate import validation_scores
 
     given = {name: text.pop(name) for name in _OPTIONS}
     score = partial(validation_scores, metrics=metric) if metric else None
-    options = runs.RunOptions(score=score, **given)
-    load = partial(_load_text, **text)
-    is_main = not launched() or os.environ["RANK"] == "0"
-    is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    n_before = None
-    try:
-        if resume or (is_restart and (run / "config.json").exists()):
-            n_before = read_config(run)[1].get("steps")
-            has_text = any(text[name] for name in text if name != "data_dir")
-            changes = () if is_restart else settings
-            runs.resume_run(run, options, load if has_text else None, changes)
-        else:
-            recipe = _recipe(start, config, settings, text["vocab"])
-            runs.train_run(load, recipe, run, options, start)
-    except Interrupted as e:
-        if is_main:
-            again = shell_line("train", "--resume", run)
-            say(
-                f"annotated-transformer: {e.signal_name} at step {e.step}, saved; "
-                f"to continue: {again}"
-            )
-        raise click.exceptions.Exit(e.exit_status) from None
-    if is_main:
-        _report_end(run, n_before)
+    options = RunOptions(score=score, **given)
+    recipe = partial(_recipe, start, config, settings, text["vocab"]) if out else None
+    has_text = out or any(text[name] for name in text if name != "data_dir")
+    load = partial(_load_text, **text) if has_text else None
+    ended = launch_run(run, load, recipe, options, start, settings)
+    if ended.message and not ended.exit_status:
+        save_learning_curve(run)
+    if ended.message:
+        say(ended.message)
+    raise click.exceptions.Exit(ended.exit_status)
 
 # %% ../../nbs/94a_cli_train.ipynb #33e7cfaf
 @program.command("prepare")

@@ -178,6 +178,15 @@ def pretrained_run(path: Path) -> Path | None:
         return None
     return Path(str(files("annotated_transformer"))) / "pretrained" / path
 
+
+def say_which_model(run: Path) -> None:
+    "Print on standard error which model the name of a pretrained one means."
+    if pretrained_run(run):
+        print(f"{run}: a pretrained model of this package", file=sys.stderr)
+    elif str(run) in PRETRAINED:
+        which = "the folder in the current directory, not the pretrained model"
+        print(f"{run}: {which}", file=sys.stderr)
+
 # %% ../../nbs/97_run_folder.ipynb #52d00010
 def _what_else(path: Path) -> str | None:
     "Why a path is not a run folder; None if it may be one."
@@ -211,9 +220,9 @@ def read_config(path: Path) -> tuple[Recipe, dict]:
     values = read_settings(path)
     if kind := values.get("kind"):
         raise UserError(
-            f"{path} was imported from {kind.capitalize()}: use translate, score, "
-            "attention or export-hf; train, average, live, export-ct2 and "
-            "--engine ctranslate2 need a run that was trained here"
+            f"{path} was imported from {kind.capitalize()}: use translate, score or "
+            "attention, or export it to the format it came from; train, average, live, "
+            "other exports and --engine ctranslate2 need a run that was trained here"
         )
     try:
         recipe = recipe_from_dict(values)

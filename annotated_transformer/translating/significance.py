@@ -12,14 +12,13 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
 from .evaluate import (
-    References,
     Score,
     corpus_score,
-    metric_for,
     reference_lists,
     results_of,
     score_of,
 )
+from .metrics import References, metric_for
 
 # %% ../../nbs/61d_significance.ipynb #a074466c
 class _Comparison(NamedTuple):
