@@ -4,12 +4,13 @@ import pytest
 import regex
 from engine import Engine
 
-from annotated_transformer.translating.load import load
-from annotated_transformer.translating.translate import (
+from annotated_transformer.translating.divide import (
     SENTENCE_PATTERNS,
-    Translator,
+    divide,
     sentences,
 )
+from annotated_transformer.translating.load import load
+from annotated_transformer.translating.translate import Translator
 
 # texts, divided where | is: two or three short sentences of each script
 SCRIPTS = """
@@ -150,7 +151,7 @@ def words() -> Translator:
 
 def translated(translator: Translator, text: str, **options) -> list[str]:
     "What the model is given of a text."
-    parts = translator.parts(text, **options)
+    parts = divide(text, translator.vocab, translator.max_tokens, **options)
     return [translator.vocab.decode(ids) for ids in parts if isinstance(ids, list)]
 
 
@@ -171,8 +172,10 @@ def test_a_tag_precedes_each_piece(words):
     "And a piece is no longer than the tokens that the translator takes."
     text = "<2de> a b c d e f g h i j"
     assert translated(words, text) == ["<2de> a b c d", "<2de> e f g h", "<2de> i j"]
-    assert [part for part in words.parts(text) if isinstance(part, str)] == [" ", " "]
-    cut = load("tatoeba").parts("<2de> " + "x" * 600)  # inside a word: without a space
+    assert [x for x in divide(text, words.vocab, 5) if isinstance(x, str)] == [" ", " "]
+    cut = divide(
+        "<2de> " + "x" * 600, load("tatoeba").vocab, 256
+    )  # inside a word: without a space
     assert len(cut) > 2 and not any(isinstance(part, str) for part in cut)
 
 

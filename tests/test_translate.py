@@ -21,6 +21,7 @@ from annotated_transformer.engines.batched_search import (
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import Hypothesis
 from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.translating.divide import _part_starts, divide
 from annotated_transformer.translating.load import load
 from annotated_transformer.translating.translate import (
     Translator,
@@ -80,7 +81,7 @@ def plain(vocab, line: str) -> str:
 def test_cut_loses_nothing_and_splits_no_character(vocab, text, max_tokens):
     ids = vocab.encode(text)
     pieces = vocab.tokens(ids)
-    starts = Echo(vocab, max_tokens=max_tokens)._part_starts(pieces)
+    starts = _part_starts(pieces, max_tokens)
     cuts = list(zip(starts, [*starts[1:], None]))
     parts = [pieces[a:b] for a, b in cuts]
     assert starts[0] == 0 and sum(parts, []) == pieces
@@ -130,7 +131,7 @@ def test_sentences(vocab):
     "Each is translated alone, and what stood between them stays."
     for row in SENTENCES.strip("\n").split("\n"):
         text, n = row.split(" | ")
-        parts = Echo(vocab).parts(text, split=True)
+        parts = divide(text, vocab, 256, split=True)
         assert len([ids for ids in parts if isinstance(ids, list)]) == int(n), text
         found = Echo(vocab).translate(text, split=True)
         same = [
@@ -139,7 +140,7 @@ def test_sentences(vocab):
         ]
         assert same[0] == same[1], text
     text = " Two lines. And\r\n\r\none more.\tThen\u00a0this! "
-    parts = Echo(vocab).parts(text, True)
+    parts = divide(text, vocab, 256, True)
     kept = [part for part in parts if isinstance(part, str)]
     assert kept == [" ", "\r\n\r\n", "\t"]
     assert Echo(vocab).translate(text) == "Two lines. And\r\n\r\none more. Then this!"
@@ -178,7 +179,7 @@ def test_the_best_few_of_a_long_line(translator):
     t, line = translator, " ".join(TEXT)
     search = search_with(4, 0.6, 3)
     three = Translator(t.model, t.vocab, search=search, max_tokens=t.max_tokens)
-    parts = [part for part in three.parts(line) if part != " "]
+    parts = [part for part in divide(line, t.vocab, t.max_tokens) if part != " "]
     (found,) = three.n_best([line])
     each = three.search_ids([[*ids, three.vocab.eos_id] for ids in parts])
     combined = product(*[[one.score for one in those] for those in each])
@@ -196,7 +197,9 @@ def test_samples_of_a_line_best_first(translator):
         t.model, t.vocab, search=sample_with(n_best=8), max_tokens=t.max_tokens
     )
     (found,) = make().n_best([line])
-    parts = [part for part in t.parts(line) if isinstance(part, list)]
+    parts = [
+        part for part in divide(line, t.vocab, t.max_tokens) if isinstance(part, list)
+    ]
     scores = [one.score for one in found]
     assert scores == sorted(scores, reverse=True)
     each = make()._search_all(parts)  # the same draws

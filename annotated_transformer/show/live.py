@@ -39,7 +39,7 @@ from ..runs.folder import (
 )
 from .explorer import fill_page, json_in_html, write_page
 from .heads import opening_head
-from ..translating.translate import SENTENCE_PATTERNS
+from ..translating.divide import SENTENCE_PATTERNS
 
 # %% ../../nbs/81_live.ipynb #81000010
 MAX_PARAMETERS = 5_000_000

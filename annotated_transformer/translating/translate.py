@@ -8,102 +8,23 @@ __all__ = ['Translation', 'Translator', 'translate_stream']
 # %% ../../nbs/61b_translate.ipynb #61b00004
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from heapq import nlargest
 from itertools import cycle, product
 from typing import BinaryIO, NamedTuple, overload
 
 import numpy as np
-import regex
 import torch
 
 from .. import UserError
 from ..data.batch import bucket_by_length, pad_ids
-from ..data.vocab import SPACE, Vocab
+from ..data.vocab import Vocab
 from ..engines.batched_search import Samples, search_with
 from ..engines.choose import FAST
 from ..io.text import MAX_LINE_BYTES, decode_lines, line_end
 from ..model.decode import Hypothesis
 from ..model.transformer import Transformer
 from ..training.train import memory_errors
-
-# %% ../../nbs/61b_translate.ipynb #5e47e001
-_STOPS = ".․﹒．!?…"
-_UNSEEN = r"\p{Cf}\ufe0f\x00"
-_CLOSING = rf"""["'\p{{Pe}}\p{{Pf}}\p{{Pi}}{_UNSEEN}]*"""
-_SPACE = r"\p{White_Space}"
-_NO_SPACES = r"[\p{Script=Han}\p{Script=Hangul}\p{Script=Hiragana}\p{Script=Katakana}]"
-_END = (
-    # a stop and a space; in Greek a semicolon is a question mark
-    rf"(?:[{_STOPS}]|(?<=\p{{Script=Greek}}\p{{M}}*)[;\u037e]){_CLOSING}{_SPACE}+"
-    # a mark that is nothing else; a space may follow
-    rf"|(?![{_STOPS}])\p{{Sentence_Terminal}}[\p{{Sentence_Terminal}}…]*"
-    rf"(?:{_CLOSING}{_SPACE}+|[\p{{Pe}}\p{{Pf}}{_UNSEEN}]*)"
-    rf"|(?<={_NO_SPACES})[.．!?]+(?={_NO_SPACES})"
-    # the space is missing before a word that begins with a capital
-    rf"|(?:(?<=\p{{L}}\p{{M}}*\p{{Ll}}\p{{M}}*|\p{{Lu}}{{2}})[.!?…]+|(?<=\p{{Nd}})[!?…]+)[{_UNSEEN}]*"
-    rf"(?=\p{{Lu}}[\p{{Ll}}\p{{M}}]*(?:['’]\p{{Ll}}+)?[.,!?]*(?:{_SPACE}|$))"
-    rf"|[\r\n]{_SPACE}*"
-)
-
-# %% ../../nbs/61b_translate.ipynb #5e47e00b
-_TITLES = (
-    "Mr Mrs Ms Dr Prof St Rev Gen Col Capt Lt Sgt Hr Fr Mme Mlle Sra Srta Ph vs approx "
-    "e.g i.e z.B d.h u.a bzw ca evtl ggf inkl Mio Mrd"
-)
-_BEFORE_NUMBERS = "No no Nr Art Fig Vol Str pp"
-_OPENERS = (
-    "A An The This That These Those There Here It He She We They You I My His Her Our "
-    "Their And But So If When Then Now In On At Yes No What Who Why How Where Das Der "
-    "Die Ein Eine Er Es Sie Wir Ihr Ich Du Und Aber Dann Im Am Ja Nein Was Wer Wie Wo "
-    "Il Elle Je Nous Vous"
-)
-
-
-def _any_of(words: str) -> str:
-    "A pattern of one of these words."
-    return "(?:" + "|".join(map(regex.escape, words.split())) + ")"
-
-
-_WORD = r"""(?<=^|[\p{White_Space}"'’\p{Ps}\p{Pi}-])"""  # a word begins here
-_GAP = r"[\p{Zs}\t]*"  # no line break
-# the text up to a mark with the space behind it, and what follows
-_NO_END = [
-    (rf"[{_STOPS};\u037e]{_CLOSING}{_GAP}", r"(?!\p{Script=Georgian})\p{Ll}"),
-    (rf"{_WORD}{_any_of(_TITLES)}\.{_GAP}", ""),
-    (rf"{_WORD}{_any_of(_BEFORE_NUMBERS)}\.{_GAP}", r"\p{Nd}"),
-    (
-        rf"{_WORD}(?:Sr|\p{{Nd}}{{1,2}}|(?:\p{{Lu}}\.)*(?!I\.)\p{{Lu}}|\p{{Ll}})\.{_GAP}",
-        rf"(?!{_any_of(_OPENERS)}(?![\p{{L}}.]))",
-    ),
-]
-
-# %% ../../nbs/61b_translate.ipynb #5e47e00d
-@cache
-def _no_end_rules() -> list[tuple[regex.Pattern, regex.Pattern]]:
-    "`_NO_END`, compiled once: for what ends with the mark, and for what follows."
-    return [(regex.compile(rf"(?:{a})\Z"), regex.compile(b)) for a, b in _NO_END]
-
-
-def sentences(text: str) -> list[tuple[str, str]]:
-    "The sentences of a text, each with the white space that follows it."
-    found, start = [], 0
-    has_capitals = regex.search(r"\p{Lu}", text)
-    rules = _no_end_rules() if has_capitals else _no_end_rules()[1:]
-    for end in regex.finditer(_END, text):
-        # a line may have millions of marks: only what is next to each is copied
-        before = text[max(start, end.start() - 40) : end.end()]
-        after = text[end.end() : end.end() + 40]
-        if after and not any(a.search(before) and b.match(after) for a, b in rules):
-            sentence = text[start : end.end()].rstrip()
-            found.append((sentence, text[start + len(sentence) : end.end()]))
-            start = end.end()
-    return [*found, (text[start:].rstrip(), "")]
-
-# %% ../../nbs/61b_translate.ipynb #61b0001a
-_TAG = rf"[{_SPACE}{_UNSEEN}]*(?:>>[\w-]+<<|(?:<2[\w-]+>|__[a-z]{{2,3}}__)(?=[{_SPACE}{_UNSEEN}]))"
-# of the live page, which applies them in the same way
-SENTENCE_PATTERNS = {"end": _END, "no_end": _NO_END, "tag": _TAG}
+from .divide import divide
 
 # %% ../../nbs/61b_translate.ipynb #bdc0828a
 class Translation(NamedTuple):
@@ -191,48 +112,6 @@ class Translator:
         self.max_tokens = max_tokens
         self.extra_tokens = extra_tokens
 
-    def _part_starts(self, tokens: list[str], n_tag: int = 0) -> list[int]:
-        """Where each part of a line begins: at a word if possible, else at a character.
-
-        `n_tag` tokens precede each part.
-        """
-        starts, longest = [0], max(4, self.max_tokens - n_tag)
-        while len(tokens) - starts[-1] > longest:
-            # the longest part first
-            reach = range(starts[-1] + longest, starts[-1], -1)
-            words = (i for i in reach if tokens[i].startswith(SPACE))
-            characters = (
-                i for i in reach if not regex.fullmatch("<0x[89AB].>", tokens[i])
-            )
-            starts.append(next(words, None) or next(characters))
-        return starts
-
-    def parts(self, text: str, split: bool = False) -> list[str | list[int]]:
-        """The text as ids that are translated at once, and text that is kept between.
-
-        With `split` each sentence is translated on its own. What has no letter, such as
-        a number, is kept. A tag of the target language is repeated before all ids.
-        """
-        lines = sentences if split else regex.compile(r"([^\r\n]+)([\r\n]*)").findall
-        found = regex.match(_TAG, text)
-        tag = found[0] if found else ""
-        tag_ids = self.vocab.encode(tag.strip())
-        parts, kept = list[str | list[int]](), ""
-        for sentence, after in lines(text[len(tag) :]):
-            ids = self.vocab.encode(sentence.strip())
-            if ids and not any(map(str.isalpha, sentence)):
-                kept, ids = kept + sentence.strip(), []
-            tokens = self.vocab.tokens(ids)
-            starts = self._part_starts(tokens, len(tag_ids)) if ids else []
-            for start, end in zip(starts, [*starts[1:], None]):
-                if start > 0:
-                    kept = " " if tokens[start].startswith(SPACE) else ""
-                parts += [kept if parts else kept.lstrip(), tag_ids + ids[start:end]]
-                kept = ""
-            kept += after
-        parts.append(kept.rstrip() if parts else kept.strip())
-        return [part for part in parts if part]
-
     def search_ids(self, rows: list[list[int]]) -> list[list[Hypothesis]]:
         "The hypotheses that the search found for each row of ids, which ends with EOS."
         vocab, model = self.vocab, self.model
@@ -272,7 +151,8 @@ class Translator:
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"text {i} is of type {type(text).__name__}, not str")
-        divided = [self.parts(text, split) for text in texts]
+        vocab, longest = self.vocab, self.max_tokens
+        divided = [divide(text, vocab, longest, split) for text in texts]
         rows = [ids for parts in divided for ids in parts if not isinstance(ids, str)]
         hypotheses = iter(self._search_all(rows))
         found = []
