@@ -20,8 +20,13 @@ from browser import Browser
 from cells import joined, page_name
 from conftest import ROOT
 from links import check
-from pages import places_of_package
-from publish import evening_path, every_page, reading_path, sidebar
+from publish import (
+    evening_path,
+    every_page,
+    places_of_package,
+    reading_path,
+    sidebar,
+)
 from translate import begun, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
