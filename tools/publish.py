@@ -286,8 +286,8 @@ def places_of_package() -> dict[str, dict[str, str]]:
     return places
 
 
-# Text as code; not in links and headings, in blocks of code, nor in HTML that a cell puts out.
-NAMES = ".//code[not(ancestor::a | ancestor::pre | ancestor::h2 | ancestor::h3 | ancestor::h4 | ancestor::div[@class='wide'])]"
+# Text as code; not in links, titles and blocks of code, nor in HTML that a cell puts out.
+NAMES = ".//code[not(ancestor::*[self::a or self::pre or self::summary or self::h2 or self::h3 or self::h4 or @class='wide'])]"
 
 
 def link_names(page: HtmlElement, notebook: Path) -> None:
@@ -350,9 +350,7 @@ def write_footers(pages: dict[str, HtmlElement], names: list[str]) -> None:
                 title = pages[to].find(".//h1").text_content()
                 link.attrib.update({"href": f"./{to}.html", "aria-label": title})
                 [text] = link.find_class("nav-page-text")
-                text.clear(keep_tail=True)
-                text.set("class", "nav-page-text")
-                text.text = title
+                text[:], text.text = [], title
 
 
 # ---- other languages
@@ -525,7 +523,7 @@ def heard(command: list[str], folder: Path) -> None:
             if re.search(EXPECTED, line) or not line.strip():
                 continue
             print(line, end="", flush=True)
-            if re.search(r"\bwarn(ing)?\b", line, re.I):
+            if re.search(r"\bWARN(ING)?\b", line):
                 warnings.append(line)
     if run.returncode:
         sys.exit(run.returncode)
