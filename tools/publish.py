@@ -298,16 +298,14 @@ def link_names(page: HtmlElement, notebook: Path) -> None:
     here, code = page_name(notebook), text_of(notebook.name, "code")
     own = re.findall(r"^(?:class|def) (\w+)", code, re.M)
     for el in page.find(".//main").xpath(NAMES):
-        name = el.text_content()
-        found = places_of_package().get(name.removesuffix("()"), {})
-        is_word = name.isalpha() and name.islower()
-        if here in found:
-            to = f"#{found[here]}"
-        elif len(found) != 1 or is_word or name.removesuffix("()") in own:
+        said = el.text_content()
+        name = said.removesuffix("()")
+        found = places_of_package().get(name, {})
+        means_it = name not in own and not (said.isalpha() and said.islower())
+        if here not in found and not (means_it and len(found) == 1):
             continue
-        else:
-            [to] = map("#".join, found.items())
-        link = E.a(href=to)
+        there, anchor = ("", found[here]) if here in found else [*found.items()][0]
+        link = E.a(href=f"{there}#{anchor}")
         el.addprevious(link)
         link.tail, el.tail = el.tail, None
         link.append(el)
@@ -515,9 +513,10 @@ warnings = []
 
 def heard(command: list[str], folder: Path) -> None:
     "Run a command; its warnings are kept, to be told at the end."
-    plain = os.environ | {"NO_COLOR": "1"}
+    tools = [str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(tools)}
     with subprocess.Popen(
-        command, cwd=folder, env=plain, stdout=-1, stderr=-2, text=True
+        command, cwd=folder, env=env, stdout=-1, stderr=-2, text=True
     ) as run:
         for line in run.stdout:
             if re.search(EXPECTED, line) or not line.strip():
