@@ -423,7 +423,8 @@ def wrong_on_one_page(page: str, pages: dict[str, str]) -> list[str]:
     ids = Counter(ids_of(text))
     whole = {n: ids_of(PARTS.search(page)[2]) for n, page in pages.items()}
     wanted = [*pages, *(f"{n}-{i}" for n, ids in whole.items() for i in ids)]
-    links = re.findall(r'(?:(?:href|target)="#|url\(#)([^")]+)', tags(contents + text))
+    named = r'(?:(?:href|target)="#|url\(#|anchor-id=")([^")]+)'
+    links = re.findall(named, tags(contents + text))
     away = rf'href="(?:\./)?((?:{"|".join(pages)})\.html(?:#[^"]*)?)"'
     return [
         *(f"not there: {i}" for i in wanted if i not in ids),

@@ -6,7 +6,8 @@ from html import escape
 
 from lxml.html import HtmlElement, fragment_fromstring
 
-PLACES = {"id", "for", "aria-labelledby", "aria-describedby"}  # these name places
+# Attributes that name places.
+PLACES = {"id", "for", "data-anchor-id", "aria-labelledby", "aria-describedby"}
 LINK = r"#(?P<here>.+)|(?:\./)?(?P<page>\w+)\.html(?:#(?P<there>.+))?"
 NOT_TAKEN = ".//header | .//script | .//a[@class='skip' or @role='button']"
 SHOWN_CODE = ".//div[contains(@class, 'cell-code')][not(parent::details)]"
