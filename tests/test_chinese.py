@@ -295,7 +295,7 @@ def test_every_page_of_the_menu_has_a_name():
 def test_notebooks_lead_to_translated_pages(tmp_path, monkeypatch):
     here = {"zh": {"pages": ["feed_forward.html"]}}
     monkeypatch.setattr(publish, "editions", lambda: here)
-    publish.write_notebooks(tmp_path, [ZH / "33_feed_forward.md"], ZH)
+    publish.write_notebooks(tmp_path, [ZH / "33_feed_forward.md"], "zh")
     text = (tmp_path / "notebooks/33_feed_forward.ipynb").read_text(encoding="utf-8")
     own, other = f"{publish.HOME}/zh/feed_forward.html", f"{publish.HOME}/zh/stack.html"
     assert "前馈网络" in text and other not in text

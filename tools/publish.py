@@ -165,16 +165,13 @@ def for_colab(nb: dict, name: str, place: str = "") -> dict:
     return nb
 
 
-def write_notebooks(to: Path, paths: list[Path], language: Path | None) -> None:
-    "The notebooks, or translated ones, for Colab."
+def write_notebooks(to: Path, paths: list[Path], place: str) -> None:
+    "The notebooks, or those of catalogues, for Colab."
     (to / "notebooks").mkdir(exist_ok=True)
     for path in paths:
-        nb = (
-            translated(path, both=False)
-            if language
-            else json.loads(path.read_text(encoding="utf-8"))
-        )
-        nb = for_colab(nb, page_name(path), language.name if language else "")
+        text = path.read_text(encoding="utf-8")
+        nb = translated(path, both=False) if place else json.loads(text)
+        nb = for_colab(nb, page_name(path), place)
         text = json.dumps(nb, ensure_ascii=False)
         (to / f"notebooks/{path.stem}.ipynb").write_text(text, encoding="utf-8")
 
@@ -481,7 +478,7 @@ def build(docs: Path, language: Path | None = None) -> None:
         (to / "llms.txt").write_text(llms_txt(), encoding="utf-8")
         # Quarto copies those pictures alone that it shows as pictures.
         shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
-    write_notebooks(to, paths, language)
+    write_notebooks(to, paths, place)
     write_live_pages(to, place or "en")
     for name, script in {
         "search": search_script(language),
