@@ -422,9 +422,12 @@ def render(folder: Path, to: Path) -> None:
     lead = lambda m: m[0] if m[1] in names else f"]({HOME}/{link(m[1])}"
     for path in begun(folder):
         file = made / f"{path.stem}.ipynb"
-        text = re.sub(r"\]\((\w+\.ipynb)", lead, json.dumps(translated(path)))
-        file.write_text(text, encoding="utf-8")
-        process((file, made / "site" / file.name, FilterDefaults))
+        file.write_text(json.dumps(translated(path)), encoding="utf-8")
+        processed = made / "site" / file.name
+        process((file, processed, FilterDefaults))
+        text = processed.read_text(encoding="utf-8")
+        text = re.sub(r"\]\((\w+\.ipynb)", lead, text)
+        processed.write_text(text, encoding="utf-8")
     quarto = yaml.safe_dump(quarto_of(folder, names))
     (made / "site/_quarto.yml").write_text(quarto, encoding="utf-8")
     heard(["quarto", "render", "--no-cache"], made / "site")
