@@ -221,10 +221,10 @@ def test_figures_are_as_quarto_reads_them(toy):
 
 
 def test_page_as_markdown(toy):
-    text = plain(*toy)
+    text = plain(*toy, {"Decoder": "stack.html#decoder"})
     assert text.startswith("# 11 Toy\n\nA width $d_k$ · §9\n\n")
     assert "```python\ndef twice(x):" in text
-    assert "[`Encoder`](stack.html#deviations), `Decoder`" in text
+    assert "[`Encoder`](stack.html#deviations), [`Decoder`](stack.html#decoder)" in text
     assert "![A 'map'](images/transformer.svg)\n\n**Figure.** The model" in text
     file = "11_toy_files/figure-html/fig-dot-output-1.png"
     assert f"![One <dark> dot]({file})\n\n**Figure.** A dot: $z$" in text

@@ -21,6 +21,8 @@ import traditional
 import yaml
 from cells import (
     CAPTION,
+    FENCED,
+    INLINE,
     INSTALLS,
     ROOT,
     as_markdown,
@@ -127,11 +129,16 @@ def this_version() -> str:
 FIGURE = (
     r'!\[(?P<caption>.*?)\]\((?P<file>[^)]*)\)\{#fig-\S+ fig-alt="(?P<alt>[^"]*)"\}'
 )
+# What is no prose, and a name in prose.
+NAMED = (
+    rf"{FENCED}|^(?: {{4}}|#{{2,6}} )[^\n]*|!?\[(?:[^\[\]]|\[[^\[\]]*\])*\](?:\([^)]*\)|\[[^\]]*\])"
+    rf"|<code\b.*?</code>|(?<!`)`(?P<name>[^`\s]+)`(?!`)|{INLINE}"
+)
 RAW = r"^(?P<ticks>`{3,})\{=html\}$.*?^(?P=ticks)$|<!--.*?-->"
 
 
-def plain(path: Path, processed: Path) -> str:
-    "A page as Markdown alone: what language models and terminals read."
+def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
+    "A page as Markdown alone, names linked as there: what language models and terminals read."
     about = heading(path)[1]
 
     def picture(opts: dict, n: int) -> str:
@@ -142,7 +149,9 @@ def plain(path: Path, processed: Path) -> str:
     text = "\n\n".join(as_markdown(nb, path.name, picture))
     text = re.sub(RAW, "", text, flags=re.M | re.S)
     text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
-    text = re.sub(r"\n{3,}", "\n\n", retarget(text, link)).strip()
+    lead = lambda m: f"[{m[0]}]({names[m['name']]})" if m["name"] in names else m[0]
+    text = re.sub(NAMED, lead, retarget(text, link), flags=re.M | re.S)
+    text = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"# {titled(path)}\n\n{about}\n\n{text}\n"
 
 
@@ -287,13 +296,13 @@ def places_of_package() -> dict[str, dict[str, str]]:
 NAMES = ".//code[not(ancestor::*[self::a or self::pre or self::summary or self::h2 or self::h3 or self::h4 or @class='wide'])]"
 
 
-def link_names(page: HtmlElement, notebook: Path) -> None:
-    """Names of definitions lead to them, but none that may mean something else.
+def link_names(page: HtmlElement, notebook: Path) -> dict[str, str]:
+    """Names of definitions lead to them, but none that may mean something else. Returns which lead where.
 
     A word in lower case may, as may a name that is defined on several pages, or by the notebook's own code; not on the page of its definition.
     """
     here, code = page_name(notebook), text_of(notebook.name, "code")
-    own = re.findall(r"^(?:class|def) (\w+)", code, re.M)
+    own, names = re.findall(r"^(?:class|def) (\w+)", code, re.M), {}
     for el in page.find(".//main").xpath(NAMES):
         said = el.text_content()
         name = said.removesuffix("()")
@@ -302,10 +311,12 @@ def link_names(page: HtmlElement, notebook: Path) -> None:
         if here not in found and not (means_it and len(found) == 1):
             continue
         there, anchor = ("", found[here]) if here in found else [*found.items()][0]
-        link = E.a(href=f"{there}#{anchor}")
+        names[said] = f"{there}#{anchor}"
+        link = E.a(href=names[said])
         el.addprevious(link)
         link.tail, el.tail = el.tail, None
         link.append(el)
+    return names
 
 
 def write_links(page: HtmlElement, path: Path, place: str) -> None:
@@ -475,9 +486,6 @@ def build(docs: Path, language: Path | None = None) -> None:
     if language:
         render(language, to)
     else:
-        for path in paths:
-            made = plain(path, ROOT / "_proc" / path.name)
-            (to / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
         (to / "llms.txt").write_text(llms_txt(), encoding="utf-8")
         # Quarto copies those pictures alone that it shows as pictures.
         shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
@@ -491,7 +499,10 @@ def build(docs: Path, language: Path | None = None) -> None:
         (to / f"{name}.js").write_text(script, encoding="utf-8")
     pages = {stem(path): opened(to / page_name(path)) for path in paths}
     for path in paths:
-        link_names(pages[stem(path)], NBS / f"{path.stem}.ipynb")
+        names = link_names(pages[stem(path)], NBS / f"{path.stem}.ipynb")
+        if not language:
+            made = plain(path, ROOT / "_proc" / path.name, names)
+            (to / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
     there = lambda some: [stem(path) for path in some if stem(path) in pages]
     write_search(to, pages, language)
     write_footers(pages, there(reading_path()))
