@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pages
@@ -297,6 +298,23 @@ def test_notebooks_for_colab(toy, cfg):
         nb = for_colab(opened(path), path.name)
         targets = of_notebook(json.dumps(nb)).targets
         assert [t for t in targets if not re.match(r"[a-z]+:|#", t)] == [], path.name
+
+
+SAYS = """print("WARN: Unable to resolve link target: a.ipynb")
+print("WARN: Invalid URI 'near 100% of it' in attribute 'alt' of element 'IMG'")
+import pages
+print(pages.__file__)"""
+
+
+def test_an_unexpected_warning_is_kept(capsys, monkeypatch):
+    "To be told at the end; and nbdev takes its steps from this checkout. A failure ends all."
+    monkeypatch.setattr(publish, "warnings", [])
+    publish.heard([sys.executable, "-c", SAYS], ROOT)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2 and [f"{shown[0]}\n"] == publish.warnings
+    assert Path(shown[1]) == ROOT / "tools/pages.py"
+    with pytest.raises(SystemExit):
+        publish.heard([sys.executable, "-c", "exit(3)"], ROOT)
 
 
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.

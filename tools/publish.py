@@ -527,7 +527,7 @@ def heard(command: list[str], folder: Path) -> None:
     tools = [str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(tools)}
     with subprocess.Popen(
-        command, cwd=folder, env=env, stdout=-1, stderr=-2, text=True
+        command, cwd=folder, env=env, stdout=-1, stderr=-2, encoding="utf-8"
     ) as run:
         for line in run.stdout:
             if re.search(EXPECTED, line) or not line.strip():
