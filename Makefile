@@ -61,11 +61,10 @@ export: $(VENV)/.stamp-dev  ## notebooks to package, notebooks cleaned, README.m
 notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_stack …"), outputs stored
 	@$(WITH) $(BIN)/python tools/notebooks.py run $(NAMES)
 
-docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of it: _docs/zh, _docs/zh-hant
+docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of it: _docs/zh, _docs/zh-hant; an unexpected warning of Quarto's is an error
 	@touch README.md
 	@rm -rf _proc
-	@$(WITH) $(BIN)/nbdev_docs --n_workers 2
-	@$(WITH) $(BIN)/python tools/publish.py _docs
+	@$(WITH) $(BIN)/python tools/publish.py
 	@$(BIN)/python tools/links.py _docs
 
 zh-status: $(VENV)/.stamp-dev  ## what changed in the English of translated pages since they were translated, by page and text, word by word

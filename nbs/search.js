@@ -1,7 +1,7 @@
 // The search of the pages. Quarto's finds letters anywhere ("RoPE" in "properties") and wants every word of a question; this one puts whole
 // words first, then other forms of them, beginnings and letters inside, headings before text, and rare words before frequent ones.
 // A hyphen, a dash or an apostrophe makes no difference, nor do accents.
-// pages.py writes the entries (search.json); Quarto's script draws the results.
+// publish.py writes the entries (search.json); Quarto's script draws the results.
 "use strict";
 const search = (() => {
   const MARKS = "[-\u2010-\u2015\u2019']";

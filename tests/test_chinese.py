@@ -11,6 +11,7 @@ import translate
 from catalogues import Unit, blocks, english_of, extract, parsed, texts, today, written
 from cells import joined, readme
 from conftest import ROOT
+from lxml.html import document_fromstring, tostring
 from test_gate import cell, notebook
 from test_pages import CAPTION, LABEL, shows
 from translate import accept, check, mistakes, of_gate
@@ -370,37 +371,39 @@ def test_readme_marks_what_is_new(toy):
     assert made.count(MARK) == 1 and made.count("last") == 1 and "两次" in made
 
 
-PAGE = """<head></head><h1>33 标题</h1><nav class="page-links" aria-label="This notebook">
-<a href="x/gh-pages/notebooks/33_feed_forward.ipynb">Open in Colab</a>
-<a href="y/nbs/33_feed_forward.ipynb">View source</a></nav>
+PAGE = """<head></head><main><header id="title-block-header"><h1>33 标题</h1></header>
 <summary>Code of f, g</summary> <a href="notebooks/a.ipynb">n</a> <a href="https://stack.html">s</a>
-<svg><a href="stack.html#x">a</a></svg> <a href="31_stack.ipynb">b</a> <a href="./feed_forward.html#y">c</a> <a href="{}/feed_forward.html">d</a>"""
+<svg><a href="stack.html#x">a</a></svg> <em>das Tier</em> <em>词</em> <a href="./feed_forward.html#y">c</a> <a href="{}/explorer.html">d</a>
+<a id="quarto-back-to-top"></a></main>"""
 
 
 def test_page_and_its_english_one(tmp_path):
-    "Built twice, it is the same."
     (tmp_path / "zh").mkdir()
     (tmp_path / "notebooks").mkdir()
-    page, english = tmp_path / "zh/feed_forward.html", tmp_path / "feed_forward.html"
-    (tmp_path / "notebooks/a.ipynb").touch()
-    for file in (page, english, tmp_path / "stack.html"):
-        file.write_text(PAGE.format(publish.HOME), encoding="utf-8")
-    publish.finish(ZH / "33_feed_forward.md", tmp_path)
-    before = english.read_text(encoding="utf-8")
-    made = page.read_text(encoding="utf-8")
+    names = ("feed_forward.html", "stack.html", "explorer.html", "notebooks/a.ipynb")
+    for name in (*names, "feed_forward.html.md", "zh/feed_forward.html"):
+        (tmp_path / name).touch()
+    made = {}
+    for place, path in (
+        ("", ROOT / "nbs/33_feed_forward.ipynb"),
+        ("zh", ZH / "33_feed_forward.md"),
+    ):
+        page = document_fromstring(PAGE.format(publish.HOME))
+        publish.write_links(page, path, place)
+        if place:
+            publish.finish(page, path, tmp_path)
+        made[place] = tostring(page, encoding="unicode")
     for said in (
         "<summary>代码：f, g<", 'aria-label="本页"', ">在Colab中打开<", 'href="../notebooks/a.ipynb">n', '"https://stack.html">s',
-        'href="../stack.html#x" hreflang="en">a', 'href="../stack.html" hreflang="en">b', '="feed_forward.html#y">c', '="feed_forward.html">d',
-        'href="../feed_forward.html">English<',
-        'href="../zh-hant/feed_forward.html">繁體<', 'x/gh-pages/zh/notebooks/33_feed_forward.ipynb"', 'y/translations/zh/33_feed_forward.md"',
+        'href="../stack.html#x" hreflang="en">a', 'href="../explorer.html" hreflang="en">d', '="feed_forward.html#y">c',
+        'href="../feed_forward.html">English<', 'href="../feed_forward.html.md" hreflang="en">', '<em lang="en">das Tier', "<em>词",
+        'href="../zh-hant/feed_forward.html">繁體<', '/gh-pages/zh/notebooks/33_feed_forward.ipynb"', '/translations/zh/33_feed_forward.md"',
         '<button type="button" class="both"', '<original-text lang="en">33 Position-wise',
     ):  # fmt: skip
-        assert made.count(said) == 1, said
-    publish.finish(ZH / "33_feed_forward.md", tmp_path)
-    assert english.read_text(encoding="utf-8") == before
-    assert before.count('href="zh/feed_forward.html">中文</a>') == 1
-    for text in (made, before):
-        found = re.findall(f'hreflang="(.+)" href="{publish.HOME}/(.+)">\n', text)
+        assert made["zh"].count(said) == 1, said
+    assert made[""].count('href="zh/feed_forward.html">中文</a>') == 1
+    for text in made.values():
+        found = re.findall(f'hreflang="([^"]+)" href="{publish.HOME}/([^"]+)">', text)
         assert dict(found)["zh"] == "zh/feed_forward.html" and len(found) == 4
         assert dict(found)["zh-Hant-TW"] == "zh-hant/feed_forward.html"
 
@@ -421,10 +424,9 @@ def test_every_page_of_the_menu_has_a_name():
 
 
 def test_notebooks_lead_to_translated_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        publish, "begun", lambda folder: [folder / "33_feed_forward.md"]
-    )
-    publish.write_notebooks(ZH, tmp_path)
+    here = {"zh": {"pages": ["feed_forward.html"]}}
+    monkeypatch.setattr(publish, "editions", lambda: here)
+    publish.write_notebooks(tmp_path, [ZH / "33_feed_forward.md"], "zh")
     text = (tmp_path / "notebooks/33_feed_forward.ipynb").read_text(encoding="utf-8")
     own, other = f"{publish.HOME}/zh/feed_forward.html", f"{publish.HOME}/zh/stack.html"
     assert "前馈网络" in text and other not in text
@@ -474,10 +476,8 @@ def test_search_in_chinese(browser, tmp_path):
 
 
 def test_search_without_folded_titles():
-    page = (
-        "</h1><p>a</p><details><summary>Checks</summary><pre>b</pre></details></main>"
-    )
-    assert publish.sections(page) == [("", "", "a b")]
+    page = "<main><h1>t</h1><p>a</p><details><summary>Checks</summary><pre>b</pre></details></main>"
+    assert publish.sections(document_fromstring(page)) == [("", "", "a b")]
 
 
 NOTE = """document.querySelector(".way") && [document.querySelector(".way").textContent, document.querySelector(".way a").getAttribute("href"),

@@ -20,8 +20,13 @@ from browser import Browser
 from cells import joined, page_name
 from conftest import ROOT
 from links import check
-from pages import places_of_package
-from publish import evening_path, every_page, reading_path, sidebar
+from publish import (
+    evening_path,
+    every_page,
+    places_of_package,
+    reading_path,
+    sidebar,
+)
 from translate import begun, languages
 
 CHECKS = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
@@ -418,7 +423,8 @@ def wrong_on_one_page(page: str, pages: dict[str, str]) -> list[str]:
     ids = Counter(ids_of(text))
     whole = {n: ids_of(PARTS.search(page)[2]) for n, page in pages.items()}
     wanted = [*pages, *(f"{n}-{i}" for n, ids in whole.items() for i in ids)]
-    links = re.findall(r'(?:(?:href|target)="#|url\(#)([^")]+)', tags(contents + text))
+    named = r'(?:(?:href|target)="#|url\(#|anchor-id=")([^")]+)'
+    links = re.findall(named, tags(contents + text))
     away = rf'href="(?:\./)?((?:{"|".join(pages)})\.html(?:#[^"]*)?)"'
     return [
         *(f"not there: {i}" for i in wanted if i not in ids),

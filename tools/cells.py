@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import yaml
+from lxml import html as dom
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTION = "**Figure.** "  # how captions begin, which other readers than Quarto see below a figure
@@ -196,6 +197,16 @@ def slug(heading: str) -> str:
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     kept = "".join(c for c in plain if c.isalnum() or c in "_-." or c.isspace())
     return re.sub(r"^[\W\d_]+", "", "-".join(kept.lower().split()))
+
+
+def opened(file: Path) -> dom.HtmlElement:
+    "A page, to be changed."
+    return dom.document_fromstring(file.read_text(encoding="utf-8"))
+
+
+def save(page: dom.HtmlElement, file: Path) -> None:
+    text = dom.tostring(page, encoding="unicode", doctype="<!DOCTYPE html>")
+    file.write_text(text, encoding="utf-8")
 
 
 def html(text: str) -> str:

@@ -10,17 +10,16 @@ Links to other hosts are listed, and nothing is fetched.
 import json
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import mistune
 from cells import ROOT, joined, settings, slug
+from lxml.html import document_fromstring
 
 URL = re.compile(r"[a-z][a-z+.-]*:|//")
-FENCED = r"^(```|~~~).*?^\1"
-NO_TEXT = rf"{FENCED}|`[^`\n]+`|\$\$.*?\$\$"
-LINK = r"\]\(<?([^)\s>]+)>?[^)]*\)|^\[[^\]\n]+\]: +(\S+)"
+MARKDOWN = mistune.create_markdown(escape=False, plugins=["math"])
 
 
 class Found(NamedTuple):
@@ -30,34 +29,21 @@ class Found(NamedTuple):
     targets: list[str]  # of links, pictures, scripts and styles
 
 
-class Page(HTMLParser):
-    def __init__(self, text: str):
-        super().__init__()
-        self.anchors, self.targets = set(), []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        for key, value in attrs:
-            if key == "id":
-                self.anchors.add(value)
-            elif key in ("href", "src") and value:
-                self.targets.append(value)
-
-
 def of_html(text: str) -> Found:
-    page = Page(text)
-    return Found(page.anchors, page.targets)
+    page = document_fromstring(text)
+    return Found({*page.xpath("//@id")}, page.xpath("(//@href | //@src)[. != '']"))
 
 
 def of_markdown(text: str, on_github: bool = True) -> Found:
-    "Links of Markdown outside code; anchors as pandoc makes them of headings, and as GitHub does, which has none for notebooks."
-    unfenced = re.sub(FENCED, "", text, flags=re.M | re.S)
-    headings = re.findall(r"^#+\s+(.+?)\s*$", unfenced, re.M)
-    text = re.sub(NO_TEXT, "", text, flags=re.M | re.S)
-    github = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-    raw, links = of_html(text), re.findall(LINK, text, re.M)
-    anchors = raw.anchors | set(map(slug, headings)) | (github if on_github else set())
-    return Found(anchors, raw.targets + [a or b for a, b in links])
+    "Anchors as pandoc makes them of headings, and as GitHub does, which has none for notebooks."
+    page = f"<main>{MARKDOWN(text)}</main>"
+    found = document_fromstring(page).iter("h1", "h2", "h3", "h4", "h5", "h6")
+    heads = [head.text_content() for head in found]
+    github = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+    anchors, targets = of_html(page)
+    return Found(
+        anchors | set(map(slug, heads)) | (github if on_github else set()), targets
+    )
 
 
 def of_notebook(text: str) -> Found:
@@ -66,13 +52,15 @@ def of_notebook(text: str) -> Found:
     shown = [joined(c["source"]) for c in cells if c["cell_type"] == "markdown"]
     outputs = [o.get("data", {}) for c in cells for o in c.get("outputs", [])]
     shown += [joined(data.get("text/markdown", "")) for data in outputs]
-    found = of_markdown("\n\n".join(shown), on_github=False)
+    anchors, targets = of_markdown("\n\n".join(shown), on_github=False)
     code = [joined(c["source"]) for c in cells if c["cell_type"] == "code"]
     exported = "\n".join(source for source in code if "#| export" in source)
     names = re.findall(r"^(?:def|class) (\w+)", exported, re.M)
-    equations = re.findall(r"\\tag\{(\w+)\}", "\n".join(shown))
-    places = {name.lower() for name in names} | {f"equation-{n}" for n in equations}
-    return Found(found.anchors | places, found.targets)
+    anchors |= {name.lower() for name in names}
+    anchors |= {
+        f"equation-{n}" for n in re.findall(r"\\tag\{(\w+)\}", "\n".join(shown))
+    }
+    return Found(anchors, targets)
 
 
 KINDS = {".html": of_html, ".svg": of_html, ".ipynb": of_notebook}

@@ -2,17 +2,12 @@
 
 import json
 import re
-from functools import cache
 from html import escape
-from importlib import import_module
 from pathlib import Path
 
-import yaml
 from cells import (
     CAPTION,
-    FENCED,
     FOLDED,
-    INLINE,
     ROOT,
     code_of,
     directives,
@@ -22,9 +17,7 @@ from cells import (
     joined,
     markdown_of,
     only_imports,
-    page_name,
     retarget,
-    runs_alone,
     settings,
     slug,
     titled,
@@ -32,7 +25,6 @@ from cells import (
 from execnb.nbio import mk_cell
 from nbdev.process import Processor
 
-BRANCH = "gh-pages"  # the site as published: Colab opens notebooks from a branch
 VEGA = "application/vnd.vegalite.v5+json"
 CAPTIONED = (
     rf"^!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]*)\)\n\n{re.escape(CAPTION)}(?P<caption>.*)$"
@@ -54,46 +46,6 @@ def leave_site(text: str, cfg: dict[str, str]) -> str:
         text,
         lambda target: repository(target, cfg) if target.startswith("../") else target,
     )
-
-
-@cache
-def places_of_package() -> dict[str, dict[str, str]]:
-    "Where nbdev found the definitions: name → page → anchor."
-    library, places = settings()["lib_path"], {}
-    for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
-        for name, (address, _) in symbols.items():
-            page, _, anchor = address.partition("#")  # that of a method is its class's
-            of_name = places.setdefault(name.removeprefix(f"{module}."), {})
-            of_name[page] = anchor.partition(".")[0]
-    return places
-
-
-NAME = r"(?<!`)`(?P<name>[^`\s()]+)(?P<call>\(\))?`(?!`)"
-LINKED = (
-    r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\](?:\([^)]*\)|\[[^\]]*\])|^\[[^\]\n]+\]:[^\n]*|<a\b.*?</a>|<code\b.*?</code>"
-    r"|<!--.*?-->|</?[a-zA-Z][^>]*>"
-)
-NO_PROSE = rf"{FENCED}|^(?: {{4}}|\t)[^\n]*|^#{{1,6}} [^\n]*|{LINKED}"
-
-
-def link_names(text: str, page: str, places: dict[str, dict[str, str]]) -> str:
-    """Markdown whose names of definitions lead to them: not in code, links and headings, and none that may mean something else.
-
-    A word in lower case may, as may a name that is defined on several pages; not on the page of its definition.
-    """
-
-    def change(m: re.Match) -> str:
-        name = m["name"] or ""
-        found = places.get(name, {})
-        if page in found:
-            return f"[{m[0]}](#{found[page]})"
-        is_word = name.isalpha() and name.islower() and not m["call"]
-        if len(found) != 1 or is_word:
-            return m[0]
-        [(there, anchor)] = found.items()
-        return f"[{m[0]}]({there}#{anchor})"
-
-    return re.sub(f"{NO_PROSE}|{NAME}|{INLINE}", change, text, flags=re.M | re.S)
 
 
 # ---- the steps
@@ -137,78 +89,15 @@ class Numbers(Processor):
 BADGES = r"^(?:\[!\[[^\]]*\]\[\w+-badge\]\](?:\[\w+\]|\([^)]*\))[ \n])+\n"
 
 
-def entry(kind: str, key: str, work: dict, **more: str) -> str:
-    "A work of CITATION.cff as an entry of BibTeX."
-    names = (
-        f"{who['family-names']}, {who['given-names']}"
-        if "family-names" in who
-        else f"{{{who['name']}}}"
-        for who in work["authors"]
-    )
-    said = {"title": f"{{{work['title']}}}", "author": " and ".join(names)}
-    said = {name: text.replace("_", r"\_") for name, text in said.items()}
-    lines = [f"  {name} = {{{text}}}," for name, text in (said | more).items()]
-    return "\n".join([f"@{kind}{{{key},", *lines, "}\n"])
+class RepositoryLinks(Processor):
+    """A link to a file beside nbs/ leads to the repository: the site holds no such file.
 
-
-@cache
-def bibtex() -> str:
-    "What CITATION.cff asks to cite: the package, and the paper that it reads."
-    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    package = {"version": cff["version"], "url": cff["repository-code"]}
-    [paper] = cff["references"]
-    where = {
-        "booktitle": paper["conference"]["name"],
-        "year": paper["year"],
-        "url": paper["url"],
-    }
-    key = f"{paper['authors'][0]['family-names'].lower()}{paper['year']}"
-    return "\n".join(
-        [
-            entry("software", cff["title"], cff, **package),
-            entry("inproceedings", key, paper, **where),
-        ]
-    )
-
-
-class PageLinks(Processor):
-    """Below the title: open it in Colab, if it runs there, see its source, take it along, read it as plain text, copy what to cite.
-
-    At the end: report a problem with the page. The home page's badges are left out: they are for README.md, and come from other hosts.
+    The home page's badges are left out: they are for README.md, and come from other hosts.
     """
 
     def cell(self, cell):
-        if cell.cell_type == "markdown":
-            cell.source = re.sub(BADGES, "", joined(cell.source), flags=re.M)
-
-    def end(self):
-        cfg, path = settings(), Path(self.nb.path_)
-        own = f"{cfg['user']}/{cfg['repo']}/blob/{BRANCH}"
-        colab = f"https://colab.research.google.com/github/{own}/notebooks/{path.name}"
-        # Quarto's script cuts off /index.html, and Quarto itself decodes once
-        plain = f"{page_name(path)}.md".replace("index.", "index%252E")
-        in_colab = f'<a href="{colab}">Open in Colab</a>\n' if runs_alone(path) else ""
-        links = f"""{in_colab}<a href="{cfg["git_url"]}/blob/{cfg["branch"]}/nbs/{path.name}">View source</a>
-<a href="notebooks/{path.name}" download>Download notebook</a>
-<a href="{plain}">Markdown</a>
-<button type="button" class="cite" data-clipboard-text="{escape(bibtex())}">Copy citation</button>"""
-        address = f"{cfg['git_url']}/issues/new?title={path.name}%3A+"
-        report = f'<a href="{address}">Report a problem with this page</a>'
-        top, end = (
-            mk_cell(
-                html(f'<nav class="page-links" aria-label="{label}">{rows}</nav>'),
-                "markdown",
-            )
-            for label, rows in (("This notebook", links), ("Problems", report))
-        )
-        self.nb.cells = [self.nb.cells[0], top, *self.nb.cells[1:], end]
-
-
-class RepositoryLinks(Processor):
-    "A link to a file beside nbs/ leads to the repository: the site holds no such file."
-
-    def cell(self, cell):
         for kept, kind, text in markdown_of(cell):
+            text = re.sub(BADGES, "", text, flags=re.M)
             kept[kind] = leave_site(text, settings())
 
 
@@ -230,6 +119,13 @@ class Captions(Processor):
         alt = m["alt"].replace('"', "'")
         label = Path(m["file"]).stem.replace("_", "-")
         return f'![{m["caption"]}]({m["file"]}){{#fig-{label} fig-alt="{alt}"}}'
+
+
+FOLDS = {  # what a fold says, and what its cell has
+    "Code of the figure": r"^#\| fig-cap:",
+    "Code of the output": r"^\s*print\(",
+    "Checks": r"^\s*(assert|test_(eq|close|fail))\b",
+}
 
 
 class Folds(Processor):
@@ -254,18 +150,13 @@ class Folds(Processor):
         if not folded:
             return
         source = joined(cell.source)
-        opts, code = directives(source), code_of(source)
+        code = code_of(source)
         names = re.findall(r"^(?:def|class) (\w+)", code, re.M)
         what = "Code of " + ", ".join(names[:3]) if names else "Show the code"
-        if only_imports(code):
-            what = "Imports"
-        elif "fig-cap" in opts:
-            what = "Code of the figure"
-        elif re.search(r"^\s*print\(", code, re.M):
-            what = "Code of the output"
-        elif re.search(r"^\s*(assert|test_(eq|close|fail))\b", code, re.M):
-            what = "Checks"
+        what = next((w for w, p in FOLDS.items() if re.search(p, source, re.M)), what)
+        what = "Imports" if only_imports(code) else what
         new = {"code-fold": "true", "code-summary": what}
+        opts = directives(source)
         lines = [f"#| {k}: {v}\n" for k, v in new.items() if k not in opts]
         cell.source = "".join(lines) + source
 
@@ -276,29 +167,6 @@ def imports(cell: dict) -> bool:
     if cell["cell_type"] != "code" or {"hide", "echo"} & directives(source).keys():
         return False
     return only_imports(code_of(source))
-
-
-class NameLinks(Processor):
-    """A backticked name leads to its definition, unless the notebook's own code gives it another meaning.
-
-    nbdev's own add_links, left out, links names in code, and of two the wrong one.
-    """
-
-    def begin(self):
-        codes = [joined(c.source) for c in self.nb.cells if c.cell_type == "code"]
-        own = re.findall(r"^(?:class|def) (\w+)", "\n".join(codes), re.M)
-        page = page_name(Path(self.nb.path_))
-        self.places = {
-            name: found
-            for name, found in places_of_package().items()
-            if page in found or name not in own
-        }
-
-    def cell(self, cell):
-        for kept, kind, text in markdown_of(cell):
-            if kind != "text/html":
-                page = page_name(Path(self.nb.path_))
-                kept[kind] = link_names(text, page, self.places)
 
 
 class LiveCharts(Processor):

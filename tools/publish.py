@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""The site: what stands beside the pages that Quarto makes, and the pages in other languages.
+"""The site: the pages that nbdev and Quarto make, what stands beside them, and the pages in other languages.
 
-tools/publish.py FOLDER    after nbdev_docs, which wrote the English pages to FOLDER from _proc/
+tools/publish.py    writes it to the folder that settings.ini names; a warning of Quarto's that is not expected is told at the end, an error
 """
 
 import json
@@ -10,37 +10,43 @@ import re
 import shutil
 import subprocess
 import sys
-from html import escape, unescape
+from copy import deepcopy
+from functools import cache
+from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import traditional
 import yaml
 from cells import (
     CAPTION,
+    FENCED,
+    INLINE,
     INSTALLS,
     ROOT,
     as_markdown,
     heading,
     joined,
     markdown_of,
+    opened,
     page_name,
     retarget,
+    runs_alone,
+    save,
     settings,
     titled,
 )
 from evening import write_lessons
-from pages import BRANCH, leave_site
+from jinja2 import Template
+from lxml.html import HtmlElement, fragment_fromstring
+from lxml.html.builder import E
+from pages import leave_site
 from translate import ORIGINAL, begun, languages, site, terms, translated
 from vl_convert import javascript_bundle
 
+NBS = ROOT / "nbs"
 HOME = settings()["doc_host"] + settings()["doc_baseurl"]
-CHARTS = """for (const box of document.querySelectorAll(".chart")) {
-    const spec = JSON.parse(box.querySelector("script").textContent);
-    delete spec.$schema;  // of an older Vega-Lite, which the newer reads
-    vegaEmbed(box.querySelector("div"), spec, {mode: "vega-lite", actions: false, renderer: "svg"});
-}"""
 
 
 # ---- which pages
@@ -51,40 +57,56 @@ def sidebar() -> dict[str, list[Path]]:
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     return {
         part.get("section", ""): [
-            ROOT / "nbs" / name for name in part.get("contents", [part.get("href")])
+            NBS / name for name in part.get("contents", [part.get("href")])
         ]
         for part in quarto["website"]["sidebar"]["contents"]
     }
+
+
+def stem(path: Path) -> str:
+    "What the page of a notebook, or of its translation, is called."
+    return page_name(path).removesuffix(".html")
 
 
 def every_page() -> list[Path]:
     return [path for paths in sidebar().values() for path in paths]
 
 
-NEXT = r"^\*Next:\*.*?\]\((?P<next>\w+\.ipynb)"
+def text_of(name: str, kind: str = "markdown") -> str:
+    "The text of a notebook, or its code."
+    cells = json.loads((NBS / name).read_text(encoding="utf-8"))["cells"]
+    found = (joined(cell["source"]) for cell in cells if cell["cell_type"] == kind)
+    return "\n\n".join(found)
 
 
 def reading_path() -> list[Path]:
     "Where the first link after *Next:* leads from page to page: the evening path, and on."
     path, name = [], "01_one_page.ipynb"
-    while name and ROOT / "nbs" / name not in path:
-        path.append(ROOT / "nbs" / name)
-        cells = json.loads(path[-1].read_text(encoding="utf-8"))["cells"]
-        found = re.search(NEXT, joined(cells[-1]["source"]), re.M)
-        name = found and found["next"]
+    while name and NBS / name not in path:
+        path.append(NBS / name)
+        found = re.search(r"^\*Next:\*.*?\]\((\w+\.ipynb)", text_of(name), re.M)
+        name = found and found[1]
     return path
-
-
-LESSON = r"^\d+\. \[[^\]]*\]\((\w+\.ipynb)\)"
 
 
 def evening_path() -> list[Path]:
     "The lessons that the page of the evening path lists."
-    cells = json.loads((ROOT / "nbs/evening.ipynb").read_text(encoding="utf-8"))[
-        "cells"
-    ]
-    text = "\n\n".join(joined(cell["source"]) for cell in cells)
-    return [ROOT / "nbs" / name for name in re.findall(LESSON, text, re.M)]
+    lesson = r"^\d+\. \[[^\]]*\]\((\w+\.ipynb)\)"
+    found = re.findall(lesson, text_of("evening.ipynb"), re.M)
+    return [NBS / name for name in found]
+
+
+@cache
+def editions() -> dict[str, dict]:
+    "What pages there are, and what is said in their language: by their folder below the site."
+    pages = [*map(page_name, every_page())]
+    found = {"": {"lang": "en", "name": "English", "pages": pages}}
+    for folder in languages():
+        pages = [*map(page_name, begun(folder))]
+        found[folder.name] = site(folder) | {"pages": pages}
+        if folder.name == traditional.SAYS["of"]:
+            found[traditional.PLACE] = traditional.SAYS | {"pages": pages}
+    return found
 
 
 # ---- a page elsewhere: as Markdown, and in Colab
@@ -96,28 +118,27 @@ def link(target: str) -> str:
     return page_name(Path(file)) + hash_ + anchor if file.endswith(".ipynb") else target
 
 
-def absolute(text: str, cfg: dict[str, str]) -> str:
-    "Markdown of a notebook that is read elsewhere: notebooks become pages of the site, files of the repository are linked there."
-    return retarget(leave_site(text, cfg), lambda target: f"{HOME}/{link(target)}")
-
-
+@cache
 def this_version() -> str:
     "The commit or tag that the pages were made from, as GitHub names its archive."
-    command = ["git", "rev-parse", "HEAD"]
-    git = shutil.which("git") and subprocess.run(
-        command, cwd=ROOT, stdout=-1, text=True
-    )
-    return git.stdout.strip() if git and git.stdout else f"v{settings()['version']}"
+    command = f"git rev-parse HEAD || echo v{settings()['version']}"
+    git = subprocess.run(command, shell=True, cwd=ROOT, stdout=-1, text=True)
+    return git.stdout.strip()
 
 
 FIGURE = (
     r'!\[(?P<caption>.*?)\]\((?P<file>[^)]*)\)\{#fig-\S+ fig-alt="(?P<alt>[^"]*)"\}'
 )
+# What is no prose, and a name in prose.
+NAMED = (
+    rf"{FENCED}|^(?: {{4}}|#{{2,6}} )[^\n]*|!?\[(?:[^\[\]]|\[[^\[\]]*\])*\](?:\([^)]*\)|\[[^\]]*\])"
+    rf"|<code\b.*?</code>|(?<!`)`(?P<name>[^`\s]+)`(?!`)|{INLINE}"
+)
 RAW = r"^(?P<ticks>`{3,})\{=html\}$.*?^(?P=ticks)$|<!--.*?-->"
 
 
-def plain(path: Path, processed: Path) -> str:
-    "A page as Markdown alone: what language models and terminals read."
+def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
+    "A page as Markdown alone, names linked as there: what language models and terminals read."
     about = heading(path)[1]
 
     def picture(opts: dict, n: int) -> str:
@@ -128,21 +149,40 @@ def plain(path: Path, processed: Path) -> str:
     text = "\n\n".join(as_markdown(nb, path.name, picture))
     text = re.sub(RAW, "", text, flags=re.M | re.S)
     text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
-    text = re.sub(r"\n{3,}", "\n\n", retarget(text, link)).strip()
+    lead = lambda m: f"[{m[0]}]({names[m['name']]})" if m["name"] in names else m[0]
+    text = re.sub(NAMED, lead, retarget(text, link), flags=re.M | re.S)
+    text = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"# {titled(path)}\n\n{about}\n\n{text}\n"
 
 
-def for_colab(nb: dict) -> dict:
-    "A notebook whose links lead to the site from anywhere, and which installs this very version."
-    cfg = settings()
+def for_colab(nb: dict, name: str, place: str = "") -> dict:
+    "The notebook of a page whose links lead to the site from anywhere, and which installs this very version."
+
+    def lead(target: str) -> str:
+        is_there = link(target).partition("#")[0] in editions()[place]["pages"]
+        return "/".join(filter(None, [HOME, is_there and place, link(target)]))
+
     for cell in nb["cells"]:
         for kept, kind, text in markdown_of(cell):
-            kept[kind] = absolute(text, cfg)
+            kept[kind] = retarget(leave_site(text, settings()), lead)
+            if place:  # Jupyter names a place by its heading, which is translated
+                kept[kind] = kept[kind].replace("](#", f"]({HOME}/{place}/{name}#")
         if cell.get("id") == INSTALLS:
             cell["source"] = joined(cell["source"]).replace(
                 "/archive/HEAD.zip", f"/archive/{this_version()}.zip"
             )
     return nb
+
+
+def write_notebooks(to: Path, paths: list[Path], place: str) -> None:
+    "The notebooks, or those of catalogues, for Colab."
+    (to / "notebooks").mkdir(exist_ok=True)
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        nb = translated(path, both=False) if place else json.loads(text)
+        nb = for_colab(nb, page_name(path), place)
+        text = json.dumps(nb, ensure_ascii=False)
+        (to / f"notebooks/{path.stem}.ipynb").write_text(text, encoding="utf-8")
 
 
 def llms_txt() -> str:
@@ -157,61 +197,77 @@ def llms_txt() -> str:
     return "\n".join([*lines, ""])
 
 
-# ---- search, and the way from page to page
+# ---- search
 
-# Of a page's HTML, for search.
-NOT_FOUND = "annotation|original-text|footer|iframe|nav|script|style|summary|svg"
-IN_LINE = "a|b|code|em|i|kbd|m[a-z]+|small|span|strong|sub|sup"
-IMPORTS = r"<details[^>]*>\s*<summary>Imports</summary>.*?</details>"
-DEFINITION = (
-    r'(?P<places>(?:<span class="place" id="[^"]+"></span>)+)\s*(?P<code>.*?</pre>)'
+NOT_FOUND = (
+    ".//h1 | .//nav | .//a[@class='skip' or @role='button'] | .//details[summary='Imports']"
+    "| .//annotation | .//original-text | .//footer | .//iframe | .//script | .//style | .//summary | .//svg"
 )
-HEADING = r'<h[23][^>]*? (?:data-anchor-)?id="([^"]+)"[^>]*>(.*?)</h[23]>'
+IN_LINE = "a b code em i kbd small span strong sub sup".split()
 
 
-def sections(page: str) -> list[tuple[str, str, str]]:
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def sections(page: HtmlElement) -> list[tuple[str, str, str]]:
     """What search looks through: (anchor, heading, text) of a page's sections and definitions.
 
     Without imports, drawings, scripts, links that every page has, and the TeX beside MathML. A definition's code is its own entry's alone.
     """
+    main = deepcopy(page.find(".//main"))
+    for el in main.xpath(NOT_FOUND):
+        el.drop_tree()
+    for el in main.iter("*"):  # blocks have gaps around them; formulas have none inside
+        if el.tag not in IN_LINE and not re.fullmatch("m[a-z]+", el.tag):
+            el.text, el.tail = f" {el.text or ''}", f" {el.tail or ''}"
+    definitions, codes = [], []
+    for place in main.find_class("place"):
+        codes.append(place.xpath("following::pre[1]")[0])
+        code, anchor = words(codes[-1].text_content()), place.get("id")
+        name = re.search(rf"(?:class|def) ({anchor})\b", code, re.I)[1]
+        definitions.append((anchor, name, code))
+    for code in dict.fromkeys(codes):
+        code.drop_tree()
+    found = [("", "", [])]
+    for part in main.xpath(
+        ".//h2 | .//h3 | .//text()[not(ancestor::h2 | ancestor::h3)]"
+    ):
+        if isinstance(part, str):
+            found[-1][2].append(part)
+        else:
+            anchor = part.get("data-anchor-id") or part.get("id")
+            found.append((anchor, words(part.text_content()), []))
+    of_sections = [(anchor, head, words("".join(text))) for anchor, head, text in found]
+    return of_sections + definitions
 
-    def words(html: str) -> str:
-        html = re.sub(rf"</?(?:{IN_LINE})\b[^>]*>", "", html)
-        return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
-    def define(m: re.Match) -> str:
-        code = words(m["code"])
-        for anchor in re.findall(r'id="([^"]+)"', m["places"]):
-            name = re.search(rf"(?:class|def) ({anchor})\b", code, re.I)[1]
-            definitions.append((anchor, name, code))
-        return ""
+def write_search(
+    to: Path, pages: dict[str, HtmlElement], language: Path | None
+) -> None:
+    """The index of Quarto's search, whose texts are HTML, with our sections; its trail of parts is kept.
 
-    definitions = []
-    text = re.search(r"</h1>(.*)</main>", page, re.S)[1]
-    text = re.sub(rf"<({NOT_FOUND})\b.*?</\1>|{IMPORTS}", " ", text, flags=re.S)
-    text = re.sub(DEFINITION, define, text, flags=re.S)
-    first, *rest = re.split(HEADING, text, flags=re.S)
-    heads = zip(rest[::3], map(words, rest[1::3]), map(words, rest[2::3]), strict=True)
-    return [("", "", words(first)), *heads, *definitions]
-
-
-def write_search(folder: Path) -> None:
-    "The index of Quarto's search, whose texts are HTML, with our sections; its trail of parts is kept."
-    index, entries = folder / "search.json", []
-    for old in json.loads(index.read_text(encoding="utf-8")):
-        if "#" in old["href"]:
-            continue
-        page = (folder / old["href"]).read_text(encoding="utf-8")
+    In another language with the names of the pages that are in English alone.
+    """
+    index, entries = to / "search.json", []
+    old = {e["href"]: e for e in json.loads(index.read_text(encoding="utf-8"))}
+    for name, page in pages.items():
         for anchor, section, text in sections(page):
-            href = f"{old['href']}#{anchor}".rstrip("#")
+            href = f"{name}.html#{anchor}".rstrip("#")
             new = {"objectID": href, "href": href, "section": section}
-            entries.append(old | new | {"text": escape(text)})
+            entries.append(old[f"{name}.html"] | new | {"text": escape(text)})
+    for path in every_page() if language else ():
+        if (called := named(path, language)) and stem(path) not in pages:
+            href, none = f"../{page_name(path)}", site(language)["none"]
+            entry = {"objectID": href, "href": href, "title": called, "section": ""}
+            text = escape(f"{none} {heading(path)[1]}")
+            entries.append(entry | {"text": text, "crumbs": [none]})
     index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 
 def search_script(folder: Path | None) -> str:
     "The search of a language: with its terms, and what else readers call what the pages name."
-    text = (ROOT / "nbs/search.js").read_text(encoding="utf-8")
+    text = (NBS / "search.js").read_text(encoding="utf-8")
     if not folder:
         return text
     more = {key: also.split("/") for key, also in site(folder)["search"].items()}
@@ -221,42 +277,86 @@ def search_script(folder: Path | None) -> str:
     return text.replace("KNOWN = [], MORE = {}", "KNOWN = {}, MORE = {}".format(*lists))
 
 
-def add_english(folder: Path, to: Path) -> None:
-    "The pages that are in English alone, in the search of another language by their names there."
-    index, says = to / "search.json", site(folder)
-    entries = json.loads(index.read_text(encoding="utf-8"))
-    for path in every_page():
-        if (name := named(path, folder)) and not (to / page_name(path)).exists():
-            href, text = f"../{page_name(path)}", f"{says['none']} {heading(path)[1]}"
-            entry = {"objectID": href, "href": href, "title": name, "section": ""}
-            entries.append(entry | {"text": escape(text), "crumbs": [says["none"]]})
-    index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+# ---- the way from page to page
 
 
-FOOTER = r'<nav class="page-navigation">.*?</nav>'
+@cache
+def places_of_package() -> dict[str, dict[str, str]]:
+    "Where nbdev found the definitions: name → page → anchor."
+    library, places = settings()["lib_path"], {}
+    for module, symbols in import_module(f"{library}._modidx").d["syms"].items():
+        for name, (address, _) in symbols.items():
+            page, _, anchor = address.partition("#")  # that of a method is its class's
+            of_name = places.setdefault(name.removeprefix(f"{module}."), {})
+            of_name[page] = anchor.partition(".")[0]
+    return places
 
 
-def step(side: str, to: Path | None) -> str:
-    "A half of a footer: the link to the page before or after."
-    if not to:
-        return f'<div class="nav-page nav-page-{side}"></div>'
-    arrow = "left" if side == "previous" else "right"
-    icon = f'<i class="bi bi-arrow-{arrow}-short"></i>'
-    text = f'<span class="nav-page-text">{escape(titled(to))}</span>'
-    both = f"{icon} {text}" if side == "previous" else f"{text} {icon}"
-    return f"""<div class="nav-page nav-page-{side}"><a href="./{page_name(to)}"
-class="pagination-link" aria-label="{escape(titled(to))}">{both}</a></div>"""
+# Text as code; not in links, titles and blocks of code, nor in HTML that a cell puts out.
+NAMES = ".//code[not(ancestor::*[self::a or self::pre or self::summary or self::h2 or self::h3 or self::h4 or @class='wide'])]"
 
 
-def write_footers(folder: Path, path: list[Path]) -> None:
+def link_names(page: HtmlElement, notebook: Path) -> dict[str, str]:
+    """Names of definitions lead to them, but none that may mean something else. Returns which lead where.
+
+    A word in lower case may, as may a name that is defined on several pages, or by the notebook's own code; not on the page of its definition.
+    """
+    here, code = page_name(notebook), text_of(notebook.name, "code")
+    own, names = re.findall(r"^(?:class|def) (\w+)", code, re.M), {}
+    for el in page.find(".//main").xpath(NAMES):
+        said = el.text_content()
+        name = said.removesuffix("()")
+        found = places_of_package().get(name, {})
+        means_it = name not in own and not (said.isalpha() and said.islower())
+        if here not in found and not (means_it and len(found) == 1):
+            continue
+        there, anchor = ("", found[here]) if here in found else [*found.items()][0]
+        names[said] = f"{there}#{anchor}"
+        link = E.a(href=names[said])
+        el.addprevious(link)
+        link.tail, el.tail = el.tail, None
+        link.append(el)
+    return names
+
+
+def write_links(page: HtmlElement, path: Path, place: str) -> None:
+    """Below the title: other languages, open it in Colab, if it runs there, see its source, take it along, read it as plain text, copy what to cite.
+
+    At the end: report a problem with the page. For search engines: the languages.
+    """
+    name, notebook = page_name(path), f"{path.stem}.ipynb"
+    template = Template((NBS / "links.html").read_text("utf-8"), autoescape=True)
+    made = template.render(
+        settings(),
+        home=HOME,
+        own=place,
+        page=name,
+        editions={k: v for k, v in editions().items() if name in v["pages"]},
+        in_colab=runs_alone(NBS / notebook),
+        notebook=notebook,
+        source=path.relative_to(ROOT).as_posix(),
+        cited=(NBS / "citation.bib").read_text(encoding="utf-8"),
+    )
+    *alternates, row, report = fragment_fromstring(made)
+    page.head.extend(alternates)
+    page.get_element_by_id("title-block-header").addnext(row)
+    page.get_element_by_id("quarto-back-to-top").addprevious(report)
+
+
+def write_footers(pages: dict[str, HtmlElement], names: list[str]) -> None:
     "The footer of a page of the reading path leads along it; Quarto's leads along the menu."
-    for before, page, after in zip([None, *path], path, [*path[1:], None]):
-        file = folder / page_name(page)
-        links = step("previous", before) + step("next", after)
-        new = f'<nav class="page-navigation">{links}</nav>'
-        parts = re.split(FOOTER, file.read_text(encoding="utf-8"), flags=re.S)
-        assert len(parts) == 2, f"{file.name}: not one footer"
-        file.write_text(new.join(parts), encoding="utf-8")
+    for before, name, after in zip(["", *names], names, [*names[1:], ""]):
+        for side, to in (("previous", before), ("next", after)):
+            for link in pages[name].xpath(
+                f"//div[contains(@class, 'nav-page-{side}')]/a"
+            ):
+                if not to:
+                    link.drop_tree()
+                    continue
+                title = pages[to].find(".//h1").text_content()
+                link.attrib.update({"href": f"./{to}.html", "aria-label": title})
+                [text] = link.find_class("nav-page-text")
+                text[:], text.text = [], title
 
 
 # ---- other languages
@@ -273,127 +373,77 @@ def quarto_of(folder: Path, names: set[str]) -> dict:
     says = site(folder)
 
     def entry(name: str) -> str | dict[str, str]:
-        path = ROOT / "nbs" / name
+        path = NBS / name
         there = {"href": f"{HOME}/{page_name(path)}"}
         return name if name in names else there | {"text": named(path, folder)}
 
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
-    quarto["lang"], menu = folder.name, quarto["website"]["sidebar"]
-    quarto["language"] = says["quarto"]
-    quarto["website"]["description"] = says["description"]
-    quarto["website"]["site-url"] = f"{HOME}/{folder.name}"
-    parts, menu["contents"] = menu["contents"], []
-    for part in parts:
+    quarto |= {"lang": folder.name, "language": says["quarto"]}
+    site_url = f"{HOME}/{folder.name}"
+    quarto["website"] |= {"description": says["description"], "site-url": site_url}
+    for part in quarto["website"]["sidebar"]["contents"]:
         for key in {"text", "section"} & part.keys():
             part[key] = says["texts"].get(part[key], part[key])
         if "contents" in part:
             part["contents"] = [entry(name) for name in part["contents"]]
-        menu["contents"].append(part)
     return quarto
 
 
-ROW = r'<nav class="page-links"[^>]*>'
+def finish(page: HtmlElement, path: Path, docs: Path) -> None:
+    "A page of another language gets its fixed texts, its English title, and links to pages that are in English alone."
+    texts = site(path.parent)["texts"]
+    for el in page.iter("summary", "a", "button"):
+        said = texts.get(el.text, el.text) or ""
+        el.text = said.replace("Code of ", texts["Code of "])
+    for el in page.xpath("//*[@aria-label]"):
+        said = el.get("aria-label")
+        el.set("aria-label", texts.get(said, said))
+    for a in page.iter("a"):
+        to = a.get("href", "").removeprefix(f"{HOME}/").removeprefix("./")
+        file = unquote(to.partition("#")[0])
+        if ":" in to or not (docs / file).is_file():
+            continue
+        is_there = (docs / path.parent.name / file).exists()
+        a.set("href", to if is_there else f"../{to}")
+        if not is_there and file.endswith((".html", ".md")):
+            a.set("hreflang", "en")
+    for em in page.iter("em"):  # in Latin letters: italics, not bold
+        if not len(em) and not re.search("[\u2e80-\uffff]", em.text or ""):
+            em.set("lang", "en")
+    title = escape(titled(NBS / f"{path.stem}.ipynb"))
+    original = fragment_fromstring(f"{ORIGINAL}{title}</original-text>")
+    page.find(".//h1").addnext(original)
 
 
-class Version(NamedTuple):
-    "The pages in one language."
-
-    lang: str
-    place: str  # the folder below the site
-    name: str
-
-
-def versions(folder: Path) -> list[Version]:
-    "A language's pages, and those that they are made from or into."
-    own = Version(folder.name, folder.name, site(folder)["name"])
-    says = traditional.SAYS
-    converted = Version(says["lang"], traditional.PLACE, says["name"])
-    has_both = [own, converted] if says["of"] == folder.name else [own]
-    return [Version("en", "", "English"), *has_both]
-
-
-def switched(text: str, all_: list[Version], place: str, name: str) -> str:
-    "A page with links to its other languages in the row below its title, and with the addresses of all for search engines."
-    up, below = "../" if place else "", lambda there: f"{there}/{name}".lstrip("/")
-    links = " ".join(
-        f'<a lang="{lang}" hreflang="{lang}" href="{up}{below(there)}">{said}</a>'
-        for lang, there, said in all_
-        if there != place
-    )
-    if links in text:  # built before
-        return text
-    heads = "".join(
-        f'<link rel="alternate" hreflang="{lang}" href="{HOME}/{below(there)}">\n'
-        for lang, there, _ in [*all_, Version("x-default", "", "")]
-    )
-    text = re.sub(ROW, lambda m: f"{m[0]}{links} ", text, count=1)
-    return text.replace("</head>", f"{heads}</head>", 1)
-
-
-FIXED = r'(<summary>|<(?:a|button)\b[^>]*>|aria-label="|ariaLabel = ")(Code of (?!the )|[^<>"]+)'
-
-
-EXAMPLE = r"<em>(?=[^<\u2e80-\uffff]+</em>)"  # in Latin letters: italics, not bold
-
-
-def finish(path: Path, docs: Path) -> None:
-    "A page of Quarto's gets its fixed texts, its links to pages that are in English alone, and the way to the other language and back."
-    lang, name, says = path.parent.name, page_name(path), site(path.parent)
-    page, english = docs / lang / name, docs / name
-
-    def lead(m: re.Match) -> str:
-        to = m[2].removeprefix(f"{HOME}/").removeprefix("./")
-        file, hash_, anchor = to.partition("#")
-        file = file if "/" in file else link(file)
-        if ":" in to or not (docs / unquote(file)).is_file():
-            return m[0]
-        if (page.parent / file).exists():
-            return f'{m[1]}href="{file}{hash_}{anchor}"'
-        mark = ' hreflang="en"' if file.endswith((".html", ".md")) else ""
-        return f'{m[1]}href="../{file}{hash_}{anchor}"{mark}'
-
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(FIXED, lambda m: m[1] + says["texts"].get(m[2], m[2]), text)
-    text = re.sub(r'(<a\b[^>]*?)href="([^"]+)"', lead, text)
-    text = re.sub(EXAMPLE, '<em lang="en">', text)
-    title = titled(ROOT / "nbs" / f"{path.stem}.ipynb")
-    text = text.replace("</h1>", f"</h1>{ORIGINAL}{title}</original-text>", 1)
-    text = text.replace(f"/{BRANCH}/notebooks/", f"/{BRANCH}/{lang}/notebooks/")
-    source = f"translations/{lang}/{path.stem}.md"
-    text = text.replace(f"/nbs/{path.stem}.ipynb", f"/{source}")
-    button = f'<button type="button" class="both" aria-pressed="false">{says["both"]}</button>'
-    text = re.sub(ROW, lambda m: f"{m[0]}{button} ", text, count=1)
-    pages = {page: text, english: english.read_text(encoding="utf-8")}
-    for place, file in (lang, page), ("", english):
-        new = switched(pages[file], versions(path.parent), place, name)
-        file.write_text(new, encoding="utf-8")
-
-
-def render(folder: Path, to: Path) -> list[Path]:
-    "Quarto's pages of a language, and the notebooks that they were made from."
+def render(folder: Path, to: Path) -> None:
+    "Quarto's pages of a language."
     from nbdev.processors import FilterDefaults
     from nbdev.serve_drv import main as process
 
     os.chdir(ROOT)  # nbdev reads its settings there
     made = ROOT / f"_proc/_{folder.name}"
+    names = {f"{path.stem}.ipynb" for path in begun(folder)}
     shutil.rmtree(made, ignore_errors=True)
-    project, sources = made / "site", []
-    shutil.copytree(ROOT / "nbs/images", project / "images")
+    ignored = shutil.ignore_patterns("*.ipynb", "*.qmd", "runs")
+    shutil.copytree(NBS, made / "site", ignore=ignored)
+    for own in (folder / "head.html", folder / "site.scss"):
+        with (made / "site" / own.name).open("a", encoding="utf-8") as file:
+            file.write(own.read_text(encoding="utf-8"))
+    # Quarto knows no page that is in English alone
+    lead = lambda m: m[0] if m[1] in names else f"]({HOME}/{link(m[1])}"
     for path in begun(folder):
         file = made / f"{path.stem}.ipynb"
         file.write_text(json.dumps(translated(path)), encoding="utf-8")
-        process((file, project / file.name, FilterDefaults))
-        sources.append(file)
-    for name in "pages.lua site.scss dark.scss head.html skip.html favicon.svg".split():
-        both = [p for p in (ROOT / "nbs" / name, folder / name) if p.exists()]
-        text = "".join(p.read_text(encoding="utf-8") for p in both)
-        (project / name).write_text(text, encoding="utf-8")
-    quarto = quarto_of(folder, {file.name for file in sources})
-    (project / "_quarto.yml").write_text(yaml.safe_dump(quarto), encoding="utf-8")
-    subprocess.run(["quarto", "render", "--no-cache"], cwd=project, check=True)
+        processed = made / "site" / file.name
+        process((file, processed, FilterDefaults))
+        text = processed.read_text(encoding="utf-8")
+        text = re.sub(r"\]\((\w+\.ipynb)", lead, text)
+        processed.write_text(text, encoding="utf-8")
+    quarto = yaml.safe_dump(quarto_of(folder, names))
+    (made / "site/_quarto.yml").write_text(quarto, encoding="utf-8")
+    heard(["quarto", "render", "--no-cache"], made / "site")
     shutil.rmtree(to, ignore_errors=True)
-    shutil.move(project / "_site", to)
-    return sources
+    shutil.move(made / "site/_site", to)
 
 
 # ---- the site
@@ -417,77 +467,83 @@ def write_live_pages(folder: Path, lang: str) -> None:
         page.write_text(text, encoding="utf-8")
 
 
-def write_elsewhere(folder: Path) -> None:
-    "Each page as Markdown and as a notebook for Colab, and a list of them."
-    (folder / "notebooks").mkdir(exist_ok=True)
-    for path in every_page():
-        made = plain(path, ROOT / "_proc" / path.name)
-        (folder / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
-        nb = json.loads(path.read_text(encoding="utf-8"))
-        text = json.dumps(for_colab(nb), ensure_ascii=False)
-        (folder / "notebooks" / path.name).write_text(text, encoding="utf-8")
-    (folder / "llms.txt").write_text(llms_txt(), encoding="utf-8")
-
-
 def ways() -> str:
     "The script that leads readers of another language back to it, after what it knows of each."
-    known = {}
-    for folder in languages():
-        pages = [page_name(path) for path in begun(folder)]
-        for version, says in zip(
-            versions(folder)[1:], (site(folder), traditional.SAYS)
-        ):
-            texts = {key: says[key] for key in ("there", "none", "contents")}
-            known[version.place] = texts | {"lang": version.lang, "pages": pages}
-    script = (ROOT / "nbs/ways.js").read_text(encoding="utf-8")
+    keys = ("lang", "there", "none", "contents", "pages")
+    known = {
+        place: {key: says[key] for key in keys}
+        for place, says in editions().items()
+        if place
+    }
+    script = (NBS / "ways.js").read_text(encoding="utf-8")
     return f"const LANGUAGES = {json.dumps(known, ensure_ascii=False)};\n{script}"
-
-
-def write_notebooks(folder: Path, to: Path) -> None:
-    "The translated notebooks, for Colab; their links lead to translated pages where there are some."
-    (to / "notebooks").mkdir(exist_ok=True)
-    pages = {page_name(path) for path in begun(folder)}
-    lead = lambda m: f"{HOME}/{folder.name}/{m[1]}" if m[1] in pages else m[0]
-    for path in begun(folder):
-        text = json.dumps(for_colab(translated(path, both=False)), ensure_ascii=False)
-        # Jupyter names a place by its heading, which is translated
-        text = text.replace("](#", f"]({HOME}/{page_name(path)}#")
-        text = re.sub(rf"{HOME}/(\w+\.html)", lead, text)
-        (to / f"notebooks/{path.stem}.ipynb").write_text(text, encoding="utf-8")
 
 
 def build(docs: Path, language: Path | None = None) -> None:
     "The site in a folder: what is beside the English pages there, or all of another language, below them."
-    to, sources = docs, every_page()
+    place = language.name if language else ""
+    to, paths = docs / place, begun(language) if language else every_page()
     if language:
-        to = docs / language.name
-        sources = render(language, to)
-        write_notebooks(language, to)
+        render(language, to)
     else:
-        write_elsewhere(docs)
+        (to / "llms.txt").write_text(llms_txt(), encoding="utf-8")
         # Quarto copies those pictures alone that it shows as pictures.
-        shutil.copytree(ROOT / "nbs/images", docs / "images", dirs_exist_ok=True)
-    write_search(to)
-    if language:
-        add_english(language, to)
-    by_name = {path.name: path for path in sources}
-    evening = [by_name[path.name] for path in reading_path() if path.name in by_name]
-    if evening[1:]:  # Quarto writes no footer on a page alone
-        write_footers(to, evening)
-    (to / "search.js").write_text(search_script(language), encoding="utf-8")
-    (to / "ways.js").write_text(ways(), encoding="utf-8")
-    (to / "charts.js").write_text(javascript_bundle(CHARTS), encoding="utf-8")
-    write_live_pages(to, language.name if language else "en")
-    for path in begun(language) if language else ():
-        finish(path, docs)
-    if "evening.ipynb" in by_name:
-        lessons = [path for path in evening_path() if path.name in by_name]
-        names = [page_name(path).removesuffix(".html") for path in lessons]
-        texts = site(language)["texts"] if language else {}
-        write_lessons(to / "evening.html", names, texts)
+        shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
+    write_notebooks(to, paths, place)
+    write_live_pages(to, place or "en")
+    for name, script in {
+        "search": search_script(language),
+        "ways": ways(),
+        "charts": javascript_bundle((NBS / "charts.js").read_text("utf-8")),
+    }.items():
+        (to / f"{name}.js").write_text(script, encoding="utf-8")
+    pages = {stem(path): opened(to / page_name(path)) for path in paths}
+    for path in paths:
+        names = link_names(pages[stem(path)], NBS / f"{path.stem}.ipynb")
+        if not language:
+            made = plain(path, ROOT / "_proc" / path.name, names)
+            (to / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
+    there = lambda some: [stem(path) for path in some if stem(path) in pages]
+    write_search(to, pages, language)
+    write_footers(pages, there(reading_path()))
+    if "evening" in pages:
+        lessons = {name: pages[name] for name in there(evening_path())}
+        say = lambda text: site(language)["texts"][text] if language else text
+        write_lessons(pages["evening"], lessons, say("Code"), say("Fold the code"))
+    for path in paths:
+        write_links(pages[stem(path)], path, place)
+        if language:
+            finish(pages[stem(path)], path, docs)
+        save(pages[stem(path)], to / page_name(path))
+
+
+# What Quarto warns of without need: it takes the alternative text of a page's first picture for an address.
+EXPECTED = r"Invalid URI '.*' in attribute 'alt' of element 'IMG'"
+warnings = []
+
+
+def heard(command: list[str], folder: Path) -> None:
+    "Run a command; its warnings are kept, to be told at the end."
+    tools = [str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(tools)}
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdout=-1, stderr=-2, encoding="utf-8"
+    ) as run:
+        for line in run.stdout:
+            if re.search(EXPECTED, line) or not line.strip():
+                continue
+            print(line, end="", flush=True)
+            if re.search(r"\bWARN(ING)?\b", line):
+                warnings.append(line)
+    if run.returncode:
+        sys.exit(run.returncode)
 
 
 if __name__ == "__main__":
+    docs = ROOT / settings()["doc_path"]
+    heard(["nbdev_docs", "--n_workers", "1"], ROOT)
     for language in [None, *languages()]:
-        build(Path(sys.argv[1]).resolve(), language)
-    traditional.write(Path(sys.argv[1]).resolve(), HOME)
+        build(docs, language)
+    traditional.write(docs, HOME)
+    print(*warnings, f"publish: {len(warnings)} warnings", sep="\n")
+    sys.exit(bool(warnings))

@@ -8,15 +8,16 @@ import re
 import shutil
 import sys
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
 import yaml
-from cells import ROOT, settings
+from cells import ROOT, opened, save, settings
+from lxml.html import HtmlComment, HtmlElement, fragment_fromstring
 
 PLACE = "zh-hant"
 SAYS = yaml.safe_load((ROOT / f"translations/{PLACE}.yml").read_text(encoding="utf-8"))
+TEXTS = {".ipynb", ".js", ".json", ".svg", ".txt", ".xml"}
 
 
 @cache
@@ -44,85 +45,55 @@ def convert(text: str, page: str = "") -> str:
     return "".join(done)
 
 
-class Converted(HTMLParser):
-    "HTML whose text, attributes and scripts are converted; what `kept` names and what is in another language stays."
-
-    def __init__(self, text: str, kept: set[str], page: str = ""):
-        super().__init__(convert_charrefs=False)
-        self.kept, self.out, self.page = kept, [], page
-        self.within, self.depth = (
-            "",
-            0,
-        )  # an element that stays, and how deep in its like
-        self.feed(text)
-        self.close()
-
-    def handle_data(self, text):
-        self.out.append(text if self.within else convert(text, self.page))
-
-    def handle_starttag(self, tag, attrs):
-        text, lang = self.get_starttag_text(), dict(attrs).get("lang") or "zh"
-        if not self.within and (tag in self.kept or not lang.startswith("zh")):
-            self.within = tag
-            text = text.replace("<main", '<main lang="zh-Hans"')
-        elif not self.within:
-            lang = f'lang="{SAYS["lang"]}"'
-            text = convert(re.sub(r'(?<!href)lang="zh[\w-]*"', lang, text), self.page)
-        self.depth += tag == self.within
-        self.out.append(text)
-
-    def handle_endtag(self, tag):
-        self.out.append(f"</{tag}>")
-        self.depth -= tag == self.within
-        self.within = self.within if self.depth else ""
-
-    def handle_startendtag(self, tag, attrs):
-        text = self.get_starttag_text()
-        self.out.append(text if self.within else convert(text))
-
-    def handle_entityref(self, name):
-        self.out.append(f"&{name};")
-
-    def handle_charref(self, name):
-        self.out.append(f"&#{name};")
-
-    def handle_comment(self, text):
-        self.out.append(f"<!--{text}-->")
-
-    def handle_decl(self, text):
-        self.out.append(f"<!{text}>")
+def change(el: HtmlElement, kept: set[str], page: str) -> None:
+    "Convert texts and attributes of an element, but of those that `kept` names, and of what is in another language."
+    is_ours = not isinstance(el, HtmlComment) and el.tag not in kept
+    if not is_ours or not el.get("lang", "zh").startswith("zh"):
+        return
+    el.text = convert(el.text or "", page)
+    for key, text in el.items():
+        is_lang = key in ("lang", "xml:lang")
+        el.set(key, SAYS["lang"] if is_lang else convert(text, page))
+    for child in el:
+        change(child, kept, page)
+        child.tail = convert(child.tail or "", page)
 
 
-def page(text: str, name: str) -> str:
+def change_page(page: HtmlElement, name: str) -> None:
     "A finished page with its text converted, what it says about that, and the way back."
     is_kept = name in SAYS["kept"]
-    elements = {"code", "pre", "original-text", *(["main"] if is_kept else [])}
-    made = "".join(Converted(text, elements, name).out)
+    change(page, {"code", "pre", "original-text", *(["main"] if is_kept else [])}, name)
+    if is_kept:
+        page.find(".//main").set("lang", "zh-Hans")
     title = quote(f"{name} ({SAYS['name']}): ")
     report = f"{settings()['git_url']}/issues/new?title={title}"
     note = SAYS["kept_note" if is_kept else "note"].format(report)
-    row = r'(<nav class="page-links".*?)<a lang="{lang}".*?</a>(.*?</nav>)'.format(
-        **SAYS
-    )
-    back = f'<a lang="zh-Hans" hreflang="zh" href="../{SAYS["of"]}/{name}">简体</a>'
-    new = rf'\1{back}\2<p class="way">{note}</p>'
-    return re.sub(row, new, made, count=1, flags=re.S)
+    for row in page.find_class("page-links")[:1]:
+        row.addnext(fragment_fromstring(f'<p class="way">{note}</p>'))
+        [back] = row.xpath("a[@lang=$lang]", lang=SAYS["lang"])
+        back.text = "简体"
+        way = {"lang": "zh-Hans", "hreflang": "zh", "href": f"../{SAYS['of']}/{name}"}
+        back.attrib.update(way)
 
 
 def write(docs: Path, home: str) -> None:
     "All of the folder of finished pages in Simplified Chinese, converted where it is text of ours."
     simplified, to = docs / SAYS["of"], docs / PLACE
-    shutil.rmtree(to, ignore_errors=True)
     own = rf'(?<!hreflang="{SAYS["of"]}" href="){home}/{SAYS["of"]}/'
+    shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(simplified, to)
     for file in [*to.glob("*.*"), *to.glob("notebooks/*"), *to.glob("images/*")]:
-        if file.suffix in (".html", ".ipynb", ".js", ".json", ".svg", ".txt", ".xml"):
-            text = file.read_text(encoding="utf-8")
-            made = page(text, file.name) if file.suffix == ".html" else convert(text)
-            made = re.sub(own, f"{home}/{PLACE}/", made).replace(
-                f"/{SAYS['of']}/notebooks/", f"/{PLACE}/notebooks/"
-            )
-            file.write_text(made, encoding="utf-8")
+        if file.suffix == ".html":
+            page = opened(file)
+            change_page(page, file.name)
+            save(page, file)
+        elif file.suffix not in TEXTS:
+            continue
+        text = file.read_text(encoding="utf-8")
+        text = text if file.suffix == ".html" else convert(text)
+        text = re.sub(own, f"{home}/{PLACE}/", text)
+        text = text.replace(f"/{SAYS['of']}/notebooks/", f"/{PLACE}/notebooks/")
+        file.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
