@@ -149,6 +149,11 @@ class ScoreOptions:
                 what = f"{option_of(name)} cannot be used with {option_of('sentences')}"
                 raise UserError(what)
 
+    def metrics(self, references: list[list[str]]) -> list[Any]:
+        "The metrics of sacreBLEU for these references."
+        how = (references, self.tokenize, self.lowercase)
+        return [metric_for(name, *how) for name in self.metric]
+
 
 def _check_systems(
     systems: Sequence[Path],
@@ -170,6 +175,30 @@ def _check_systems(
         what = "needs a run, not a file of translations"
         raise UserError(f"{option_of('perplexity')} {what}")
 
+# %% ../../nbs/97f_files.ipynb #97fa0013
+def _score_lines(
+    outputs: dict[str, list[str]],  # translations by the system's name
+    references: list[list[str]],
+    options: ScoreOptions,
+) -> Iterator[str]:
+    "Yield the lines of all scores that need translations and references alone."
+    from ..translating import evaluate
+    from .significance import score_systems
+
+    metrics = options.metrics(references)
+    if options.sentences:
+        (lines,) = outputs.values()
+        columns = [evaluate.sentence_scores(m, lines, references) for m in metrics]
+        yield from ("\t".join(f"{x:.2f}" for x in row) for row in zip(*columns))
+        return
+    n_bootstrap = 1000 if options.confidence else 0
+    for metric in metrics:
+        yield from map(str, score_systems(outputs, references, metric, n_bootstrap))
+    if language := options.bleu_variants:
+        for system, lines in outputs.items():
+            for score in evaluate.bleu_variants(lines, references, language):
+                yield f"{system}: {score}" if len(outputs) > 1 else str(score)
+
 # %% ../../nbs/97f_files.ipynb #97fa0010
 def score_files(
     systems: Sequence[Path],  # run folders, or files of translations
@@ -181,7 +210,6 @@ def score_files(
     "Yield a line for each score; of several systems with a comparison with the first."
     from ..runs.folder import pretrained_run
     from ..translating import evaluate
-    from .significance import score_systems
 
     runs = [name for name in systems if pretrained_run(name) or name.is_dir()]
     _check_systems(systems, runs, references, source, options)
@@ -192,26 +220,13 @@ def score_files(
     texts = dict(zip(files, evaluate.read_aligned(*files)))
     expected = [texts[name] for name in references]
     sources = texts[source] if source else []
-    how = (expected, options.tokenize, options.lowercase)
-    metrics = [metric_for(name, *how) for name in options.metric]
+    options.metrics(expected)  # a missing tokenizer is found before a run is loaded
     translators = {}
     for name in runs:
         translators[name] = load_with(name, translating)
         texts[name] = translators[name].translate(sources)
     outputs = {str(name): texts[name] for name in systems}
-    if options.sentences:
-        (lines,) = outputs.values()
-        columns = [evaluate.sentence_scores(m, lines, expected) for m in metrics]
-        yield from ("\t".join(f"{x:.2f}" for x in row) for row in zip(*columns))
-        return
-    n_bootstrap = 1000 if options.confidence else 0
-    for metric in metrics:
-        yield from map(str, score_systems(outputs, expected, metric, n_bootstrap))
-    label = lambda name: f"{name}: " if systems[1:] else ""
-    if language := options.bleu_variants:
-        for system, lines in outputs.items():
-            for score in evaluate.bleu_variants(lines, expected, language):
-                yield f"{label(system)}{score}"
+    yield from _score_lines(outputs, expected, options)
     for run, translator in translators.items() if options.perplexity else ():
         found = evaluate.perplexity(translator, sources, *expected)
-        yield f"{label(run)}{found}"
+        yield f"{run}: {found}" if systems[1:] else str(found)
