@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from cells import CAPTION, code_of, directives, joined, options
+from cells import CAPTION, code_of, directives, joined, options, page_name
 from conftest import ROOT
 from publish import every_page
 
@@ -128,6 +128,12 @@ def test_sidebar_lists_every_notebook_in_order():
     # those to start with come first, as a reader needs them; then the paper's order
     of_sections = [name for name in names if re.match(r"[1-9]", name)]
     assert [name for name in listed if re.match(r"[1-9]", name)] == of_sections
+
+
+def test_each_notebook_has_a_page_of_its_own():
+    "Whose name is without the number."
+    pages = [page_name(path) for path in notebooks()]
+    assert len({*pages}) == len(pages), sorted(pages)
 
 
 def test_tools_do_not_import_each_other_in_circles():
