@@ -36,8 +36,8 @@ from annotated_transformer.export.marian import (
 from annotated_transformer.runs.folder import read_config, use_average
 from annotated_transformer.show.explorer import write_attention_page
 from annotated_transformer.show.live import write_live_page
+from annotated_transformer.translating.divide import divide
 from annotated_transformer.translating.load import load
-from annotated_transformer.translating.translate import Translator
 
 transformers = pytest.importorskip(
     "transformers", reason="needs the library that published checkpoints were made for"
@@ -256,11 +256,9 @@ def test_text_of_any_ids_is_theirs(vocab, tokenizer, data):
 # folder to run to text
 
 
-def test_long_lines_keep_their_code(folder, vocab):
-    model = build_marian(read_marian_config(folder))
-    translator = Translator(model, vocab, max_tokens=10)
+def test_long_lines_keep_their_code(vocab):
     line = " ".join(s.en for s in builtin(4, seed=5))
-    ids_of = lambda line: [ids for ids in translator.parts(line) if ids != " "]
+    ids_of = lambda line: [ids for ids in divide(line, vocab, 10) if ids != " "]
     (code,), first, parts = (
         vocab.encode(">>deu<<"),
         ids_of(line),
