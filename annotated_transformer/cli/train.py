@@ -18,6 +18,7 @@ from ..data import corpus
 from ..data.vocab import own_vocab
 from ..io.text import shell_line
 from ..runs.settings import (
+    PRETRAINED,
     RECIPES,
     Recipe,
     fine_tune,
@@ -105,7 +106,7 @@ def forbid(where: str, options: dict[str, object]) -> None:
             raise UserError(f"--{name.replace('_', '-')} cannot be used {where}")
 
 # %% ../../nbs/94a_cli_train.ipynb #32a8e6ce
-MODELS = "demo, tatoeba or learning (pretrained models)"
+MODELS = f"{', '.join(PRETRAINED[:-1])} or {PRETRAINED[-1]} (pretrained models)"
 _FOLDER = "ANNOTATED_TRANSFORMER_DATA"
 _RECIPES = click.Choice([*RECIPES, "fine-tune"])
 _CONFIG = f"Recipe: {', '.join(RECIPES)}; without it small, with --from fine-tune."

@@ -66,6 +66,7 @@ from .checkpoint import (
     weights_metadata,
 )
 from .settings import (
+    PRETRAINED,
     Recipe,
     override,
     recipe_from_dict,
@@ -169,9 +170,6 @@ def check_held(
         raise UserError(f"{target} has no place for the weights {', '.join(unused)}")
 
 # %% ../../nbs/97_run_folder.ipynb #52dd0002
-PRETRAINED = ("demo", "tatoeba", "learning")
-
-
 def pretrained_run(path: Path) -> Path | None:
     "The folder of the pretrained run of this name; None if it is the user's own path."
     if str(path) not in PRETRAINED or Path(path).exists():

@@ -233,6 +233,10 @@ def get_recipe(
         )
     return RECIPES[name]
 
+# %% ../../nbs/50_settings.ipynb #50aa0001
+# the trained models that come with the package (97), which are named like recipes
+PRETRAINED = ("demo", "tatoeba", "learning")
+
 # %% ../../nbs/50_settings.ipynb #00ft0002
 def fine_tune(recipe: Recipe) -> Recipe:
     """The recipe `fine-tune` for a model trained by `recipe` (not in the paper).
