@@ -4,11 +4,13 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_runs import random_run
 from torch import nn
 
 from annotated_transformer import UserError
 from annotated_transformer.export import ct2, hugging_face
+from annotated_transformer.export.formats import EXPORTS, export_run
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.runs.folder import load_run
 from annotated_transformer.show.live import pack_model
@@ -64,3 +66,24 @@ def test_a_setting_that_nobody_knows(target, tmp_path):
         wrong = f"^novelty=some: {name} has novelty=none only"
         with pytest.raises(UserError, match=wrong):
             take(other)
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+def test_every_weight_is_in_every_export(to, tmp_path):
+    "Each, if it is changed, changes the files of the folder."
+    pytest.importorskip("ctranslate2")
+    run = random_run(tmp_path / "run")
+    weights = load_file(run / "model.safetensors")
+
+    def exported(name: str) -> list[bytes]:
+        out = tmp_path / name
+        export_run(run, out, to)
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        return [path.read_bytes() for path in files if path.name != "README.md"]
+
+    before = exported("before")
+    for name, weight in weights.items():
+        save_file(weights | {name: weight + 1}, run / "model.safetensors")
+        assert exported(name) != before, name
+    save_file(weights, run / "model.safetensors")
+    assert exported("again") == before

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args, get_origin
 
 import pytest
 import torch
@@ -417,8 +417,20 @@ ROWS = [
 ]
 
 
-def test_every_setting_has_a_row():
-    assert sorted(row.change.split("=")[0] for row in ROWS) == sorted(FIELDS)
+def test_every_setting_and_each_of_its_words_has_a_row():
+    changes = [tuple(row.change.split("=")) for row in ROWS]
+    assert {name for name, _ in changes} == {*FIELDS}
+    assert len({*changes}) == len(changes)
+    words = {
+        (field.name, word)
+        for config in CONFIGS
+        for field in dataclasses.fields(config)
+        for word in (get_args(field.type) if get_origin(field.type) is Literal else ())
+    }
+    at_first = override(get_recipe("base"), BASE)
+    at_first = dataclasses.asdict(at_first.model) | dataclasses.asdict(at_first.train)
+    # "auto" is one of the others, as the device is (test_recipe)
+    assert words - {*at_first.items()} - {("precision", "auto")} <= {*changes}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.change)
