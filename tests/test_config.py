@@ -68,7 +68,10 @@ RANGES = {  # values that are just inside, and just outside
     **{name: ([0, 0.999], [1, -0.1]) for name in SHARES},
     "seed": ([0, 2**63 - 1], [2**63]),
     "average_last": ([0, 5], [6]),  # no more than `keep_last`
-    "vocab_size": ([300], [299]),
+    "vocab_size": ([300, 2**20], [299, 2**20 + 1]),
+    "n_layers": ([], [0, 1001]),
+    "grad_accum_steps": ([10_000], [0, 10_001]),
+    "r_drop": ([0, 999], [-1, 1000]),
     "peak_lr": ([1e-9], [0]),
 }
 

@@ -204,9 +204,8 @@ def opened(file: Path) -> dom.HtmlElement:
     return dom.document_fromstring(file.read_text(encoding="utf-8"))
 
 
-def save(page: dom.HtmlElement, file: Path) -> None:
-    text = dom.tostring(page, encoding="unicode", doctype="<!DOCTYPE html>")
-    file.write_text(text, encoding="utf-8")
+def as_html(page: dom.HtmlElement) -> str:
+    return dom.tostring(page, encoding="unicode", doctype="<!DOCTYPE html>")
 
 
 def html(text: str) -> str:

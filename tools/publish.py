@@ -25,6 +25,7 @@ from cells import (
     INLINE,
     INSTALLS,
     ROOT,
+    as_html,
     as_markdown,
     heading,
     joined,
@@ -33,7 +34,6 @@ from cells import (
     page_name,
     retarget,
     runs_alone,
-    save,
     settings,
     titled,
 )
@@ -514,7 +514,8 @@ def build(docs: Path, language: Path | None = None) -> None:
         write_links(pages[stem(path)], path, place)
         if language:
             finish(pages[stem(path)], path, docs)
-        save(pages[stem(path)], to / page_name(path))
+        text = as_html(pages[stem(path)])
+        (to / page_name(path)).write_text(text, encoding="utf-8")
 
 
 # What Quarto warns of without need: it takes the alternative text of a page's first picture for an address.

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import yaml
-from cells import ROOT, opened, save, settings
+from cells import ROOT, as_html, opened, settings
 from lxml.html import HtmlComment, HtmlElement, fragment_fromstring
 
 PLACE = "zh-hant"
@@ -86,11 +86,11 @@ def write(docs: Path, home: str) -> None:
         if file.suffix == ".html":
             page = opened(file)
             change_page(page, file.name)
-            save(page, file)
-        elif file.suffix not in TEXTS:
+            text = as_html(page)
+        elif file.suffix in TEXTS:
+            text = convert(file.read_text(encoding="utf-8"))
+        else:
             continue
-        text = file.read_text(encoding="utf-8")
-        text = text if file.suffix == ".html" else convert(text)
         text = re.sub(own, f"{home}/{PLACE}/", text)
         text = text.replace(f"/{SAYS['of']}/notebooks/", f"/{PLACE}/notebooks/")
         file.write_text(text, encoding="utf-8")

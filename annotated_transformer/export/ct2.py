@@ -74,6 +74,11 @@ def weight_table(config: ModelConfig) -> dict[str, list[str]]:
             table[f"{side}/layer_norm/beta"] = [f"{side}.norm.bias"]
     return table
 
+
+def paper_weights(config: ModelConfig) -> set[str]:
+    "Our names of the weights of a model of the paper's parts."
+    return {name for names in weight_table(config).values() for name in names}
+
 # %% ../../nbs/92_ct2.ipynb #b056e4eb
 N_POSITIONS = 2048  # of a sinusoidal model, in tokens; the engine refuses longer input
 
@@ -138,10 +143,9 @@ _HELD = {
 def _engine_spec(run: Run):
     "A run as a `TransformerSpec`; UserError for a model that the engine cannot hold."
     config, weights = run.recipe.model, run.model.state_dict()
-    spec, table = _empty_spec(config), weight_table(config)
-    used = {name for names in table.values() for name in names}
-    check_held(run, "CTranslate2", _HELD, used | {"position.table"})
-    for path, ours in table.items():
+    check_held(run, "CTranslate2", _HELD, paper_weights(config) | {"position.table"})
+    spec = _empty_spec(config)
+    for path, ours in weight_table(config).items():
         _set_weight(spec, path, torch.cat([weights[name] for name in ours]))
     positions = position_table(run.model, config)
     for side in ("encoder", "decoder"):

@@ -33,7 +33,6 @@ class Limits:
 
 Count = Annotated[int, Limits(1, 2**31)]
 Natural = Annotated[int, Limits(0, 2**63)]
-NonNegative = Annotated[float, Limits(0)]
 Share = Annotated[float, Limits(0, 1)]
 Positive = Annotated[float, Limits(0, open=True)]
 

@@ -7,17 +7,17 @@ __all__ = ['ModelConfig']
 
 # %% ../../nbs/00_config.ipynb #015dcf74
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from .. import UserError
-from ..io.fields import Count, check_fields
+from ..io.fields import Count, Limits, check_fields
 
 # %% ../../nbs/00_config.ipynb #8449aa82
 @dataclass(frozen=True)
 class ModelConfig:
     "The sizes of one Transformer, named as in Table 3."
 
-    n_layers: Count = 6  # N, layers in each of the two stacks
+    n_layers: Annotated[int, Limits(1, 1001)] = 6  # N, layers in each of the two stacks
     d_model: Count = 512  # width of every sub-layer's output, even
     d_ff: Count = 2048  # inner width of the feed-forward network
     n_heads: Count = 8  # h

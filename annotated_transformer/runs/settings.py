@@ -8,14 +8,14 @@ __all__ = ['RECIPES', 'TrainConfig', 'Recipe', 'get_recipe', 'fine_tune', 'recip
 # %% ../../nbs/50_settings.ipynb #5e770013
 import difflib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from .. import UserError
 from ..data.vocab import check_vocab_size
 from ..io.fields import (
     Count,
+    Limits,
     Natural,
-    NonNegative,
     Positive,
     Rule,
     Share,
@@ -28,7 +28,8 @@ from ..model.config import ModelConfig
 class TrainConfig:
     "How one model is trained (§5); what has a default is off or neutral without a value."
 
-    vocab_size: Count  # tokens of the shared vocabulary (§5.1)
+    # tokens of the shared vocabulary (§5.1)
+    vocab_size: Annotated[int, Limits(1, 2**20 + 1)]
     batch_tokens: Count  # tokens of one step, the larger of source and target (§5.1)
     max_len: Count  # tokens; longer sentences are left out
     max_steps: Count  # optimiser steps (§5.2)
@@ -56,10 +57,10 @@ class TrainConfig:
     bpe_dropout: Share = 0.0
     attention_dropout: Share = 0.0  # on attention weights; not listed in §5.4
     # weight α of R-Drop's KL term; not in the paper
-    r_drop: NonNegative = 0.0
+    r_drop: Annotated[float, Limits(0, 1000)] = 0.0
     clip_norm: Positive | None = None  # maximum gradient norm; not in the paper
     # micro-batches that a device's share of a step is split into
-    grad_accum_steps: Count = 1
+    grad_accum_steps: Annotated[int, Limits(1, 10_001)] = 1
     compile: bool = False  # torch.compile: slow at first, then faster on a GPU
     seed: Natural = 0  # of initial weights, dropout and order of batches
 
@@ -71,6 +72,31 @@ class TrainConfig:
                 f"average_last={self.average_last} must be at most "
                 f"keep_last={self.keep_last}"
             )
+
+# %% ../../nbs/50_settings.ipynb #bdd90bd5
+# what most recipes share: §5.3 and §5.4, and below them two of ours
+_COMMON: dict[str, Any] = {
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.98,
+    "adam_eps": 1e-9,
+    "label_smoothing": 0.1,
+    "max_len": 256,
+    "precision": "auto",
+}
+_BASE = TrainConfig(
+    **_COMMON,
+    vocab_size=37_000,
+    batch_tokens=25_000,
+    max_steps=100_000,
+    schedule="paper",
+    peak_lr=1e-3,  # if somebody chooses the linear schedule
+    warmup_steps=4000,
+    dropout=0.1,
+    valid_every=500,
+    save_every=1500,
+    keep_last=5,
+    average_last=5,
+)
 
 # %% ../../nbs/50_settings.ipynb #151493d6
 @dataclass(frozen=True)
@@ -90,95 +116,7 @@ class Recipe:
             )
 
 # %% ../../nbs/50_settings.ipynb #eabd46f3
-# §5.3 and §5.4; the last two are ours
-_COMMON: dict[str, Any] = {
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.98,
-    "adam_eps": 1e-9,
-    "label_smoothing": 0.1,
-    "max_len": 256,
-    "precision": "auto",
-}
-_base = Recipe(
-    ModelConfig(n_layers=6, d_model=512, d_ff=2048, n_heads=8),
-    TrainConfig(
-        **_COMMON,
-        vocab_size=37_000,
-        batch_tokens=25_000,
-        max_steps=100_000,
-        schedule="paper",
-        peak_lr=1e-3,  # if somebody chooses the linear schedule
-        warmup_steps=4000,
-        dropout=0.1,
-        valid_every=500,
-        save_every=1500,
-        keep_last=5,
-        average_last=5,
-    ),
-)
-_big = Recipe(
-    ModelConfig(n_layers=6, d_model=1024, d_ff=4096, n_heads=16),
-    replace(
-        _base.train,
-        max_steps=300_000,
-        dropout=0.3,
-        save_every=600,
-        keep_last=20,
-        average_last=20,
-    ),
-)
-_tiny = Recipe(
-    ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
-    TrainConfig(
-        **_COMMON | {"precision": "fp32"},
-        vocab_size=2000,
-        batch_tokens=1000,
-        max_steps=1200,
-        schedule="linear",
-        peak_lr=2e-3,
-        warmup_steps=200,
-        dropout=0.0,
-        valid_every=300,
-        save_every=600,
-        keep_last=5,
-        average_last=0,
-    ),
-)
-_small = Recipe(
-    ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-    TrainConfig(
-        **_COMMON,
-        vocab_size=8000,
-        batch_tokens=1000,
-        max_steps=3500,
-        schedule="linear",
-        peak_lr=1e-3,
-        warmup_steps=500,
-        dropout=0.1,
-        valid_every=250,
-        save_every=500,
-        keep_last=5,
-        average_last=0,
-    ),
-)
-_multi30k_small = Recipe(
-    ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
-    TrainConfig(
-        **_COMMON,
-        vocab_size=8000,
-        batch_tokens=1000,
-        max_steps=12_000,
-        schedule="linear",
-        peak_lr=1e-3,
-        warmup_steps=500,
-        dropout=0.2,
-        valid_every=500,
-        save_every=200,
-        keep_last=10,
-        average_last=10,
-    ),
-)
-_multi30k_tiny = Recipe(
+_MULTI30K_TINY = Recipe(
     ModelConfig(n_layers=4, d_model=128, d_ff=256, n_heads=4),
     TrainConfig(
         **_COMMON,
@@ -196,31 +134,87 @@ _multi30k_tiny = Recipe(
         average_last=10,
     ),
 )
-_multi30k_tiny_r_drop = Recipe(
-    _multi30k_tiny.model,
-    replace(
-        _multi30k_tiny.train,
-        batch_tokens=1024,
-        max_steps=20_000,
-        peak_lr=3e-3,
-        warmup_steps=2000,
-        dropout=0.2,
-        r_drop=3.0,
-        valid_every=1000,
-        save_every=250,
-    ),
-)
 RECIPES = {
-    "tiny": _tiny,
-    "small": _small,
-    "base": _base,
-    "big": _big,
-    "multi30k-tiny": _multi30k_tiny,
-    "multi30k-small": _multi30k_small,
-    "multi30k-tiny-r-drop": _multi30k_tiny_r_drop,
-    "wmt14-base": _base,
-    "wmt14-big": _big,
+    "tiny": Recipe(
+        ModelConfig(n_layers=2, d_model=128, d_ff=512, n_heads=4),
+        TrainConfig(
+            **_COMMON | {"precision": "fp32"},
+            vocab_size=2000,
+            batch_tokens=1000,
+            max_steps=1200,
+            schedule="linear",
+            peak_lr=2e-3,
+            warmup_steps=200,
+            dropout=0.0,
+            valid_every=300,
+            save_every=600,
+            keep_last=5,
+            average_last=0,
+        ),
+    ),
+    "small": Recipe(
+        ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
+        TrainConfig(
+            **_COMMON,
+            vocab_size=8000,
+            batch_tokens=1000,
+            max_steps=3500,
+            schedule="linear",
+            peak_lr=1e-3,
+            warmup_steps=500,
+            dropout=0.1,
+            valid_every=250,
+            save_every=500,
+            keep_last=5,
+            average_last=0,
+        ),
+    ),
+    "base": Recipe(ModelConfig(n_layers=6, d_model=512, d_ff=2048, n_heads=8), _BASE),
+    "big": Recipe(
+        ModelConfig(n_layers=6, d_model=1024, d_ff=4096, n_heads=16),
+        replace(
+            _BASE,
+            max_steps=300_000,
+            dropout=0.3,
+            save_every=600,
+            keep_last=20,
+            average_last=20,
+        ),
+    ),
+    "multi30k-tiny": _MULTI30K_TINY,
+    "multi30k-small": Recipe(
+        ModelConfig(n_layers=3, d_model=256, d_ff=1024, n_heads=4),
+        TrainConfig(
+            **_COMMON,
+            vocab_size=8000,
+            batch_tokens=1000,
+            max_steps=12_000,
+            schedule="linear",
+            peak_lr=1e-3,
+            warmup_steps=500,
+            dropout=0.2,
+            valid_every=500,
+            save_every=200,
+            keep_last=10,
+            average_last=10,
+        ),
+    ),
+    "multi30k-tiny-r-drop": Recipe(
+        _MULTI30K_TINY.model,
+        replace(
+            _MULTI30K_TINY.train,
+            batch_tokens=1024,
+            max_steps=20_000,
+            peak_lr=3e-3,
+            warmup_steps=2000,
+            dropout=0.2,
+            r_drop=3.0,
+            valid_every=1000,
+            save_every=250,
+        ),
+    ),
 }
+RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
 
 # %% ../../nbs/50_settings.ipynb #20fbf0e5
 def get_recipe(

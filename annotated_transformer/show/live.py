@@ -28,7 +28,7 @@ from ..data.grammar import (
 )
 from ..data.prepared import open_prepared
 from ..data.vocab import PLAIN_FORMS, Vocab
-from ..export.ct2 import weight_table
+from ..export.ct2 import paper_weights
 from ..runs.checkpoint import pack_weights, read_tensors
 from ..runs.folder import (
     Run,
@@ -48,8 +48,7 @@ MAX_PARAMETERS = 5_000_000
 def _check_live(run: Run) -> None:
     "UserError for a model that the page cannot run."
     sizes = "n_layers d_model d_ff n_heads d_k d_v n_positions".split()
-    table = weight_table(run.recipe.model)
-    used = {name for names in table.values() for name in names}
+    used = paper_weights(run.recipe.model)
     check_held(run, "a live page", dict.fromkeys(sizes), used)
     n = sum(weight.numel() for weight in run.model.parameters())
     if n > MAX_PARAMETERS:
