@@ -89,8 +89,12 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         d_v: int | None = None,
         attend: Callable = fused_attention,
         rotate: Callable | None = None,
+        n_kv_heads: int | None = None,
+        qk_norm: Callable[[int], nn.Module] | None = None,
     ):
-        super().__init__(d_model, n_heads, d_k, d_v, attend, rotate)
+        super().__init__(
+            d_model, n_heads, d_k, d_v, attend, rotate, n_kv_heads, qk_norm
+        )
 
     def forward(
         self,
@@ -104,7 +108,9 @@ class FusedMultiHeadAttention(MultiHeadAttention):
             return super().forward(query, key, value, mask)
         product = F.linear(query, torch.cat([w.weight for w in maps]))
         parts = product.split([w.out_features for w in maps], dim=-1)
-        q, k, v = map(self.split_heads, parts)
+        h, h_kv = self.n_heads, self.n_kv_heads
+        q, k, v = map(self.split_heads, parts, (h, h_kv, h_kv))
+        q, k = self.q_norm(q), self.k_norm(k)
         return self.output(self.with_positions(q), self.with_positions(k), v, mask)
 
 # %% ../../nbs/90b_fused_attention.ipynb #90b00013

@@ -96,7 +96,7 @@ class _Int8Embedding(nn.Module):
         self.embedding = embedding
         bias = getattr(embedding, "bias", None)  # Marian's embedding has one
         bias = None if bias is None else bias.flatten()
-        self.output = Int8Linear(embedding.weight, bias)
+        self.output = Int8Linear(embedding.output_weight(), bias)
 
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n d_model"]:
         return self.embedding(ids)
@@ -167,6 +167,8 @@ def _is_plain(layer: nn.Module) -> bool:
         and all(type(attn) is FusedMultiHeadAttention for attn in attentions)
         and all(attn.attend is fused_attention for attn in attentions)
         and all(attn.rotate is None for attn in attentions)
+        and all(attn.n_kv_heads == attn.n_heads for attn in attentions)
+        and all(type(attn.q_norm) is nn.Identity for attn in attentions)
         and all(type(residual) in (PostNorm, PreNorm) for residual in residuals)
         and all(type(residual.dropout) is nn.Identity for residual in residuals)
     )

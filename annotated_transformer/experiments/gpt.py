@@ -17,12 +17,9 @@ from ..data.batch import Batch
 from ..model.config import ModelConfig
 from ..model.decode import DecodingState, next_log_probs
 from ..model.embedding import Embedding
-from ..model.feed_forward import FeedForward
 from ..model.masking import target_mask
-from ..model.multi_head import MultiHeadAttention
-from ..model.position import SinusoidalPosition
-from ..model.stack import Encoder, EncoderLayer
-from ..model.transformer import RESIDUALS, init_weights
+from ..model.stack import Encoder
+from ..model.transformer import Parts, init_weights
 from ..training.label_smoothing import smoothed_loss
 
 # %% ../../nbs/72_gpt.ipynb #e724f9b5
@@ -61,20 +58,11 @@ def build_gpt(
     mask: Callable[[Tensor], Tensor] | None = None,  # None = causal
 ) -> GPT:
     "A decoder-only model without dropout, initialised as `build_transformer` does."
-    d = config.d_model
-    layers = [
-        EncoderLayer(
-            MultiHeadAttention(d, config.n_heads, config.d_k, config.d_v),
-            FeedForward(d, config.d_ff),
-            residual=partial(RESIDUALS[config.norm], d),
-        )
-        for _ in range(config.n_layers)
-    ]
-    norm = nn.LayerNorm(d) if config.norm == "pre" else nn.Identity()
+    make = Parts(config)
     model = GPT(
-        Encoder(layers, norm),
-        Embedding(n_vocab, d),
-        SinusoidalPosition(d),
+        make.encoder(),
+        make.embedding(n_vocab),
+        make.position(),
         nn.Identity(),
         mask or partial(target_mask, pad_id=pad_id),
         pad_id,
@@ -98,7 +86,7 @@ class NextTokenLoss(nn.Module):
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
         "Cross-entropy in nats, summed over the tokens to predict."
         ids, next_ids = self.rows(batch)
-        hidden, weight = self.model(ids), self.model.embedding.weight
+        hidden, weight = self.model(ids), self.model.embedding.output_weight()
         return smoothed_loss(hidden, weight, next_ids, self.model.pad_id, 0.0)
 
 # %% ../../nbs/72_gpt.ipynb #48796657

@@ -33,19 +33,13 @@ from ..io.files import (
     read_json,
     write_json,
 )
+from ..model.config import ModelConfig
 from ..model.embedding import Embedding
 from ..model.feed_forward import FeedForward
 from ..model.masking import causal_mask
 from ..model.multi_head import MultiHeadAttention
 from ..model.position import SinusoidalPosition
-from ..model.stack import (
-    Decoder,
-    DecoderLayer,
-    Encoder,
-    EncoderLayer,
-    PostNorm,
-)
-from ..model.transformer import Transformer
+from ..model.transformer import Parts, Transformer
 from ..runs.checkpoint import (
     build_with_weights,
     read_tensors,
@@ -73,8 +67,8 @@ class _SinusoidalHalves(SinusoidalPosition):
 class _MarianAttention(MultiHeadAttention):
     "§3.2.2 with a bias in each of the four projections."
 
-    def __init__(self, d_model: int, n_heads: int):
-        super().__init__(d_model, n_heads, attend=fused_attention)
+    def __init__(self, d_model: int, n_heads: int, d_k: None = None, d_v: None = None):
+        super().__init__(d_model, n_heads, d_k, d_v, attend=fused_attention)
         for name in ("w_q", "w_k", "w_v", "w_o"):
             setattr(self, name, nn.Linear(d_model, d_model))
 
@@ -145,23 +139,25 @@ class MarianConfig:
 # %% ../../nbs/91_marian.ipynb #aa5a57eb
 def build_marian(config: MarianConfig) -> MarianTransformer:
     "A model of these sizes, for translating: without dropout."
-    d, activation = config.d_model, _ACTIVATIONS[config.activation_function]
-    attn, residual = partial(_MarianAttention, d), partial(PostNorm, d)
-    ff = partial(FeedForward, d, activation=activation)
-    h, d_ff = config.encoder_attention_heads, config.encoder_ffn_dim
-    encoder_layers = [
-        EncoderLayer(attn(h), ff(d_ff), residual) for _ in range(config.encoder_layers)
-    ]
-    h, d_ff = config.decoder_attention_heads, config.decoder_ffn_dim
-    decoder_layers = [
-        DecoderLayer(attn(h), attn(h), ff(d_ff), residual)
-        for _ in range(config.decoder_layers)
-    ]
+    make = {}
+    for side in ("encoder", "decoder"):
+        n_layers, n_heads, d_ff = (
+            getattr(config, f"{side}_{size}")
+            for size in ("layers", "attention_heads", "ffn_dim")
+        )
+        make[side] = Parts(
+            ModelConfig(n_layers, config.d_model, d_ff, n_heads),
+            attention=_MarianAttention,
+            feed_forward=partial(
+                FeedForward, activation=_ACTIVATIONS[config.activation_function]
+            ),
+            make_dropout=lambda p: nn.Identity(),
+        )
     return MarianTransformer(
-        Encoder(encoder_layers, nn.Identity()),
-        Decoder(decoder_layers, nn.Identity()),
-        _MarianEmbedding(config.vocab_size, d, config.scale_embedding),
-        _SinusoidalHalves(d),
+        make["encoder"].encoder(),
+        make["decoder"].decoder(),
+        _MarianEmbedding(config.vocab_size, config.d_model, config.scale_embedding),
+        _SinusoidalHalves(config.d_model),
         nn.Identity(),
         config.pad_token_id,
     )

@@ -23,9 +23,17 @@ class ModelConfig:
     n_heads: Count = 8  # h
     d_k: Count | None = None  # width of a key; None = d_model / n_heads
     d_v: Count | None = None  # width of a value; None = d_model / n_heads
-    position: Literal["sinusoidal", "learned"] = "sinusoidal"  # §3.5; Table 3, row E
+    # "sinusoidal" as in §3.5, "learned" as in row E of Table 3, "rotary" as in 71
+    position: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     n_positions: Count = 1024  # rows of the table of learned positions
     norm: Literal["post", "pre"] = "post"  # "post" as in §3.1
+    # what came after the paper (71); the defaults are the paper's
+    norm_kind: Literal["layer", "rms"] = "layer"
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"  # swiglu has 3 matrices
+    n_kv_heads: Count | None = None  # heads of keys and values; None = n_heads
+    qk_norm: bool = False  # RMSNorm of queries and keys
+    bias: bool = True  # biases of the feed-forward network, shift of layer norm
+    tied: bool = True  # one matrix for embeddings and logits, as in §3.4
 
     def __post_init__(self):
         check_fields(self)
@@ -38,4 +46,14 @@ class ModelConfig:
             raise UserError(
                 f"d_model={self.d_model} does not split into n_heads={self.n_heads} "
                 f"equal heads: use a multiple of {self.n_heads}"
+            )
+        if self.n_heads % (self.n_kv_heads or self.n_heads):
+            raise UserError(
+                f"n_heads={self.n_heads} do not share n_kv_heads={self.n_kv_heads} "
+                f"heads of keys equally: use a divisor of {self.n_heads}"
+            )
+        d_k = self.d_k or self.d_model // self.n_heads
+        if self.position == "rotary" and d_k % 2:
+            raise UserError(
+                f"position=rotary needs keys of even width, to rotate pairs: d_k={d_k}"
             )

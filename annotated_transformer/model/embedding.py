@@ -35,4 +35,8 @@ class Embedding(nn.Module):
         self, hidden: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch n_vocab"]:
         "The pre-softmax linear map: the same matrix, without the factor √d_model."
-        return F.linear(hidden, self.weight)
+        return F.linear(hidden, self.output_weight())
+
+    def output_weight(self) -> Float[Tensor, "n_vocab d_model"]:
+        "The matrix of the logits, for a loss that computes them in chunks."
+        return self.weight

@@ -16,12 +16,16 @@ class FeedForward(nn.Module):
     "max(0, xW₁ + b₁)W₂ + b₂, applied to each position separately (§3.3, equation 2)."
 
     def __init__(
-        self, d_model: int, d_ff: int, activation: Callable[[], nn.Module] = nn.ReLU
+        self,
+        d_model: int,
+        d_ff: int,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        bias: bool = True,
     ):
         super().__init__()
-        self.w_1 = nn.Linear(d_model, d_ff)
+        self.w_1 = nn.Linear(d_model, d_ff, bias)
         self.activation = activation()
-        self.w_2 = nn.Linear(d_ff, d_model)
+        self.w_2 = nn.Linear(d_ff, d_model, bias)
 
     def forward(
         self, x: Float[Tensor, "*batch d_model"]

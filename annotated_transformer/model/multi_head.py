@@ -26,16 +26,27 @@ class MultiHeadAttention(nn.Module):
         d_v: int | None = None,
         attend: Callable = attention,
         rotate: Callable | None = None,
+        n_kv_heads: int | None = None,
+        qk_norm: Callable[[int], nn.Module] | None = None,
     ):
         """The widths `d_k` and `d_v` of a head are d_model / n_heads unless given.
 
         `attend` is called with query, key, value and mask of all heads, `rotate` with
         the heads of queries or of keys, (b, h, n, d_k), and their positions, (n,).
+        Keys and values have `n_kv_heads` heads, as many as queries unless given.
+        `qk_norm` makes a norm of width d_k, one for the queries and one for the keys.
         """
         super().__init__()
-        for name, size in (("n_heads", n_heads), ("d_k", d_k), ("d_v", d_v)):
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        sizes = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_k": d_k, "d_v": d_v}
+        for name, size in sizes.items():
             if size is not None and size < 1:
                 raise ValueError(f"{name}={size} must be 1 or more")
+        if n_heads % n_kv_heads:
+            raise ValueError(
+                f"n_heads={n_heads} heads do not share n_kv_heads={n_kv_heads} heads of"
+                f" keys equally: use a divisor of {n_heads}"
+            )
         if (d_k is None or d_v is None) and d_model % n_heads:
             raise ValueError(
                 f"d_model={d_model} does not split into n_heads={n_heads} equal heads:"
@@ -44,12 +55,15 @@ class MultiHeadAttention(nn.Module):
         d_k = d_model // n_heads if d_k is None else d_k
         d_v = d_model // n_heads if d_v is None else d_v
         self.n_heads = n_heads
+        self.n_kv_heads = n_kv_heads
         self.attend = attend
         self.rotate = rotate
         self.w_q = nn.Linear(d_model, n_heads * d_k, bias=False)
-        self.w_k = nn.Linear(d_model, n_heads * d_k, bias=False)
-        self.w_v = nn.Linear(d_model, n_heads * d_v, bias=False)
+        self.w_k = nn.Linear(d_model, n_kv_heads * d_k, bias=False)
+        self.w_v = nn.Linear(d_model, n_kv_heads * d_v, bias=False)
         self.w_o = nn.Linear(n_heads * d_v, d_model, bias=False)
+        self.q_norm = nn.Identity() if qk_norm is None else qk_norm(d_k)
+        self.k_norm = nn.Identity() if qk_norm is None else qk_norm(d_k)
 
     def forward(
         self,
@@ -66,17 +80,19 @@ class MultiHeadAttention(nn.Module):
         positions: Int[Tensor, " n_q"] | None = None,
     ) -> Float[Tensor, "b h n_q d_k"]:
         "The queries of each head; `positions` are 0, 1, … unless given."
-        return self.with_positions(self.split_heads(self.w_q(query)), positions)
+        q = self.q_norm(self.split_heads(self.w_q(query)))
+        return self.with_positions(q, positions)
 
     def keys_values(
         self,
         key: Float[Tensor, "b n_k d_model"],
         value: Float[Tensor, "b n_k d_model"],
         positions: Int[Tensor, " n_k"] | None = None,
-    ) -> tuple[Float[Tensor, "b h n_k d_k"], Float[Tensor, "b h n_k d_v"]]:
+    ) -> tuple[Float[Tensor, "b h_kv n_k d_k"], Float[Tensor, "b h_kv n_k d_v"]]:
         "The keys and values of each head; `positions` are 0, 1, … unless given."
-        k = self.with_positions(self.split_heads(self.w_k(key)), positions)
-        return k, self.split_heads(self.w_v(value))
+        k = self.k_norm(self.split_heads(self.w_k(key), self.n_kv_heads))
+        v = self.split_heads(self.w_v(value), self.n_kv_heads)
+        return self.with_positions(k, positions), v
 
     def with_positions(
         self,
@@ -93,16 +109,21 @@ class MultiHeadAttention(nn.Module):
     def output(
         self,
         q: Float[Tensor, "b h n_q d_k"],
-        k: Float[Tensor, "b h n_k d_k"],
-        v: Float[Tensor, "b h n_k d_v"],
+        k: Float[Tensor, "b h_kv n_k d_k"],
+        v: Float[Tensor, "b h_kv n_k d_v"],
         mask: Bool[Tensor, "*#b_h #n_q #n_k"] | None = None,
     ) -> Float[Tensor, "b n_q d_model"]:
         "The attention of each head, concatenated and projected by W^O."
+        n_sharing = self.n_heads // self.n_kv_heads
+        if n_sharing > 1:  # each head of keys and values, for the queries that share it
+            k, v = (t.repeat_interleave(n_sharing, dim=1) for t in (k, v))
         return self.w_o(self.merge_heads(self.attend(q, k, v, mask)))
 
-    def split_heads(self, x: Shaped[Tensor, "b n width"]) -> Shaped[Tensor, "b h n d"]:
+    def split_heads(
+        self, x: Shaped[Tensor, "b n width"], n_heads: int | None = None
+    ) -> Shaped[Tensor, "b h n d"]:
         "Cut the features into heads, and move the heads before the positions."
-        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (n_heads or self.n_heads, -1)).transpose(1, 2)
 
     def merge_heads(self, x: Shaped[Tensor, "b h n d"]) -> Shaped[Tensor, "b n width"]:
         "Concatenate the heads: the inverse of `split_heads`."

@@ -305,13 +305,13 @@ def _set_optimizer_state(
     state: dict[str, Tensor],  # as `_optimizer_state` names it, not sharded
 ) -> None:
     "Give an optimiser the state of a checkpoint."
-    kinds = dict.fromkeys(name.partition(".")[0] for name in state)
+    weights = dict(model.named_parameters())
     optimizer.state.clear()
-    for name, weight in model.named_parameters():
-        for kind in kinds:
-            value = state[f"{kind}.{name}"].to(weight.device, copy=True)
-            own = distribute_like(value, weight) if value.dim() else value
-            optimizer.state[weight][kind] = own
+    for kind_and_name, value in state.items():
+        kind, _, name = kind_and_name.partition(".")
+        value = value.to(weights[name].device, copy=True)
+        own = distribute_like(value, weights[name]) if value.dim() else value
+        optimizer.state[weights[name]][kind] = own
 
 # %% ../../nbs/97a_checkpoint.ipynb #326bf426
 def read_state(path: Path) -> TrainState:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .. import UserError
 from ..data.batch import Batch
 from ..data.vocab import Vocab
 from ..engines.choose import FAST, Engines
@@ -37,9 +38,10 @@ from ..training.distributed import (
     world_size,
 )
 from ..training.optimizer import (
+    SCHEDULES,
+    MuonAndAdam,
     adam,
     inverse_sqrt_schedule,
-    linear_schedule,
 )
 from ..training.r_drop import RDrop, repeat_batch
 
@@ -83,7 +85,7 @@ def _learning_rate_schedule(
             warmup_steps=settings.warmup_steps,
         )
     return partial(
-        linear_schedule,
+        SCHEDULES[settings.schedule],
         peak_lr=settings.peak_lr,
         warmup_steps=settings.warmup_steps,
         max_steps=settings.max_steps,
@@ -120,7 +122,7 @@ class BatchLoss(nn.Module):
             batch, loss = repeat_batch(batch), self.r_drop
         with self.autocast:
             hidden = model(batch.src, batch.tgt_in)  # (b, t, d_model)
-            weight = model.embedding.weight
+            weight = model.embedding.output_weight()
             return loss(hidden, weight, batch.tgt_out, model.pad_id, smoothing)
 
 # %% ../../nbs/55_recipe.ipynb #d107b213
@@ -167,6 +169,24 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
         init_gain=recipe.train.init_gain,
     )
 
+# %% ../../nbs/55_recipe.ipynb #55c00001
+def _new_optimizer(
+    settings: TrainConfig, model: Transformer, sharded: bool
+) -> torch.optim.Optimizer:
+    "Adam for all weights, or Muon for the matrices of the layers and Adam for the rest."
+    betas = (settings.adam_beta1, settings.adam_beta2)
+    others = list(model.parameters())
+    if settings.optimizer == "adam":
+        return adam(others, betas, settings.adam_eps, settings.weight_decay)
+    if sharded:
+        raise UserError("optimizer=muon needs whole matrices: train without --fsdp")
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    matrices = [p for layer in layers for p in layer.parameters() if p.dim() == 2]
+    in_layers = {id(p) for p in matrices}
+    others = [p for p in others if id(p) not in in_layers]
+    of_rest = adam(others, betas, settings.adam_eps, settings.weight_decay)
+    return MuonAndAdam(matrices, of_rest, settings.weight_decay)
+
 # %% ../../nbs/55_recipe.ipynb #55ec0008
 def build_training(
     recipe: Recipe,
@@ -196,6 +216,4 @@ def build_training(
         wrapped = data_parallel(objective.to(device), device)
         padding = torch.full((2, 8), vocab.pad_id, device=device)
         warm_up_ddp_buckets(wrapped, Batch(padding, padding, padding, 0))
-    betas = (settings.adam_beta1, settings.adam_beta2)
-    optimizer = adam(objective.parameters(), betas, settings.adam_eps)
-    return objective, wrapped, optimizer, schedule
+    return objective, wrapped, _new_optimizer(settings, model, sharded), schedule

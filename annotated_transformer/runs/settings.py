@@ -33,9 +33,10 @@ class TrainConfig:
     batch_tokens: Count  # tokens of one step, the larger of source and target (§5.1)
     max_len: Count  # tokens; longer sentences are left out
     max_steps: Count  # optimiser steps (§5.2)
-    # "paper" (§5.3, equation 3), or "linear": up to peak_lr, down to 0 at max_steps
-    schedule: Literal["paper", "linear"]
-    peak_lr: Positive  # highest learning rate of the linear schedule
+    # "paper" (§5.3, equation 3), or up to peak_lr, and down to 0 at max_steps ("linear",
+    # "cosine") or as equation 3 ("inverse_sqrt")
+    schedule: Literal["paper", "linear", "cosine", "inverse_sqrt"]
+    peak_lr: Positive  # highest learning rate of a schedule that is not the paper's
     warmup_steps: Count  # steps of rising learning rate (§5.3)
     adam_beta1: Share  # §5.3
     adam_beta2: Share  # §5.3
@@ -56,6 +57,9 @@ class TrainConfig:
     # thousand pairs; not in the paper
     bpe_dropout: Share = 0.0
     attention_dropout: Share = 0.0  # on attention weights; not listed in §5.4
+    # "muon" for the matrices of the layers, not in the paper
+    optimizer: Literal["adam", "muon"] = "adam"
+    weight_decay: Share = 0.0  # of matrices, as AdamW's; not in the paper
     # weight α of R-Drop's KL term; not in the paper
     r_drop: Annotated[float, Limits(0, 1000)] = 0.0
     clip_norm: Positive | None = None  # maximum gradient norm; not in the paper
