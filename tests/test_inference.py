@@ -38,6 +38,8 @@ SIZES = [
     dict(norm="pre"),
     dict(d_k=5, d_v=3),
     dict(position="learned", n_positions=20),
+    dict(position="rotary", norm_kind="rms", norm="pre", activation="swiglu"),
+    dict(n_kv_heads=2, qk_norm=True, bias=False, tied=False, activation="gelu"),
 ]
 
 

@@ -23,6 +23,8 @@ from annotated_transformer.model.position import (
 )
 from annotated_transformer.model.stack import DecoderLayer, PostNorm, PreNorm
 from annotated_transformer.model.transformer import (
+    FEED_FORWARDS,
+    NORMS,
     POSITIONS,
     RESIDUALS,
     Transformer,
@@ -37,6 +39,8 @@ SIZES = [
     {"position": "learned", "n_positions": 12},
     {"n_heads": 3, "d_k": 5, "d_v": 7, "norm": "pre"},
     {"d_model": 6, "n_heads": 2, "n_layers": 1, "d_ff": 1},
+    {"position": "rotary", "norm_kind": "rms", "activation": "swiglu", "norm": "pre"},
+    {"n_kv_heads": 2, "qk_norm": True, "bias": False, "tied": False},
 ]
 sizes = pytest.mark.parametrize("changes", SIZES, ids=str)
 sweep = settings(max_examples=25, deadline=None, derandomize=True)
@@ -343,7 +347,15 @@ def test_the_id_of_padding_is_in_the_vocabulary():
         build_transformer(ModelConfig(**SMALL), 50, pad_id=50)
 
 
-@pytest.mark.parametrize("name, table", [("norm", RESIDUALS), ("position", POSITIONS)])
+@pytest.mark.parametrize(
+    "name, table",
+    [
+        ("norm", RESIDUALS),
+        ("position", POSITIONS),
+        ("norm_kind", NORMS),
+        ("activation", FEED_FORWARDS),
+    ],
+)
 def test_each_word_of_a_setting_has_a_part(name, table):
     words = next(f.type for f in dataclasses.fields(ModelConfig) if f.name == name)
     assert set(typing.get_args(words)) == set(table)

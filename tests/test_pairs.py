@@ -68,6 +68,9 @@ SMALL = (
     "n_layers=1 d_model=16 n_heads=2 d_ff=16 vocab_size=400 batch_tokens=400 seed=1 "
 )
 SMALL += "max_steps=12 warmup_steps=3 peak_lr=0.03 dropout=0.1 precision=fp32"
+PARTS = """norm=pre norm_kind=rms position=rotary activation=swiglu n_kv_heads=1
+qk_norm=true bias=false tied=false weight_decay=0.1"""
+MUON = "optimizer=muon weight_decay=0.1"
 LIMIT = 260  # ids of a micro-batch that the memory holds, where memory is short
 
 
@@ -108,6 +111,11 @@ MORE = [
     # several checkpoints of another rhythm, and steps to come
     with_others(kill="between two", change="save_every=4", save_every="3"),
     with_others(stop="SIGTERM", change="save_every=4", save_every="3", keep_last="4"),
+    # parts and an optimiser that are not the paper's
+    *(
+        with_others(kill="between two", parts=parts, ends="again", ranks=ranks)
+        for parts, ranks in ((PARTS, "1"), (MUON, "1"), (PARTS, "2 --fsdp"))
+    ),
     # steps between two reports
     with_others(not_finite="step 1", valid_every="5", save_every="5"),
 ]
@@ -199,9 +207,9 @@ class Play:
         self.options = [
             "--device",
             "cpu",
-            *(["--fsdp"] if "shard" in row.ranks else []),
+            *(["--fsdp"] if "fsdp" in row.ranks else []),
         ]
-        settings = " ".join([SMALL, *own]).split()
+        settings = " ".join([SMALL, *own, getattr(row, "parts", "")]).split()
         self.new = ["train", *text, *self.options, *config, *settings]
         self.again = shlex.split(f"{row.bleu} {row.quiet}") + self.options
 

@@ -19,7 +19,13 @@ from torch import nn
 from torch.nn import LayerNorm
 
 from annotated_transformer.data.corpus import Corpus, load_corpus
+from annotated_transformer.model.after import (
+    GatedFeedForward,
+    RMSNorm,
+    rotate,
+)
 from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.feed_forward import FeedForward
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
 from annotated_transformer.model.stack import (
@@ -72,7 +78,7 @@ def watch(
         built = build_training(recipe, vocab, device, **options)
         objective, _, optimizer, _ = built
         seen.objective, seen.model, seen.vocab = objective, objective.model, vocab
-        (seen.group,) = optimizer.param_groups
+        seen.optimizer = optimizer
         named = seen.model.named_parameters()
         seen.start = {name: weight.detach().clone() for name, weight in named}
         objective.register_forward_pre_hook(given)
@@ -219,12 +225,18 @@ def right_rates(*runs) -> None:
         settings, d_model = seen.recipe.train, seen.recipe.model.d_model
         warmup, end = settings.warmup_steps, settings.max_steps
         for step, record in enumerate(seen.steps, start=1):
+            left = (end - step) / (end - warmup)  # of the time to fall
+            falls = {
+                "linear": left,
+                "cosine": math.sin(math.pi * left / 2) ** 2,
+                "inverse_sqrt": math.sqrt(warmup / step),
+            }
             if settings.schedule == "paper":
                 rate = d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
             elif step <= warmup:
                 rate = settings.peak_lr * step / warmup
             else:
-                rate = settings.peak_lr * (end - step) / (end - warmup)
+                rate = settings.peak_lr * falls[settings.schedule]
             assert record["lr"] == pytest.approx(rate, rel=1e-12)
 
 
@@ -272,6 +284,35 @@ def bpe_dropout(base, new):
     )
     assert text == same_text and first != second and not first & epochs(base)[0]
     assert len(new.steps) == len(base.steps)
+
+
+def momenta(seen, kind: str) -> set[str]:
+    "The weights of which the optimiser keeps an average of this kind."
+    states = seen.optimizer.state
+    return {name for name, p in seen.model.named_parameters() if kind in states[p]}
+
+
+def muon(base, new):
+    "Muon has the matrices of the layers, Adam all else, at the same rate."
+    in_layers = {n for n, w in new.start.items() if "layers" in n and w.dim() == 2}
+    assert momenta(new, "momentum_buffer") == in_layers
+    assert momenta(new, "exp_avg") == {*new.start} - in_layers
+    assert momenta(base, "exp_avg") == {*base.start}
+    (rate,) = {group["lr"] for group in new.optimizer.param_groups}
+    assert rate == new.steps[-1]["lr"]
+
+
+def weight_decay(base, new):
+    "Matrices, the shared one too, are smaller; biases and scales do not decay."
+    decays = {
+        name: group["weight_decay"]
+        for group in new.optimizer.param_groups
+        for name, p in new.model.named_parameters()
+        if any(p is one for one in group["params"])
+    }
+    assert decays == {n: 0.5 * (w.dim() == 2) for n, w in new.start.items()}
+    sizes = [sum(w.square().sum() for w in s.result.values()) for s in (base, new)]
+    assert sizes[1] < sizes[0]
 
 
 def precision(base, new):
@@ -330,6 +371,7 @@ LATER = "learned result"
 LEARNING = f"loss norm left {LATER}"  # what another first loss entails
 SIZED = f"shapes start {LEARNING}"
 PARTS = f"parts {SIZED}"
+RMS = f"parts shapes start {LEARNING}"
 QKVO = shapes(*(f"decoder.layers.0.cross_attn.w_{name}.weight" for name in "qkvo"))
 NARROW, FULL, WIDE = (10, 16), (16, 16), (16, 10)
 FEED_FORWARD = shapes(*(f"encoder.layers.0.feed_forward.w_{i}.weight" for i in (1, 2)))
@@ -337,7 +379,11 @@ TABLE = shapes("position.table")
 LEARNED = "position=learned max_len=39"
 POSITIONS = count(SinusoidalPosition, LearnedPosition)
 NORMS = count(PostNorm, PreNorm, LayerNorm)
-BETAS = lambda seen: seen.group["betas"]
+ROTATIONS = modules(MultiHeadAttention, "rotate")
+FEED_FORWARDS = count(FeedForward, GatedFeedForward)
+EMBEDDINGS = lambda seen: sorted(n for n in seen.start if "embedding" in n)
+BIASES = lambda seen: sum(name.endswith("bias") for name in seen.start)
+BETAS = lambda seen: seen.optimizer.param_groups[0]["betas"]
 R_DROP = lambda seen: getattr(seen.objective.r_drop, "alpha", None)
 SMOOTHING = lambda seen: seen.objective.label_smoothing
 CHECKPOINTS = lambda seen: seen.checkpoints
@@ -355,10 +401,29 @@ ROWS = [
     Row("d_k=5", SIZED, QKVO, [FULL] * 4, [NARROW, NARROW, FULL, FULL]),
     Row("d_v=5", SIZED, QKVO, [FULL] * 4, [FULL, FULL, NARROW, WIDE]),
     Row("position=learned", PARTS, POSITIONS, [1, 0], [0, 1]),
+    # cross-attention has none
+    Row("position=rotary", f"parts {LEARNING}", ROTATIONS, {None}, {None, rotate}),
     # which pairs are left out is a matter of `max_len` alone
     Row("n_positions=40", SIZED, TABLE, [(1024, 16)], [(40, 16)], under=LEARNED),
     # two residual connections in an encoder layer, three in a decoder layer
     Row("norm=pre", PARTS, NORMS, [5, 0, 5], [0, 5, 7]),
+    Row("norm_kind=rms", RMS, count(LayerNorm, RMSNorm), [5, 0], [0, 5]),
+    Row(
+        "activation=gelu", f"parts {LEARNING}", count(nn.ReLU, nn.GELU), [2, 0], [0, 2]
+    ),
+    Row("activation=swiglu", PARTS, FEED_FORWARDS, [2, 0], [0, 2]),
+    Row("n_kv_heads=1", SIZED, QKVO, [FULL] * 4, [FULL, (8, 16), (8, 16), FULL]),
+    # of queries and of keys, in three attentions
+    Row("qk_norm=true", PARTS, count(RMSNorm), [0], [6]),
+    # two in a feed-forward network, one in a norm
+    Row("bias=false", f"shapes start {LEARNING}", BIASES, 9, 0),
+    Row(
+        "tied=false",
+        PARTS,
+        EMBEDDINGS,
+        ["embedding.weight"],
+        ["embedding.output", "embedding.weight"],
+    ),
     Row(
         "vocab_size=450",
         f"vocabulary batches validated {SIZED}",
@@ -376,11 +441,21 @@ ROWS = [
         (4, 2, "max_steps=4 reached"),
     ),
     Row("schedule=paper", f"rates {LATER}", right_rates, losses=(3, 2, 1)),
+    Row("schedule=cosine", f"rates {LATER}", right_rates),
+    Row("schedule=inverse_sqrt", f"rates {LATER}", right_rates),
     Row("peak_lr=0.02", f"rates {LATER}", right_rates),
     Row("warmup_steps=4", f"rates {LATER}", right_rates),
     Row("adam_beta1=0.5", LATER, BETAS, (0.9, 0.98), (0.5, 0.98)),
     Row("adam_beta2=0.5", LATER, BETAS, (0.9, 0.98), (0.9, 0.5)),
-    Row("adam_eps=0.01", LATER, lambda seen: seen.group["eps"], 1e-9, 0.01),
+    Row(
+        "adam_eps=0.01",
+        LATER,
+        lambda seen: seen.optimizer.param_groups[0]["eps"],
+        1e-9,
+        0.01,
+    ),
+    Row("optimizer=muon", LATER, muon),
+    Row("weight_decay=0.5", LATER, weight_decay),
     Row("init_gain=0.5", f"start {LEARNING}", init_gain),
     Row("dropout=0.3", LEARNING, modules(nn.Dropout, "p"), {0.0}, {0.3}),
     Row("attention_dropout=0.3", f"parts {LEARNING}", attention_dropout, {None}, {0.3}),

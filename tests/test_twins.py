@@ -35,6 +35,7 @@ from annotated_transformer.engines.packed import (
     fast_decoder,
     prepare_for_inference,
 )
+from annotated_transformer.model.after import RMSNorm, rotate
 from annotated_transformer.model.attention import attention, attention_weights
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import (
@@ -231,20 +232,30 @@ ATTENTIONS = {
 
 
 def multi_head_inputs(
-    rng: torch.Generator, n_q: int, n_k: int, mask: str, self_attention: bool
+    rng: torch.Generator,
+    n_q: int,
+    n_k: int,
+    mask: str,
+    self_attention: bool,
+    options: dict | None = None,  # of the module
 ) -> tuple:
     x = torch.randn(2, n_q, 12, generator=rng).double()
     memory = None if self_attention else torch.randn(2, n_k, 12, generator=rng).double()
-    sizes = {"w_q": (15, 12), "w_k": (15, 12), "w_v": (6, 12), "w_o": (12, 6)}
+    options = options or {}
     weights = {
-        f"{name}.weight": torch.randn(shape, generator=rng).double() / 3
-        for name, shape in sizes.items()
+        name: torch.randn(weight.shape, generator=rng).double() / 3
+        for name, weight in MultiHeadAttention(12, **HEADS | options)
+        .state_dict()
+        .items()
     }
-    return x, memory, make_mask(rng, mask, n_q, n_k), weights
+    return x, memory, make_mask(rng, mask, n_q, n_k), weights, options
 
 
-def apply_multi_head(kind: type, x, memory, mask, weights) -> Tensor:
-    module = kind(12, 3, d_k=5, d_v=2)
+HEADS = dict(n_heads=3, d_k=5, d_v=2)
+
+
+def apply_multi_head(kind: type, x, memory, mask, weights, options) -> Tensor:
+    module = kind(12, **HEADS | options)
     memory = x if memory is None else memory
     return torch.func.functional_call(module, weights, (x, memory, memory, mask))
 
@@ -256,6 +267,15 @@ MULTI_HEADS = {
     for n_q, n_k in ((1, 1), (7, 7), (4, 9), (80, 80))
     for mask in ("none", "causal", "padding", "random")
 }
+for n_q, n_k in ((7, 7), (4, 9)):
+    for name, options in (
+        ("one head of keys", dict(n_kv_heads=1)),
+        ("norm of queries and keys", dict(qk_norm=RMSNorm)),
+        ("rotary", dict(rotate=rotate, d_k=6)),
+        ("all three", dict(n_kv_heads=1, qk_norm=RMSNorm, rotate=rotate, d_k=6)),
+    ):
+        case = dict(n_q=n_q, n_k=n_k, mask="random", self_attention=n_q == n_k)
+        MULTI_HEADS[f"{n_q} × {n_k}, {name}"] = case | dict(options=options)
 
 
 # ---- decoding: the whole prefix at each step, and the newest position alone
@@ -282,22 +302,6 @@ def inputs_of_a_search(rng: torch.Generator, **case) -> tuple:
     return src, [(parents, ids.clamp(min=1)) for parents, ids in choices], *rest
 
 
-def rotary(heads: Tensor, positions: Tensor) -> Tensor:
-    "Rotary positions (Su et al. 2021): pairs of features turn with the position."
-    pairs = torch.arange(heads.size(-1) // 2, device=heads.device)
-    angles = (positions[:, None] * 100.0 ** (-pairs / len(pairs))).to(heads)
-    even, odd = heads[..., ::2], heads[..., 1::2]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
-
-
-class NoPosition(nn.Module):
-    "Adds nothing to the embeddings."
-
-    def forward(self, x, start=0):
-        return x
-
-
 def short_steps(model: nn.Module) -> KVCache:
     decoder = fast_decoder(prepare_for_inference(model))
     assert all(type(step) is _ShortStep for step in decoder.layer_steps)
@@ -307,13 +311,9 @@ def short_steps(model: nn.Module) -> KVCache:
 def decode_steps(make: Callable, src, choices, sizes: dict, like: Tensor) -> list:
     "The log-probabilities of each step; `like` has the model's dtype and device."
     config = dict(n_layers=2, d_model=16, d_ff=24, n_heads=4) | sizes
-    parts = {
-        part: config.pop(part) for part in ("attention", "rotate") if part in sizes
-    }
+    parts = {"attention": config.pop("attention")} if "attention" in sizes else {}
     torch.manual_seed(0)
     model = build_transformer(ModelConfig(**config), n_vocab=20, pad_id=0, **parts)
-    if "rotate" in parts:
-        model.position = NoPosition()
     decoder, found = make(model.eval().to(like)), []
     with torch.no_grad():
         state = decoder.start(src)
@@ -333,13 +333,37 @@ DECODINGS = {
     "pre-norm": dict(beams=(1, 3, 3), norm="pre"),
     "learned positions": dict(beams=(2, 2, 2), position="learned", n_positions=8),
     "one wide head": dict(beams=(1, 2), n_heads=1, d_k=3, d_v=5),
-    "rotary positions": dict(beams=(1, 2, 2, 1, 3), rotate=rotary),
+    "RMSNorm": dict(beams=(1, 3, 3), norm_kind="rms"),
+    "GELU": dict(beams=(1, 3, 3), activation="gelu"),
+    "no biases": dict(beams=(1, 3, 3), bias=False),
+    "two matrices": dict(beams=(1, 3, 3), tied=False),
 }
-FUSED = {
-    f"{name}, fused": case | dict(attention=FusedMultiHeadAttention)
-    for name, case in DECODINGS.items()
+# which no step in few calls has
+LATER_PARTS = {
+    "rotary positions": dict(beams=(1, 2, 2, 1, 3), position="rotary"),
+    "two heads of keys": dict(beams=(1, 2, 3, 2), n_kv_heads=2),
+    "one head of keys": dict(beams=(2, 2, 1), n_kv_heads=1),
+    "norm of queries and keys": dict(beams=(1, 2, 3), qk_norm=True),
+    "SwiGLU": dict(beams=(1, 2, 3), activation="swiglu"),
+    "all of today": dict(
+        beams=(1, 2, 2, 1, 3),
+        norm="pre",
+        norm_kind="rms",
+        position="rotary",
+        activation="swiglu",
+        n_kv_heads=2,
+        qk_norm=True,
+        bias=False,
+        tied=False,
+    ),
 }
-PLAIN_PARTS = {name: case for name, case in FUSED.items() if "rotate" not in case}
+
+
+def fused(cases: dict[str, dict]) -> dict[str, dict]:
+    return {
+        f"{name}, fused": case | dict(attention=FusedMultiHeadAttention)
+        for name, case in cases.items()
+    }
 
 
 # ---- search: one sentence after another, and a batch that sentences leave
@@ -455,7 +479,7 @@ TWINS = [
         partial(decode_steps, PrefixDecoder),
         partial(decode_steps, KVCache),
         decoding_inputs,
-        DECODINGS | FUSED,
+        DECODINGS | LATER_PARTS | fused(DECODINGS | LATER_PARTS),
         DECODING_TOLERANCE,
     ),
     Twin(
@@ -463,7 +487,7 @@ TWINS = [
         partial(decode_steps, PrefixDecoder),
         partial(decode_steps, short_steps),
         inputs_of_a_search,
-        PLAIN_PARTS,
+        fused(DECODINGS),
         DECODING_TOLERANCE,
         devices=("cpu",),
     ),
@@ -535,7 +559,7 @@ def test_the_engine_equals_its_plain_twin(twin, precision, device):
                     assert off <= limit, what
 
 
-def test_rotary_positions_are_one_argument():
+def test_rotary_positions_everywhere():
     "A model with them is the same plain, fused and in its pictures; DECODINGS has the steps."
     seen = []
 
@@ -543,11 +567,12 @@ def test_rotary_positions_are_one_argument():
         seen.append(attention_weights(q, k, mask))
         return attention(q, k, v, mask)
 
-    def make(attend, rotate=rotary) -> nn.Module:
+    def make(attend, **change) -> nn.Module:
         torch.manual_seed(0)
-        sizes = ModelConfig(n_layers=2, d_model=16, d_ff=24, n_heads=4)
-        model = build_transformer(sizes, 20, 0, attention=attend, rotate=rotate)
-        model.position = NoPosition()
+        sizes = dict(n_layers=2, d_model=16, d_ff=24, n_heads=4, position="rotary")
+        model = build_transformer(
+            ModelConfig(**sizes), 20, 0, attention=attend, **change
+        )
         return model.eval().requires_grad_(False)
 
     src, tgt_in = (
@@ -561,7 +586,8 @@ def test_rotary_positions_are_one_argument():
     assert torch.equal(maps["decoder"][1], seen[4])
     # cross-attention compares positions of two sequences, so it has none
     assert all(layer.cross_attn.rotate is None for layer in plain.decoder.layers)
-    without = make(MultiHeadAttention, rotate=None)(src, tgt_in)
-    assert (hidden - without).abs().max() > 0.1
+    other = lambda heads, positions: rotate(heads, 2 * positions)
+    faster = make(MultiHeadAttention, rotate=other)(src, tgt_in)
+    assert (hidden - faster).abs().max() > 0.1
     fused = make(FusedMultiHeadAttention)
     torch.testing.assert_close(fused(src, tgt_in), hidden)
