@@ -11,6 +11,7 @@ from torch import nn
 from annotated_transformer import UserError
 from annotated_transformer.export import ct2, hugging_face
 from annotated_transformer.export.formats import EXPORTS, export_run
+from annotated_transformer.io.fields import Rule
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.runs.folder import load_run
 from annotated_transformer.show.live import pack_model
@@ -66,6 +67,37 @@ def test_a_setting_that_nobody_knows(target, tmp_path):
         wrong = f"^novelty=some: {name} has novelty=none only"
         with pytest.raises(UserError, match=wrong):
             take(other)
+
+
+# settings that no target has, and the value that each has instead
+NOT_HELD = {
+    "position=rotary": "sinusoidal",
+    "norm_kind=rms": "layer",
+    "activation=gelu": "relu",
+    "activation=swiglu": "relu",
+    "n_kv_heads=1": "None",
+    "qk_norm=true": "False",
+    "bias=false": "True",
+    "tied=false": "True",
+}
+
+
+@pytest.mark.parametrize("setting", NOT_HELD)
+def test_a_later_part_is_refused(target, setting, tmp_path):
+    name, take = target
+    key, _, value = setting.partition("=")
+    value = Rule.of(ModelConfig.__annotations__[key]).parse(value)
+    run = load_run(random_run(tmp_path / "run", **{key: value}))
+    wrong = f"^{key}={value}: {name} has {key}={NOT_HELD[setting]} only"
+    with pytest.raises(UserError, match=wrong):
+        take(run)
+
+
+def test_every_later_part_is_held_or_refused():
+    "Each setting that exports do not list has rows above."
+    listed = {*ct2._HELD}
+    refused = {setting.partition("=")[0] for setting in NOT_HELD}
+    assert {*ModelConfig.__annotations__} - listed == refused - listed
 
 
 @pytest.mark.parametrize("to", EXPORTS)

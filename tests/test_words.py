@@ -75,7 +75,8 @@ def test_links_lead_somewhere():
 
 # Settings that share a row, without values.
 TOGETHER = """schedule peak_lr precision compile seed keep_last save_every valid_every
-              position norm""".split()
+              position norm norm_kind activation n_kv_heads qk_norm bias tied
+              optimizer weight_decay""".split()
 
 
 def rows(name: str) -> list[list[str]]:

@@ -218,6 +218,21 @@ RECIPES = {
         ),
     ),
 }
+# the parts and the training of a model of today, with as many parameters (71d)
+RECIPES["multi30k-tiny-today"] = Recipe(
+    replace(
+        _MULTI30K_TINY.model,
+        d_ff=236,
+        position="rotary",
+        norm="pre",
+        norm_kind="rms",
+        activation="swiglu",
+        n_kv_heads=2,
+        qk_norm=True,
+        bias=False,
+    ),
+    replace(_MULTI30K_TINY.train, schedule="cosine", weight_decay=0.1),
+)
 RECIPES |= {"wmt14-base": RECIPES["base"], "wmt14-big": RECIPES["big"]}
 
 # %% ../../nbs/50_settings.ipynb #20fbf0e5
