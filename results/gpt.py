@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from figures import Data, earlier, encoded, n_parameters, options, write
@@ -59,6 +59,11 @@ def models(data: Data, args: argparse.Namespace) -> dict[str, Row]:
     n, pad_id, bos_id = len(data.vocab), data.vocab.pad_id, data.vocab.bos_id
     two = ModelConfig(args.n_layers, args.d_model, args.d_ff, args.n_heads, norm="pre")
     one = replace(two, n_layers=args.n_layers * 7 // 3)
+    if args.today:
+        two, one = (
+            replace(sizes, **TODAY, d_ff=d_ff)
+            for sizes, d_ff in ((two, 204), (one, 194))
+        )
     rows = partial(join_pairs, pad_id=pad_id)
     prefix = partial(prefix_mask, pad_id=pad_id, bos_id=bos_id)
 
@@ -80,6 +85,17 @@ def models(data: Data, args: argparse.Namespace) -> dict[str, Row]:
         "one sequence": joined(None),
         "one sequence, prefix mask": joined(prefix),
     }
+
+
+# what came after the paper (71); `d_ff` then keeps the parameters equal
+TODAY: dict[str, Any] = {
+    "norm_kind": "rms",
+    "position": "rotary",
+    "activation": "swiglu",
+    "n_kv_heads": 2,
+    "qk_norm": True,
+    "bias": False,
+}
 
 
 def load_data(args: argparse.Namespace) -> Data:
@@ -161,8 +177,9 @@ def main() -> None:
     add("--batch-tokens", type=int, default=500)
     add("--n-train", type=int, default=20_000, help="sentence pairs")
     add("--n-test", type=int, default=500, help="sentences to translate")
-    add("--n-pieces", type=int, default=1000)
+    add("--vocab-size", type=int, default=1000)
     add("--valid-every", type=int, default=200, help="steps")
+    add("--today", action="store_true", help="the parts of later models")
     args = parser.parse_args()
     torch.set_num_threads(1)  # so that processor time compares the models
     found = {"rows": {}} | earlier(args.out, args)

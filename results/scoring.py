@@ -298,7 +298,7 @@ def parse_args() -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--n-train", type=int, default=20_000, help="sentences")
     add("--n-test", type=int, default=500, help="sentences drawn")
-    add("--n-pieces", type=int, default=1000, help="tokens of the vocabulary")
+    add("--vocab-size", type=int, default=1000, help="tokens of the vocabulary")
     lengths = [16, 32, 64, 128, 256, 512, 1024]
     add("--n", type=int, nargs="+", default=lengths, help="lengths, for the cost")
     add("--cost-d-k", type=int, default=64, help="width of a key, for the cost")

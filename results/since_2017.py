@@ -5,7 +5,8 @@
     python tools/record.py results/since_2017.json --command "…" --seed 0 --json table=runs/since_2017/table.json
 
 Every row has as many parameters as base, to 1 %: `d_ff` is adjusted, or `d_model`. Its learning rate is the best of three on another seed,
-after a quarter of the steps; a row of "today without" takes today's. Then it is trained from each seed for all steps. A run takes about
+after a quarter of the steps; a row of "today without" takes today's,
+that of 1,500 steps base's. Then it is trained from each seed for all steps. A run takes about
 eight minutes of one core. It can be interrupted at any time: the same command continues it. When it ends, its measures are written to
 ROW-seedN.json, and table.json collects those of all runs so far. Two commands with different rows can therefore fill one folder at the
 same time. `--speed` measures the finished runs of the first seed one after the other, several times round: nothing else should run then.
@@ -28,6 +29,7 @@ from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.engines.packed import prepare_for_inference
+from annotated_transformer.experiments.variations import SHORTER
 from annotated_transformer.io.text import fingerprint
 from annotated_transformer.runs.folder import load_run
 from annotated_transformer.runs.recipe import build_training
@@ -72,6 +74,7 @@ ROWS = {
     "rotary": Row("position=rotary"),
     "SwiGLU": Row("activation=swiglu", "d_ff=171"),
     "today": today(),
+    SHORTER: Row("max_steps=1500"),  # has base converged?
     "RMSNorm": Row("norm_kind=rms"),
     "2 key heads": Row("n_kv_heads=2", "d_ff=352"),
     "1 key head": Row("n_kv_heads=1", "d_ff=400"),
@@ -121,8 +124,11 @@ def best_rate(name: str, base: Recipe, corpus: Corpus, args) -> dict:
     "The validation loss of a row at each rate, and the rate of the lowest."
     if name.startswith("today without"):
         name = "today"
+    name = "base" if name == SHORTER else name
     file = args.out / f"{run_name(name, RATE_SEED)}-rates.json"
-    found = json.loads(file.read_text("utf-8")) if file.exists() else {"losses": {}}
+    found: dict = {"losses": {}}
+    if file.exists():
+        found = json.loads(file.read_text("utf-8"))
     for rate in RATES:
         if str(rate) in found["losses"]:
             continue
@@ -145,7 +151,7 @@ def long_sentences(run: Path, corpus: Corpus, device: str) -> dict:
     translator = Translator(
         model, vocab, search=search_with(BEAM, ALPHA), max_tokens=4 * MAX_LEN
     )
-    found = {}
+    found: dict[str, float] = {}
     for name, low, high in (
         ("within", 0, MAX_LEN),
         ("beyond", MAX_LEN, 2 * MAX_LEN),
@@ -181,7 +187,7 @@ def speed(names: list[str], corpus: Corpus, args) -> dict:
             batch_tokens=64 * 32,
         )
         ready[name] = run, data, wrapped, optimizer, schedule, translator
-    seconds: dict = {name: {"train": [], "decode": []} for name in names}
+    found: dict = {name: {"train": [], "decode": []} for name in names}
     for _ in range(args.n_rounds):
         for name, (
             run,
@@ -191,15 +197,18 @@ def speed(names: list[str], corpus: Corpus, args) -> dict:
             schedule,
             translator,
         ) in ready.items():
-            steps = training_steps(data, run.vocab, run.recipe.train.batch_tokens)
+            steps = training_steps(
+                data, run.vocab, run.recipe.train.batch_tokens, seed=0
+            )
             start = time.perf_counter()
-            for _ in train(wrapped, steps, optimizer, schedule, n_steps):
-                pass
-            seconds[name]["train"].append(time.perf_counter() - start)
+            records = train(wrapped, steps, optimizer, schedule, n_steps)
+            n_tokens = sum(record.n_tokens for record in records)
+            found[name]["train"].append(n_tokens / (time.perf_counter() - start))
             start = time.perf_counter()
             translator.translate(sources)
-            seconds[name]["decode"].append(time.perf_counter() - start)
-    return seconds
+            n_a_second = len(sources) / (time.perf_counter() - start)
+            found[name]["decode"].append(n_a_second)
+    return found
 
 
 def cache_bytes(run: Path) -> int:
@@ -222,6 +231,16 @@ def table(shared: dict, out: Path) -> dict:
     return {"format": 1, **shared, "rows": list(rows.values())}
 
 
+def take(recorded: dict, out: Path) -> None:
+    "The runs of a record as files of a folder, as if they had been trained in it."
+    for row in recorded["rows"]:
+        of_row = {k: row[k] for k in ("row", "changes", "adjusted", "rates")}
+        shared = {k: v for k, v in recorded.items() if k not in ("format", "rows")}
+        for run in row["found"]:
+            file = out / f"{run_name(row['row'], run['seed'])}.json"
+            write(file, {"shared": shared, **of_row, **run})
+
+
 def fill(args: argparse.Namespace) -> None:
     "Train and measure each run that has no measures yet, and write the table."
     base = override(BASE, args.set)
@@ -237,6 +256,9 @@ def fill(args: argparse.Namespace) -> None:
         **json.loads(json.dumps(asdict(base))),
     }
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.record:
+        take(json.loads(args.record.read_text("utf-8"))["table"], args.out)
+        write(args.out / "table.json", table(shared, args.out))
     if args.speed:
         write(args.out / "speed.json", speed(args.rows, corpus, args))
         return
@@ -272,6 +294,7 @@ def main() -> None:
     add("--n-train", type=int, default=10_000, help="pairs, the first of the text")
     add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    add("--record", type=Path, help="take its runs, and train those that it lacks")
     add("--device", default="cpu")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of base")
     add("--speed", action="store_true", help="measure finished runs")

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.slow
 TINY = """n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=500 max_steps=4 warmup_steps=2
 batch_tokens=400 valid_every=2 save_every=2 precision=fp32""".split()
 SCORING = """--d-k 4 16 --d-model 16 --d-ff 16 --n-layers 1 --steps 2 --rates 1e-3 2e-3
---seeds 0 --n-train 200 --n-test 4 --n-pieces 400 --batch-tokens 200 --n 4 8
+--seeds 0 --n-train 200 --n-test 4 --vocab-size 400 --batch-tokens 200 --n 4 8
 --cost-d-k 4 --rounds 1"""
 GPT = """--d-model 16 --d-ff 32 --steps 2 --rates 1e-3 2e-3 --seeds 0 1 --n-train 200
---n-test 4 --n-pieces 400 --batch-tokens 200 --valid-every 1"""
+--n-test 4 --vocab-size 400 --batch-tokens 200 --valid-every 1"""
 BACKGROUND = "--steps 2 --rates 1e-3 2e-3 --seeds 0 1 --n-train 200"
 DEMO = str(ROOT / "annotated_transformer/pretrained/demo")
 OPTIONS = {

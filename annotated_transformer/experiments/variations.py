@@ -89,7 +89,7 @@ def effects(
         difference = fmean(values) - fmean(base)
         noise = 2 * std * math.sqrt(1 / len(values) + 1 / len(base))
         noise = max(noise, last_quarter(table, measure))
-        if row["paper"] is not None:
+        if row.get("paper") is not None:
             expected = paper[row["paper"]][measure] - paper["base"][measure]
         verdict = _verdict(difference, noise, expected)
         if min(len(values), len(base)) < N_SEEDS:
