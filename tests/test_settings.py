@@ -22,12 +22,12 @@ from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.model.after import (
     GatedFeedForward,
     RMSNorm,
-    rotate,
 )
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.feed_forward import FeedForward
 from annotated_transformer.model.multi_head import MultiHeadAttention
 from annotated_transformer.model.position import LearnedPosition, SinusoidalPosition
+from annotated_transformer.model.rotary import rotate
 from annotated_transformer.model.stack import (
     DecoderLayer,
     EncoderLayer,

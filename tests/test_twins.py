@@ -35,7 +35,7 @@ from annotated_transformer.engines.packed import (
     fast_decoder,
     prepare_for_inference,
 )
-from annotated_transformer.model.after import RMSNorm, rotate
+from annotated_transformer.model.after import RMSNorm
 from annotated_transformer.model.attention import attention, attention_weights
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import (
@@ -45,6 +45,7 @@ from annotated_transformer.model.decode import (
     greedy_search,
 )
 from annotated_transformer.model.multi_head import MultiHeadAttention
+from annotated_transformer.model.rotary import rotate
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.training.label_smoothing import smoothed_loss

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from .after import (
     GatedFeedForward,
-    NoPosition,
     RMSNorm,
     UntiedEmbedding,
-    rotate,
 )
 from .config import ModelConfig
 from .embedding import Embedding
@@ -27,6 +25,7 @@ from .feed_forward import FeedForward
 from .masking import padding_mask, target_mask
 from .multi_head import MultiHeadAttention
 from .position import LearnedPosition, SinusoidalPosition
+from .rotary import NoPosition, rotate
 from .stack import (
     Decoder,
     DecoderLayer,
