@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What came after the paper, one setting at a time: a training run for each row and seed, from the base of Table 3's rows (notebook 71b).
+"""What came after the paper, one setting at a time: a training run for each row and seed, from the base of Table 3's rows (notebook 71d).
 
     OMP_NUM_THREADS=1 python results/since_2017.py --data-dir DATA --out runs/since_2017
     python tools/record.py results/since_2017.json --command "…" --seed 0 --json table=runs/since_2017/table.json

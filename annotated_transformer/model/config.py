@@ -23,7 +23,7 @@ class ModelConfig:
     n_heads: Count = 8  # h
     d_k: Count | None = None  # width of a key; None = d_model / n_heads
     d_v: Count | None = None  # width of a value; None = d_model / n_heads
-    # "sinusoidal" as in §3.5, "learned" as in row E of Table 3, "rotary" as in 71
+    # "sinusoidal" as in §3.5, "learned" as in row E of Table 3, "rotary" as in 71b
     position: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     n_positions: Count = 1024  # rows of the table of learned positions
     norm: Literal["post", "pre"] = "post"  # "post" as in §3.1
