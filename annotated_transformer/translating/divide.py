@@ -106,7 +106,7 @@ def _part_starts(tokens: list[str], longest: int) -> list[int]:
 def divide(
     text: str,
     vocab: Vocab,
-    max_tokens: int,  # of a part, 4 or more
+    max_tokens: int,  # of a part, its tag included; at least 4 for the text
     split: bool = False,  # divide at sentence ends, not only at line breaks
 ) -> list[str | list[int]]:
     """The text as ids that are translated at once, and text that is kept between.
