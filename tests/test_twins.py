@@ -592,3 +592,25 @@ def test_rotary_positions_everywhere():
     assert (hidden - faster).abs().max() > 0.1
     fused = make(FusedMultiHeadAttention)
     torch.testing.assert_close(fused(src, tgt_in), hidden)
+
+
+def test_maps_of_heads_that_share_keys():
+    "Each query head has its own, as it was computed for a group."
+    seen = []
+
+    def recording(q, k, v, mask):
+        seen.append(attention_weights(q, k, mask).unflatten(2, (2, -1)).flatten(1, 2))
+        return attention(q, k, v, mask)
+
+    sizes = dict(n_layers=1, d_model=16, d_ff=24, n_heads=4, n_kv_heads=2)
+    attend = partial(MultiHeadAttention, attend=recording)
+    torch.manual_seed(0)
+    model = build_transformer(ModelConfig(**sizes), 20, 0, attention=attend).eval()
+    src, tgt_in = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([[2, 5], [2, 8]])
+    with torch.no_grad():
+        model(src, tgt_in)
+    own = [weights.clone() for weights in seen]
+    maps = attention_maps(model, src, tgt_in)
+    for kind, weights in zip(("encoder", "decoder", "cross"), own, strict=True):
+        assert weights.size(1) == 4
+        torch.testing.assert_close(maps[kind][0], weights)

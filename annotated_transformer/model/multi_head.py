@@ -115,9 +115,16 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "b n_q d_model"]:
         "The attention of each head, concatenated and projected by W^O."
         n_sharing = self.n_heads // self.n_kv_heads
-        if n_sharing > 1:  # each head of keys and values, for the queries that share it
-            k, v = (t.repeat_interleave(n_sharing, dim=1) for t in (k, v))
-        return self.w_o(self.merge_heads(self.attend(q, k, v, mask)))
+        if n_sharing == 1:
+            return self.w_o(self.merge_heads(self.attend(q, k, v, mask)))
+        # heads that share keys attend as one head with more queries: no key is copied
+        q = q.unflatten(1, (self.n_kv_heads, -1)).flatten(2, 3)
+        if mask is not None and mask.size(-2) > 1:
+            mask = mask.repeat(1, 1, n_sharing, 1)
+        heads = self.attend(q, k, v, mask)  # (b, h_kv, n_sharing · n_q, d_v)
+        return self.w_o(
+            self.merge_heads(heads.unflatten(2, (n_sharing, -1)).flatten(1, 2))
+        )
 
     def split_heads(
         self, x: Shaped[Tensor, "b n width"], n_heads: int | None = None

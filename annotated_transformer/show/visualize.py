@@ -270,9 +270,9 @@ def attention_maps(
 
     def record(module: nn.Module, args: tuple, output: Tensor) -> None:
         query, key, value, mask = args
-        seen[module] = attention_weights(
-            module.queries(query), module.keys_values(key, value)[0], mask
-        )
+        q, (k, _) = module.queries(query), module.keys_values(key, value)
+        k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)  # 71c: shared keys
+        seen[module] = attention_weights(q, k, mask)
 
     hooks = [
         module.register_forward_hook(record)
