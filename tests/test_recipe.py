@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from small_runs import small_vocab
 from torch.torch_version import TorchVersion
 
 from annotated_transformer import UserError
@@ -197,3 +198,14 @@ def test_apple_gpus_need_a_pytorch_whose_attention_is_right(
     if chosen == "cpu":
         with pytest.raises(UserError, match="'mps' needs PyTorch 2.12 .* not 2.8.0"):
             pick_device("mps")
+
+
+def test_muon_has_whole_matrices(monkeypatch):
+    "Its steps of slices are wrong (tried), and PyTorch has it since 2.9."
+    recipe = override(get_recipe("tiny"), ["optimizer=muon"])
+    vocab, cpu = small_vocab(), torch.device("cpu")
+    with pytest.raises(UserError, match="^optimizer=muon needs whole matrices"):
+        build_training(recipe, vocab, cpu, sharded=True)
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(UserError, match="has no Muon: use 2.9 or later"):
+        build_training(recipe, vocab, cpu)

@@ -4,10 +4,11 @@ A new engine is a new row in TWINS. The exact result is that of the plain twin i
 it at each precision that has a tolerance, on each device at hand.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args, get_origin
 from unittest import mock
 
 import pytest
@@ -339,13 +340,18 @@ DECODINGS = {
     "no biases": dict(beams=(1, 3, 3), bias=False),
     "two matrices": dict(beams=(1, 3, 3), tied=False),
 }
+# each word of a setting that chooses a part
+WORDS = {
+    f"{field.name}={word}": dict(beams=(1, 2, 2, 1, 3), **{field.name: word})
+    for field in dataclasses.fields(ModelConfig)
+    if get_origin(field.type) is Literal
+    for word in get_args(field.type)
+}
 # which no step in few calls has
 LATER_PARTS = {
-    "rotary positions": dict(beams=(1, 2, 2, 1, 3), position="rotary"),
     "two heads of keys": dict(beams=(1, 2, 3, 2), n_kv_heads=2),
     "one head of keys": dict(beams=(2, 2, 1), n_kv_heads=1),
     "norm of queries and keys": dict(beams=(1, 2, 3), qk_norm=True),
-    "SwiGLU": dict(beams=(1, 2, 3), activation="swiglu"),
     "all of today": dict(
         beams=(1, 2, 2, 1, 3),
         norm="pre",
@@ -480,7 +486,7 @@ TWINS = [
         partial(decode_steps, PrefixDecoder),
         partial(decode_steps, KVCache),
         decoding_inputs,
-        DECODINGS | LATER_PARTS | fused(DECODINGS | LATER_PARTS),
+        DECODINGS | WORDS | LATER_PARTS | fused(DECODINGS | WORDS | LATER_PARTS),
         DECODING_TOLERANCE,
     ),
     Twin(

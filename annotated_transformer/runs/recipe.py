@@ -170,16 +170,12 @@ def _new_model(recipe: Recipe, vocab: Vocab, engines: Engines) -> Transformer:
     )
 
 # %% ../../nbs/55_recipe.ipynb #55c00001
-def _new_optimizer(
-    settings: TrainConfig, model: Transformer, sharded: bool
-) -> torch.optim.Optimizer:
+def _new_optimizer(settings: TrainConfig, model: Transformer) -> torch.optim.Optimizer:
     "Adam for all weights, or Muon for the matrices of the layers and Adam for the rest."
     betas = (settings.adam_beta1, settings.adam_beta2)
     others = list(model.parameters())
     if settings.optimizer == "adam":
         return adam(others, betas, settings.adam_eps, settings.weight_decay)
-    if sharded:
-        raise UserError("optimizer=muon needs whole matrices: train without --fsdp")
     layers = [*model.encoder.layers, *model.decoder.layers]
     matrices = [p for layer in layers for p in layer.parameters() if p.dim() == 2]
     in_layers = {id(p) for p in matrices}
@@ -198,6 +194,8 @@ def build_training(
 ) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer, Callable[[int], float]]:
     "The objective, the same as the loop calls it, Adam, and the schedule."
     settings = recipe.train
+    if sharded and settings.optimizer == "muon":
+        raise UserError("optimizer=muon needs whole matrices: train without --fsdp")
     # a model that is sharded may be too large to be built whole
     with torch.device("meta" if sharded else "cpu"):
         model = _new_model(recipe, vocab, engines).float()
@@ -216,4 +214,4 @@ def build_training(
         wrapped = data_parallel(objective.to(device), device)
         padding = torch.full((2, 8), vocab.pad_id, device=device)
         warm_up_ddp_buckets(wrapped, Batch(padding, padding, padding, 0))
-    return objective, wrapped, _new_optimizer(settings, model, sharded), schedule
+    return objective, wrapped, _new_optimizer(settings, model), schedule
