@@ -5,7 +5,7 @@
     python tools/record.py results/since_2017.json --command "…" --seed 0 --json table=runs/since_2017/table.json
 
 Every row has as many parameters as base, to 1 %: `d_ff` is adjusted, or `d_model`. Its learning rate is the best of three on another seed,
-after a quarter of the steps; a row of "today without" takes today's,
+after a quarter of the steps; a row that begins with "today" takes today's,
 that of 1,500 steps base's. Then it is trained from each seed for all steps. A run takes about
 eight minutes of one core. It can be interrupted at any time: the same command continues it. When it ends, its measures are written to
 ROW-seedN.json, and table.json collects those of all runs so far. Two commands with different rows can therefore fill one folder at the
@@ -88,7 +88,10 @@ ROWS = {
     "two matrices": Row("tied=false", "d_model=108 d_ff=234"),
     "short": Row(f"max_len={MAX_LEN}"),
     "short, rotary": Row(f"max_len={MAX_LEN} position=rotary"),
-    **{f"today without {name}": today(name) for name in TODAY},
+    **{
+        f"today without {name}".replace("without no", "with"): today(name)
+        for name in TODAY
+    },
 }
 RATES = (1.5e-3, 3e-3, 6e-3)
 RATE_SEED = 3
@@ -122,7 +125,7 @@ def provenance(seed: int) -> dict:
 
 def best_rate(name: str, base: Recipe, corpus: Corpus, args) -> dict:
     "The validation loss of a row at each rate, and the rate of the lowest."
-    if name.startswith("today without"):
+    if name.startswith("today "):
         name = "today"
     name = "base" if name == SHORTER else name
     file = args.out / f"{run_name(name, RATE_SEED)}-rates.json"
