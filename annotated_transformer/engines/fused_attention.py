@@ -110,7 +110,8 @@ class FusedMultiHeadAttention(MultiHeadAttention):
         parts = product.split([w.out_features for w in maps], dim=-1)
         h, h_kv = self.n_heads, self.n_kv_heads
         q, k, v = map(self.split_heads, parts, (h, h_kv, h_kv))
-        q, k = self.q_norm(q), self.k_norm(k)
+        if self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         return self.output(self.with_positions(q), self.with_positions(k), v, mask)
 
 # %% ../../nbs/90b_fused_attention.ipynb #90b00013

@@ -168,7 +168,7 @@ def _is_plain(layer: nn.Module) -> bool:
         and all(attn.attend is fused_attention for attn in attentions)
         and all(attn.rotate is None for attn in attentions)
         and all(attn.n_kv_heads == attn.n_heads for attn in attentions)
-        and all(type(attn.q_norm) is nn.Identity for attn in attentions)
+        and all(attn.q_norm is None for attn in attentions)
         and all(type(residual) in (PostNorm, PreNorm) for residual in residuals)
         and all(type(residual.dropout) is nn.Identity for residual in residuals)
     )

@@ -62,8 +62,8 @@ class MultiHeadAttention(nn.Module):
         self.w_k = nn.Linear(d_model, n_kv_heads * d_k, bias=False)
         self.w_v = nn.Linear(d_model, n_kv_heads * d_v, bias=False)
         self.w_o = nn.Linear(n_heads * d_v, d_model, bias=False)
-        self.q_norm = nn.Identity() if qk_norm is None else qk_norm(d_k)
-        self.k_norm = nn.Identity() if qk_norm is None else qk_norm(d_k)
+        self.q_norm = None if qk_norm is None else qk_norm(d_k)
+        self.k_norm = None if qk_norm is None else qk_norm(d_k)
 
     def forward(
         self,
@@ -80,8 +80,8 @@ class MultiHeadAttention(nn.Module):
         positions: Int[Tensor, " n_q"] | None = None,
     ) -> Float[Tensor, "b h n_q d_k"]:
         "The queries of each head; `positions` are 0, 1, … unless given."
-        q = self.q_norm(self.split_heads(self.w_q(query)))
-        return self.with_positions(q, positions)
+        q = self.split_heads(self.w_q(query))
+        return self.with_positions(self.q_norm(q) if self.q_norm else q, positions)
 
     def keys_values(
         self,
@@ -90,9 +90,9 @@ class MultiHeadAttention(nn.Module):
         positions: Int[Tensor, " n_k"] | None = None,
     ) -> tuple[Float[Tensor, "b h_kv n_k d_k"], Float[Tensor, "b h_kv n_k d_v"]]:
         "The keys and values of each head; `positions` are 0, 1, … unless given."
-        k = self.k_norm(self.split_heads(self.w_k(key), self.n_kv_heads))
+        k = self.split_heads(self.w_k(key), self.n_kv_heads)
         v = self.split_heads(self.w_v(value), self.n_kv_heads)
-        return self.with_positions(k, positions), v
+        return self.with_positions(self.k_norm(k) if self.k_norm else k, positions), v
 
     def with_positions(
         self,
