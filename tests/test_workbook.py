@@ -1,17 +1,24 @@
 "The workbook's checks: the reference passes, each known mistake is diagnosed as itself, nothing else passes."
 
+import contextlib
+import inspect
+import io
 import json
 import re
+import subprocess
+import sys
 from itertools import combinations
 
+import matplotlib
 import pytest
 import torch
-from cells import joined, slug
+from cells import code_of, joined, slug
 from conftest import ROOT
 
+from annotated_transformer import UserError
 from annotated_transformer.experiments import workbook
 from annotated_transformer.experiments.diagnosis import diagnose, outcome, same
-from annotated_transformer.experiments.workbook import TASKS, by_hand, verdict_on
+from annotated_transformer.experiments.workbook import TASKS, by_hand, grade, verdict_on
 
 every_task = pytest.mark.parametrize("name", TASKS)
 MISTAKES = [(name, m.name) for name, task in TASKS.items() for m in task.mistakes]
@@ -83,6 +90,10 @@ def test_what_a_function_uses_is_repaired_first(unchecked):
     )
     functions["multi_head"] = lambda *args: args[0] * 2
     assert verdict_on("multi_head", functions).text == "first repair attention"
+    # nor is it if multi_head has a mistake of this effect
+    functions["attention"] = TASKS["attention"].with_mistakes("no_mask")
+    functions["multi_head"] = TASKS["multi_head"].with_mistakes("no_mask")
+    assert verdict_on("multi_head", functions).text == "first repair attention"
 
 
 # ---- links
@@ -111,3 +122,143 @@ def test_addresses():
     address = workbook.lesson_address("321_attention#why-a-softmax")
     assert address.endswith("attention.html#why-a-softmax") and "321" not in address
     assert workbook.lesson_address("misreadings#x").endswith("misreadings.html#x")
+
+
+# ---- the notebook
+
+PATH = ROOT / "nbs/workbook.ipynb"
+NOTEBOOK = json.loads(PATH.read_text("utf-8"))
+CODES = [
+    code_of(joined(cell["source"]))
+    for cell in NOTEBOOK["cells"]
+    if cell["cell_type"] == "code"
+]
+STUBS = {
+    name: code
+    for code in CODES
+    for name in re.findall(r"^def (\w+)\(", code, re.MULTILINE)
+}
+
+
+def filled(**mistakes: str) -> list[str]:
+    "The code cells with the reference in each stub, or a mistake of the table."
+    start = "from annotated_transformer.experiments.workbook import TASKS as _tasks\n"
+    cells = []
+    for code in CODES:
+        for name, stub in STUBS.items():
+            if code == stub:
+                what = f"_tasks[{name!r}]"
+                wrong = mistakes.get(name)
+                of = (
+                    f"{what}.with_mistakes({wrong!r})" if wrong else f"{what}.reference"
+                )
+                code = f"{start}{name} = {of}\n{name} = (lambda f: lambda *a: f(*a))({name})"
+                code += f"\n{name}.__name__ = {name!r}"
+        cells.append(code)
+    return cells
+
+
+def run_cells(cells: list[str]) -> tuple[dict, str]:
+    matplotlib.use("agg")
+    space, said = {}, io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for code in cells:
+            exec(compile(code, "workbook", "exec"), space)
+    return space, said.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+    "Without what other notebooks of this process have checked."
+    monkeypatch.setattr(workbook, "_verdicts", {})
+    monkeypatch.setattr(workbook, "_written", {})
+
+
+def test_the_notebook_has_the_tasks_of_the_table():
+    "In its order, each with a stub whose parameters are right, its check, and three hints."
+    assert [*STUBS] == [*TASKS]
+    checks = re.findall(r"^check\((\w+)\)$", "\n".join(CODES), re.MULTILINE)
+    assert checks == [*TASKS]
+    texts = [
+        joined(c["source"]) for c in NOTEBOOK["cells"] if c["cell_type"] == "markdown"
+    ]
+    of_tasks = [text for text in texts if re.match(r"## \d+\. ", text)]
+    for i, (text, (name, task)) in enumerate(zip(of_tasks, TASKS.items()), 1):
+        assert text.startswith(f"## {i}. {task.title}\n")
+        hints = re.findall(r"<details><summary>Hint (\d)</summary>", text)
+        assert hints == ["1", "2", "3"] and "ipynb#" in text.split("Hint 3")[1]
+        stub = STUBS[name]
+        assert stub.rstrip().endswith("\n    ...")
+        parameters = inspect.signature(task.written).parameters
+        asked = re.findall(r"(\w+): ", stub.partition(") ->")[0].partition("(")[2])
+        assert asked == [*parameters][1:]
+    assert len(of_tasks) == len(TASKS)
+
+
+def test_stubs_are_missing(unchecked):
+    space, said = run_cells(CODES)
+    assert said.count("not written yet") == len(TASKS)
+    assert "0 of 19 tasks are right; next: softmax" in said and "✗" not in said
+    assert not space["is_complete"] and "not yet" in said
+
+
+def test_it_runs_to_the_end_with_the_references(unchecked):
+    cells = [code.replace("[], 250", "[], 2") for code in filled()]
+    assert cells != filled()
+    space, said = run_cells(cells)
+    assert said.count("✓") == 19 and "19 of 19 tasks are right\n" in said
+    assert len(space["losses"]) == 2 and "too wide." in said
+
+
+def notebook_of(codes: list[str]) -> dict:
+    cells = [{"cell_type": "code", "source": code.splitlines(True)} for code in codes]
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    def write(codes: list[str]):
+        path = tmp_path / "of a student.ipynb"
+        path.write_text(json.dumps(notebook_of(codes)), encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_the_command_scores_what_was_handed_in(file_of, tmp_path):
+    "Also after a cell that raises; a mistake is named."
+    codes = ["%matplotlib inline\n!ls\n1 / 0", *filled(attention="no_scale")]
+    out = tmp_path / "score.json"
+    program = [sys.executable, "-m", "annotated_transformer", "workbook"]
+    done = subprocess.run(
+        [*program, "--check", file_of(codes), "--json", out],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "✗ attention: this is what comes out if the scores are not" in done.stdout
+    assert done.stdout.endswith("18 of 19 tasks are right; next: attention\n")
+    score = json.loads(out.read_text("utf-8"))
+    assert (score["right"], score["tasks"]) == (18, 19)
+    assert score["results"]["attention"]["mistakes"] == ["no_scale"]
+
+
+def test_a_notebook_that_does_not_end(file_of):
+    with pytest.raises(UserError, match="one of its loops does not end"):
+        grade(file_of(["while True:\n    pass"]), timeout=2)
+
+
+def test_a_search_that_does_not_end_is_stopped(unchecked):
+    def endless(step, bos_id, eos_id, max_len):
+        while True:
+            step([bos_id])
+
+    found = diagnose(TASKS["greedy_search"], endless)
+    assert found.state == "unknown" and "does the search end?" in found.text
+
+
+def test_checks_do_not_raise(capsys, unchecked):
+    workbook.check(None)
+    workbook.check(lambda: 0)
+    assert capsys.readouterr().out.count("is not a task") == 2

@@ -162,6 +162,8 @@ def shown(value: Any) -> str:
         if _kind(value) == "float":
             numbers = (numbers.double() * 1e4).round() / 1e4
         return f"{numbers.tolist()}, shape {tuple(value.shape)}"
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value).__name__  # weights, which are many numbers
     if isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
         return "\n      and ".join(map(shown, value))
     return repr(value) if not isinstance(value, float) else f"{value:.6g}"

@@ -1410,7 +1410,7 @@ def verdict_on(name: str, functions: Mapping[str, Any]) -> Verdict:
     "What is wrong with the function of this name, if those that it uses are right."
     task = TASKS[name]
     verdict = diagnose(task, functions.get(name))
-    if verdict.state in ("unknown", "pair"):
+    if verdict.state not in ("right", "missing"):
         for used in task.uses:
             first = verdict_on(used, functions)
             if used in functions and first.state not in ("right", "missing"):
