@@ -2,7 +2,7 @@
 """The training of the workbook's own functions, which its last figure draws next to the reader's.
 
     python results/workbook.py --out workbook.json
-    tools/record.py results/workbook.json --command "…" --seed 0 --json run=workbook.json
+    tools/record.py results/workbook.json --command "…" --seed 0 --json workbook=workbook.json
 
 Takes one or two minutes of two cores.
 """

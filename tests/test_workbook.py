@@ -210,6 +210,14 @@ def test_it_runs_to_the_end_with_the_references(unchecked):
     assert len(space["losses"]) == 2 and "too wide." in said
 
 
+@pytest.mark.slow
+def test_the_model_that_was_written_translates(unchecked):
+    "Both sentences, as the notebook trains it; other processors round otherwise."
+    space, said = run_cells(filled())
+    assert space["losses"][-1] < 1.0
+    assert "weil es zu müde war." in said and "weil sie zu breit war." in said
+
+
 def notebook_of(codes: list[str]) -> dict:
     cells = [{"cell_type": "code", "source": code.splitlines(True)} for code in codes]
     return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
