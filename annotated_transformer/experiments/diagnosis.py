@@ -7,7 +7,6 @@ __all__ = ['Mistake', 'call', 'Task', 'Raised', 'copy_of', 'outcome', 'same', 'V
            'describe']
 
 # %% ../../nbs/02_known_mistakes.ipynb #02b00005
-import math
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import chain, combinations

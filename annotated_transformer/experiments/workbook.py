@@ -9,6 +9,7 @@ __all__ = ['TASKS', 'AttentionWeights', 'FeedForwardWeights', 'NormWeights', 'En
 
 # %% ../../nbs/02a_tasks.ipynb #02a00005
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -53,10 +54,9 @@ _RIGHT: frozenset[str] = frozenset()  # the version by hand without a mistake
 
 
 def _add(name: str, title: str, lesson: str, mistakes: str, **parts: Any) -> None:
-    "A task; each line of `mistakes` has a name, a sentence and a link."
-    rows = [
-        [x.strip() for x in line.split(" | ")] for line in mistakes.strip().split("\n")
-    ]
+    "A task; `mistakes` has lines `name | sentence`, each with its link below."
+    pattern = r"(\w+) \| (.+)\n +→ (\S+)"
+    rows = re.findall(pattern, mistakes)
     TASKS[name] = Task(title, lesson, mistakes=[Mistake(*r) for r in rows], **parts)
 
 
@@ -101,17 +101,28 @@ _add(
     "Softmax",
     "321_attention#why-a-softmax",
     """
-    over_queries | the softmax runs over the queries: each row, one for each query, has to sum to 1, so look at the axis | misreadings#the-softmax-runs-over-the-queries
-    first_axis | the softmax runs over axis 0, which is the batch when there is one: count axes from the end | 36a_bug_hunt#bug-2-the-softmax
-    all_elements | all scores together sum to 1: each row has to | 321_attention#why-a-softmax
-    no_exponential | the scores are divided by their sum without the exponential, so weights can be negative | 321_attention#why-a-softmax
-    sigmoid | each score has its own sigmoid: the weights of a row have to compete and sum to 1 | 321_attention#why-a-softmax
-    no_sum | the exponentials are not divided by their sum | 321_attention#why-a-softmax
-    largest_of_all | the largest score of the whole tensor is subtracted: a row far below it becomes 0/0, so subtract the largest of each row | 321_attention#why-a-softmax
-    overflow | exp is taken of large scores and overflows to infinity: subtract the largest score of the row first, which changes no weight | 321_attention#why-a-softmax
-    divided_by_largest | the exponentials are divided by the largest of them instead of their sum | 321_attention#why-a-softmax
-    axis_lost | the sum has lost its axis, so that it is divided along the wrong one: use keepdim=True | 321_attention#why-a-softmax
-    logarithm | the logarithm of the weights is returned | 321_attention#why-a-softmax
+    over_queries | the softmax runs over the queries: each row, one for each query, has to sum to 1, so look at the axis
+        → misreadings#the-softmax-runs-over-the-queries
+    first_axis | the softmax runs over axis 0, which is the batch when there is one: count axes from the end
+        → 36a_bug_hunt#bug-2-the-softmax
+    all_elements | all scores together sum to 1: each row has to
+        → 321_attention#why-a-softmax
+    no_exponential | the scores are divided by their sum without the exponential, so weights can be negative
+        → 321_attention#why-a-softmax
+    sigmoid | each score has its own sigmoid: the weights of a row have to compete and sum to 1
+        → 321_attention#why-a-softmax
+    no_sum | the exponentials are not divided by their sum
+        → 321_attention#why-a-softmax
+    largest_of_all | the largest score of the whole tensor is subtracted: a row far below it becomes 0/0, so subtract the largest of each row
+        → 321_attention#why-a-softmax
+    overflow | exp is taken of large scores and overflows to infinity: subtract the largest score of the row first, which changes no weight
+        → 321_attention#why-a-softmax
+    divided_by_largest | the exponentials are divided by the largest of them instead of their sum
+        → 321_attention#why-a-softmax
+    axis_lost | the sum has lost its axis, so that it is divided along the wrong one: use keepdim=True
+        → 321_attention#why-a-softmax
+    logarithm | the logarithm of the weights is returned
+        → 321_attention#why-a-softmax
     """,
     reference=lambda scores: scores.softmax(dim=-1),
     written=_softmax,
@@ -176,18 +187,30 @@ _add(
     "Scaled dot-product attention",
     "321_attention#equation-1-all-queries-at-once",
     """
-    no_scale | the scores are not divided by √d_k | 321_attention#why-divide-by-d_k
-    divided_by_d_k | the scores are divided by d_k instead of √d_k | misreadings#the-keys-are-normalised-by-d_k
-    times_sqrt | the scores are multiplied by √d_k instead of divided | 321_attention#why-divide-by-d_k
-    length_for_d_k | d_k is taken for the number of keys: it is the width of a key, the last axis | misreadings#d_k-is-the-length-of-the-sequence
-    scaled_weights | the weights are divided by √d_k after the softmax, so they no longer sum to 1: divide the scores | 321_attention#why-divide-by-d_k
-    over_queries | the softmax runs over the queries: look at the axis | misreadings#the-softmax-runs-over-the-queries
-    inverted_mask | the mask is inverted: here True means attend | 36a_bug_hunt#bug-1-the-mask
-    mask_after | the mask is applied after the softmax, so the weights of a row no longer sum to 1 | 323_masking#why-before-the-softmax
-    masked_scores_0 | the scores are multiplied by the mask: a score of 0 still has a weight, set it to −∞ | 323_masking#multiplying-instead-of-setting
-    no_mask | the mask is not used | 323_masking#padding-mask
-    weights_returned | the weights are returned instead of the means of the values | 321_attention#queries-keys-and-values
-    key_as_value | the keys are averaged instead of the values | 321_attention#queries-keys-and-values
+    no_scale | the scores are not divided by √d_k
+        → 321_attention#why-divide-by-d_k
+    divided_by_d_k | the scores are divided by d_k instead of √d_k
+        → misreadings#the-keys-are-normalised-by-d_k
+    times_sqrt | the scores are multiplied by √d_k instead of divided
+        → 321_attention#why-divide-by-d_k
+    length_for_d_k | d_k is taken for the number of keys: it is the width of a key, the last axis
+        → misreadings#d_k-is-the-length-of-the-sequence
+    scaled_weights | the weights are divided by √d_k after the softmax, so they no longer sum to 1: divide the scores
+        → 321_attention#why-divide-by-d_k
+    over_queries | the softmax runs over the queries: look at the axis
+        → misreadings#the-softmax-runs-over-the-queries
+    inverted_mask | the mask is inverted: here True means attend
+        → 36a_bug_hunt#bug-1-the-mask
+    mask_after | the mask is applied after the softmax, so the weights of a row no longer sum to 1
+        → 323_masking#why-before-the-softmax
+    masked_scores_0 | the scores are multiplied by the mask: a score of 0 still has a weight, set it to −∞
+        → 323_masking#multiplying-instead-of-setting
+    no_mask | the mask is not used
+        → 323_masking#padding-mask
+    weights_returned | the weights are returned instead of the means of the values
+        → 321_attention#queries-keys-and-values
+    key_as_value | the keys are averaged instead of the values
+        → 321_attention#queries-keys-and-values
     """,
     reference=attention,
     written=_attention,
@@ -230,14 +253,22 @@ _add(
     "Padding mask",
     "323_masking#padding-mask",
     """
-    inverted | the mask is inverted: here True means attend, so padding is False | 36a_bug_hunt#bug-1-the-mask
-    zero_for_pad | padding is taken to be 0: compare with pad_id | 323_masking#padding-mask
-    no_axes | the mask has the shape (b, n) of the ids: it needs axes of size 1 for heads and queries, (b, 1, 1, n) | 323_masking#padding-mask
-    one_axis | the mask has the shape (b, 1, n): with heads, scores have four axes, so it needs (b, 1, 1, n) | 323_masking#padding-mask
-    of_queries | the queries are masked, not the keys: the last axis is that of the keys | 323_masking#padding-mask
-    both | queries that are padding are masked too: their rows are fully masked, which the softmax turns into NaN | 323_masking#fully-masked-rows
-    additive | the mask has 0 and −∞ to be added to scores: here it is boolean, True = attend | 323_masking#why-before-the-softmax
-    numbers | the mask has numbers instead of Booleans, which masked_fill and ~ do not accept as a mask | 323_masking#padding-mask
+    inverted | the mask is inverted: here True means attend, so padding is False
+        → 36a_bug_hunt#bug-1-the-mask
+    zero_for_pad | padding is taken to be 0: compare with pad_id
+        → 323_masking#padding-mask
+    no_axes | the mask has the shape (b, n) of the ids: it needs axes of size 1 for heads and queries, (b, 1, 1, n)
+        → 323_masking#padding-mask
+    one_axis | the mask has the shape (b, 1, n): with heads, scores have four axes, so it needs (b, 1, 1, n)
+        → 323_masking#padding-mask
+    of_queries | the queries are masked, not the keys: the last axis is that of the keys
+        → 323_masking#padding-mask
+    both | queries that are padding are masked too: their rows are fully masked, which the softmax turns into NaN
+        → 323_masking#fully-masked-rows
+    additive | the mask has 0 and −∞ to be added to scores: here it is boolean, True = attend
+        → 323_masking#why-before-the-softmax
+    numbers | the mask has numbers instead of Booleans, which masked_fill and ~ do not accept as a mask
+        → 323_masking#padding-mask
     """,
     reference=padding_mask,
     written=_padding_mask,
@@ -270,14 +301,22 @@ _add(
     "Causal mask",
     "323_masking#target-mask",
     """
-    strict | the diagonal is missing: a position attends to itself, because the input there is already shifted | misreadings#position-i-attends-only-to-positions-before-i
-    one_more | a position attends to the next one, which is the token to predict | 323_masking#teacher-forcing-and-the-causal-mask
-    later | the mask allows later positions instead of earlier ones: use the lower triangle | misreadings#the-mask-prevents-attention-to-the-left
-    no_causal | only padding is masked, and later positions are visible | 323_masking#teacher-forcing-and-the-causal-mask
-    no_padding | only later positions are masked, and padding is visible | 323_masking#target-mask
-    inverted | the mask is inverted: here True means attend | 36a_bug_hunt#bug-1-the-mask
-    either | a key needs to be real or not later: both are required, so combine with & | 323_masking#target-mask
-    queries | queries that are padding are masked, so their rows are fully masked: the padding mask is for keys | 323_masking#fully-masked-rows
+    strict | the diagonal is missing: a position attends to itself, because the input there is already shifted
+        → misreadings#position-i-attends-only-to-positions-before-i
+    one_more | a position attends to the next one, which is the token to predict
+        → 323_masking#teacher-forcing-and-the-causal-mask
+    later | the mask allows later positions instead of earlier ones: use the lower triangle
+        → misreadings#the-mask-prevents-attention-to-the-left
+    no_causal | only padding is masked, and later positions are visible
+        → 323_masking#teacher-forcing-and-the-causal-mask
+    no_padding | only later positions are masked, and padding is visible
+        → 323_masking#target-mask
+    inverted | the mask is inverted: here True means attend
+        → 36a_bug_hunt#bug-1-the-mask
+    either | a key needs to be real or not later: both are required, so combine with &
+        → 323_masking#target-mask
+    queries | queries that are padding are masked, so their rows are fully masked: the padding mask is for keys
+        → 323_masking#fully-masked-rows
     """,
     reference=target_mask,
     written=_target_mask,
@@ -311,13 +350,20 @@ _add(
     "Split into heads",
     "322_multi_head#all-heads-in-one-product",
     """
-    reshaped | the features are reshaped to (b, h, n, d_k) without a transpose, which cuts the sentence into pieces instead of the features | 36a_bug_hunt#bug-8-splitting-into-heads
-    no_transpose | the heads come after the positions: attention needs the positions next to last, so transpose | 36a_bug_hunt#bug-8-splitting-into-heads
-    interleaved | head j has every h-th feature: it has to have d_k neighbouring ones | 322_multi_head#all-heads-in-one-product
-    sizes_exchanged | the number of heads and their width are exchanged | 322_multi_head#all-heads-in-one-product
-    heads_first | the heads come before the batch: the order is (b, h, n, d_k) | 322_multi_head#all-heads-in-one-product
-    features_before | the features come before the positions: the order is (b, h, n, d_k) | 322_multi_head#all-heads-in-one-product
-    batch_merged | batch and heads are one axis: here they are two, so that the mask (b, 1, 1, n) fits | 322_multi_head#all-heads-in-one-product
+    reshaped | the features are reshaped to (b, h, n, d_k) without a transpose, which cuts the sentence into pieces instead of the features
+        → 36a_bug_hunt#bug-8-splitting-into-heads
+    no_transpose | the heads come after the positions: attention needs the positions next to last, so transpose
+        → 36a_bug_hunt#bug-8-splitting-into-heads
+    interleaved | head j has every h-th feature: it has to have d_k neighbouring ones
+        → 322_multi_head#all-heads-in-one-product
+    sizes_exchanged | the number of heads and their width are exchanged
+        → 322_multi_head#all-heads-in-one-product
+    heads_first | the heads come before the batch: the order is (b, h, n, d_k)
+        → 322_multi_head#all-heads-in-one-product
+    features_before | the features come before the positions: the order is (b, h, n, d_k)
+        → 322_multi_head#all-heads-in-one-product
+    batch_merged | batch and heads are one axis: here they are two, so that the mask (b, 1, 1, n) fits
+        → 322_multi_head#all-heads-in-one-product
     """,
     reference=lambda x, n_heads: MultiHeadAttention(n_heads, n_heads).split_heads(x),
     written=_split_heads,
@@ -345,12 +391,18 @@ _add(
     "Merge the heads",
     "322_multi_head#all-heads-in-one-product",
     """
-    reshaped | the heads are reshaped without a transpose, which mixes positions: move the heads behind the positions first | 36a_bug_hunt#bug-8-splitting-into-heads
-    interleaved | the features of the heads alternate: the features of one head have to be neighbours | 322_multi_head#all-heads-in-one-product
-    added | the heads are added: concatenate them, and W^O combines them | 322_multi_head#why-wo
-    averaged | the heads are averaged: concatenate them, and W^O combines them | 322_multi_head#why-wo
-    positions_joined | the heads are joined along the positions: join the features | 322_multi_head#all-heads-in-one-product
-    not_joined | the heads are still an axis of their own: the result has three axes | 322_multi_head#all-heads-in-one-product
+    reshaped | the heads are reshaped without a transpose, which mixes positions: move the heads behind the positions first
+        → 36a_bug_hunt#bug-8-splitting-into-heads
+    interleaved | the features of the heads alternate: the features of one head have to be neighbours
+        → 322_multi_head#all-heads-in-one-product
+    added | the heads are added: concatenate them, and W^O combines them
+        → 322_multi_head#why-wo
+    averaged | the heads are averaged: concatenate them, and W^O combines them
+        → 322_multi_head#why-wo
+    positions_joined | the heads are joined along the positions: join the features
+        → 322_multi_head#all-heads-in-one-product
+    not_joined | the heads are still an axis of their own: the result has three axes
+        → 322_multi_head#all-heads-in-one-product
     """,
     reference=lambda x: MultiHeadAttention(4, 4).merge_heads(x),
     written=_merge_heads,
@@ -445,15 +497,24 @@ _add(
     "Multi-head attention",
     "322_multi_head#all-heads-in-one-product",
     """
-    no_w_o | W^O is forgotten: the concatenated heads are returned | 322_multi_head#why-wo
-    transposed | the matrices are transposed: here they multiply from the right, x @ w | 322_multi_head#all-heads-in-one-product
-    one_matrix | queries, keys and values are projected by the same matrix | 322_multi_head#one-head-after-another
-    values_of_keys | the values are computed from `key` instead of `value` | 322_multi_head#one-head-after-another
-    values_not_projected | the values are not multiplied by W^V | 322_multi_head#one-head-after-another
-    queries_not_projected | the queries are not multiplied by W^Q | 322_multi_head#one-head-after-another
-    no_mask | the mask is not passed to the attention | 323_masking#padding-mask
-    one_head | the features are not split into heads, so there is one head of width d_model | 322_multi_head#why-more-than-one-head
-    scaled_by_d_model | the scores are divided by √d_model instead of √d_k, the width of a head | 321_attention#why-divide-by-d_k
+    no_w_o | W^O is forgotten: the concatenated heads are returned
+        → 322_multi_head#why-wo
+    transposed | the matrices are transposed: here they multiply from the right, x @ w
+        → 322_multi_head#all-heads-in-one-product
+    one_matrix | queries, keys and values are projected by the same matrix
+        → 322_multi_head#one-head-after-another
+    values_of_keys | the values are computed from `key` instead of `value`
+        → 322_multi_head#one-head-after-another
+    values_not_projected | the values are not multiplied by W^V
+        → 322_multi_head#one-head-after-another
+    queries_not_projected | the queries are not multiplied by W^Q
+        → 322_multi_head#one-head-after-another
+    no_mask | the mask is not passed to the attention
+        → 323_masking#padding-mask
+    one_head | the features are not split into heads, so there is one head of width d_model
+        → 322_multi_head#why-more-than-one-head
+    scaled_by_d_model | the scores are divided by √d_model instead of √d_k, the width of a head
+        → 321_attention#why-divide-by-d_k
     """,
     reference=_multi_head_reference,
     written=_multi_head,
@@ -505,15 +566,24 @@ _add(
     "Feed-forward network",
     "33_feed_forward#definition",
     """
-    no_relu | there is no ReLU between the two maps, so they are one linear map | 33_feed_forward#why-a-nonlinearity
-    relu_at_the_end | the ReLU comes after the second map: it belongs between the two | 33_feed_forward#definition
-    relu_of_input | the ReLU is applied to the input: it belongs between the two maps | 33_feed_forward#definition
-    relu_twice | there is a second ReLU at the end, so no output is negative | 33_feed_forward#definition
-    gelu | the activation is GELU, which came after the paper: use max(0, …) | 33_feed_forward#definition
-    sigmoid | the activation is a sigmoid: use max(0, …) | 33_feed_forward#definition
-    minimum | the minimum with 0 is taken instead of the maximum | 33_feed_forward#definition
-    no_biases | the biases b_1 and b_2 are missing | 33_feed_forward#definition
-    residual_inside | the input is added inside: the residual connection comes later, around the sub-layer | 31_stack#residual-connections
+    no_relu | there is no ReLU between the two maps, so they are one linear map
+        → 33_feed_forward#why-a-nonlinearity
+    relu_at_the_end | the ReLU comes after the second map: it belongs between the two
+        → 33_feed_forward#definition
+    relu_of_input | the ReLU is applied to the input: it belongs between the two maps
+        → 33_feed_forward#definition
+    relu_twice | there is a second ReLU at the end, so no output is negative
+        → 33_feed_forward#definition
+    gelu | the activation is GELU, which came after the paper: use max(0, …)
+        → 33_feed_forward#definition
+    sigmoid | the activation is a sigmoid: use max(0, …)
+        → 33_feed_forward#definition
+    minimum | the minimum with 0 is taken instead of the maximum
+        → 33_feed_forward#definition
+    no_biases | the biases b_1 and b_2 are missing
+        → 33_feed_forward#definition
+    residual_inside | the input is added inside: the residual connection comes later, around the sub-layer
+        → 31_stack#residual-connections
     """,
     reference=_feed_forward_reference,
     written=_feed_forward,
@@ -575,18 +645,30 @@ _add(
     "Residual connection and layer normalisation",
     "31_stack#post-norm-as-in-the-paper",
     """
-    no_residual | the residual connection is missing: x is not added | 31_stack#residual-connections
-    no_sublayer | the output of the sub-layer is not added | 31_stack#residual-connections
-    outside | x is added after the normalisation: the sum is normalised | 31_stack#post-norm-as-in-the-paper
-    only_x | x is normalised alone: the sum is normalised | 31_stack#post-norm-as-in-the-paper
-    no_norm | the sum is not normalised | 31_stack#layer-normalisation
-    over_positions | the normalisation runs over the positions: it runs over the features of each position | 31_stack#layer-normalisation
-    over_both | one mean and one variance serve a whole sentence: each position has its own | 31_stack#layer-normalisation
-    over_batch | the normalisation runs over batch and positions, as a batch normalisation does | 31_stack#why-not-batch-normalisation
-    unbiased | the variance is divided by d_model − 1: layer normalisation divides by d_model, use correction=0 | 31_stack#which-variance-and-where-ε-goes
-    variance | it is divided by the variance: divide by its root, the standard deviation | 31_stack#layer-normalisation
-    no_mean | the mean is not subtracted | 31_stack#layer-normalisation
-    no_gain | gain and bias are not used | 31_stack#layer-normalisation
+    no_residual | the residual connection is missing: x is not added
+        → 31_stack#residual-connections
+    no_sublayer | the output of the sub-layer is not added
+        → 31_stack#residual-connections
+    outside | x is added after the normalisation: the sum is normalised
+        → 31_stack#post-norm-as-in-the-paper
+    only_x | x is normalised alone: the sum is normalised
+        → 31_stack#post-norm-as-in-the-paper
+    no_norm | the sum is not normalised
+        → 31_stack#layer-normalisation
+    over_positions | the normalisation runs over the positions: it runs over the features of each position
+        → 31_stack#layer-normalisation
+    over_both | one mean and one variance serve a whole sentence: each position has its own
+        → 31_stack#layer-normalisation
+    over_batch | the normalisation runs over batch and positions, as a batch normalisation does
+        → 31_stack#why-not-batch-normalisation
+    unbiased | the variance is divided by d_model − 1: layer normalisation divides by d_model, use correction=0
+        → 31_stack#which-variance-and-where-ε-goes
+    variance | it is divided by the variance: divide by its root, the standard deviation
+        → 31_stack#layer-normalisation
+    no_mean | the mean is not subtracted
+        → 31_stack#layer-normalisation
+    no_gain | gain and bias are not used
+        → 31_stack#layer-normalisation
     """,
     reference=_add_and_norm_reference,
     written=_add_and_norm,
@@ -625,15 +707,24 @@ _add(
     "Positional encoding",
     "35_position#sinusoidal-encoding",
     """
-    i_for_2i | the exponent is i/d_model: it is 2i/d_model, where i counts pairs of features | 36a_bug_hunt#bug-6-positions
-    halves | all sines come first and then all cosines: they alternate, sine in even and cosine in odd features | 91_marian#positions-all-sines-then-all-cosines
-    cosine_first | the cosine is in the even features: the sine is | 35_position#sinusoidal-encoding
-    only_sines | both features of a pair are sines: the odd one is a cosine | 35_position#sinusoidal-encoding
-    from_one | positions start at 1: they start at 0 | 35_position#definition
-    share | the position is divided by the length, so the same token has another encoding in a longer sentence | 35_position#sinusoidal-encoding
-    base_e | the base is e: it is 10000 | 35_position#why-geometric-and-why-10000
-    growing | the frequencies grow with i: the sign of the exponent is wrong | 35_position#sinusoidal-encoding
-    angles_only | the angles are returned, without sine and cosine | 35_position#sinusoidal-encoding
+    i_for_2i | the exponent is i/d_model: it is 2i/d_model, where i counts pairs of features
+        → 36a_bug_hunt#bug-6-positions
+    halves | all sines come first and then all cosines: they alternate, sine in even and cosine in odd features
+        → 91_marian#positions-all-sines-then-all-cosines
+    cosine_first | the cosine is in the even features: the sine is
+        → 35_position#sinusoidal-encoding
+    only_sines | both features of a pair are sines: the odd one is a cosine
+        → 35_position#sinusoidal-encoding
+    from_one | positions start at 1: they start at 0
+        → 35_position#definition
+    share | the position is divided by the length, so the same token has another encoding in a longer sentence
+        → 35_position#sinusoidal-encoding
+    base_e | the base is e: it is 10000
+        → 35_position#why-geometric-and-why-10000
+    growing | the frequencies grow with i: the sign of the exponent is wrong
+        → 35_position#sinusoidal-encoding
+    angles_only | the angles are returned, without sine and cosine
+        → 35_position#sinusoidal-encoding
     """,
     reference=positional_encoding,
     written=_positional_encoding,
@@ -731,16 +822,26 @@ _add(
     "Encoder layer",
     "31_stack#the-encoder-layer",
     """
-    one_norm_twice | norm_1 is used twice: each sub-layer has a normalisation of its own | 31_stack#the-encoder-layer
-    no_mask | the mask is not passed to the attention, so padding is attended to | 323_masking#padding-mask
-    no_residuals | there are no residual connections: each sub-layer's input is added to its output | 31_stack#residual-connections
-    pre_norm | the normalisation comes before the sub-layers, which is pre-norm: the paper normalises the sum | 31_stack#pre-norm-the-other-order
-    forward_first | the feed-forward network comes before the attention | 31_stack#the-encoder-layer
-    attention_only | the first sub-layer has neither residual connection nor normalisation | misreadings#the-residual-connection-runs-between-the-two-sub-layers
-    norm_at_the_end | there is no normalisation after the attention | 31_stack#post-norm-as-in-the-paper
-    one_residual | the second sub-layer has no residual connection | misreadings#the-residual-connection-runs-between-the-two-sub-layers
-    around_both | the second residual connection starts at the input of the layer: it starts at the input of its own sub-layer | misreadings#the-residual-connection-runs-between-the-two-sub-layers
-    side_by_side | the feed-forward network reads the input of the layer: it reads the output of the first sub-layer | 31_stack#the-encoder-layer
+    one_norm_twice | norm_1 is used twice: each sub-layer has a normalisation of its own
+        → 31_stack#the-encoder-layer
+    no_mask | the mask is not passed to the attention, so padding is attended to
+        → 323_masking#padding-mask
+    no_residuals | there are no residual connections: each sub-layer's input is added to its output
+        → 31_stack#residual-connections
+    pre_norm | the normalisation comes before the sub-layers, which is pre-norm: the paper normalises the sum
+        → 31_stack#pre-norm-the-other-order
+    forward_first | the feed-forward network comes before the attention
+        → 31_stack#the-encoder-layer
+    attention_only | the first sub-layer has neither residual connection nor normalisation
+        → misreadings#the-residual-connection-runs-between-the-two-sub-layers
+    norm_at_the_end | there is no normalisation after the attention
+        → 31_stack#post-norm-as-in-the-paper
+    one_residual | the second sub-layer has no residual connection
+        → misreadings#the-residual-connection-runs-between-the-two-sub-layers
+    around_both | the second residual connection starts at the input of the layer: it starts at the input of its own sub-layer
+        → misreadings#the-residual-connection-runs-between-the-two-sub-layers
+    side_by_side | the feed-forward network reads the input of the layer: it reads the output of the first sub-layer
+        → 31_stack#the-encoder-layer
     """,
     reference=_encoder_layer_reference,
     written=_encoder_layer,
@@ -830,17 +931,28 @@ _add(
     "Decoder layer",
     "31_stack#the-decoder-layer",
     """
-    one_attention | self-attention and cross-attention use the same weights | 31_stack#the-decoder-layer
-    weights_exchanged | the weights of self-attention and cross-attention are exchanged | 31_stack#the-decoder-layer
-    no_tgt_mask | self-attention has no mask, so that a position attends to later ones | troubleshooting#low-loss-but-the-translation-is-nonsense
-    no_src_mask | cross-attention has no mask, so that padding of the source is attended to | 323_masking#the-three-uses-of-attention
-    masks_exchanged | the two masks are exchanged: tgt_mask is for self-attention | 323_masking#the-three-uses-of-attention
-    values_of_target | the values of cross-attention come from the decoder: keys and values both come from memory | 323_masking#the-three-uses-of-attention
-    keys_of_target | cross-attention does not use memory: its keys and values come from there | 323_masking#the-three-uses-of-attention
-    queries_of_memory | the queries of cross-attention come from memory: they come from the decoder | 323_masking#the-three-uses-of-attention
-    cross_first | cross-attention comes before self-attention | 31_stack#the-decoder-layer
-    no_cross | there is no cross-attention | 31_stack#the-decoder-layer
-    from_input | the residual connection of cross-attention starts at the input of the layer: it starts at the output of the first sub-layer | misreadings#the-residual-connection-runs-between-the-two-sub-layers
+    one_attention | self-attention and cross-attention use the same weights
+        → 31_stack#the-decoder-layer
+    weights_exchanged | the weights of self-attention and cross-attention are exchanged
+        → 31_stack#the-decoder-layer
+    no_tgt_mask | self-attention has no mask, so that a position attends to later ones
+        → troubleshooting#low-loss-but-the-translation-is-nonsense
+    no_src_mask | cross-attention has no mask, so that padding of the source is attended to
+        → 323_masking#the-three-uses-of-attention
+    masks_exchanged | the two masks are exchanged: tgt_mask is for self-attention
+        → 323_masking#the-three-uses-of-attention
+    values_of_target | the values of cross-attention come from the decoder: keys and values both come from memory
+        → 323_masking#the-three-uses-of-attention
+    keys_of_target | cross-attention does not use memory: its keys and values come from there
+        → 323_masking#the-three-uses-of-attention
+    queries_of_memory | the queries of cross-attention come from memory: they come from the decoder
+        → 323_masking#the-three-uses-of-attention
+    cross_first | cross-attention comes before self-attention
+        → 31_stack#the-decoder-layer
+    no_cross | there is no cross-attention
+        → 31_stack#the-decoder-layer
+    from_input | the residual connection of cross-attention starts at the input of the layer: it starts at the output of the first sub-layer
+        → misreadings#the-residual-connection-runs-between-the-two-sub-layers
     """,
     reference=_decoder_layer_reference,
     written=_decoder_layer,
@@ -938,19 +1050,32 @@ _add(
     "The Transformer",
     "36_transformer#figure-1-in-words",
     """
-    no_scale | the embeddings are not multiplied by √d_model | 34_embedding#why-multiply-by-d_model
-    positions_scaled | the positions are multiplied by √d_model too: multiply the embeddings, then add the positions | 34_embedding#why-multiply-by-d_model
-    positions_twice | the positions are added twice | 35_position#the-module
-    no_positions | no positions are added, so the order of the tokens is lost | 35_position#attention-ignores-order
-    positions_of_source | the target has no positions: both sides need them | 36_transformer#figure-1-in-words
-    no_causal | the decoder's self-attention has no causal mask | troubleshooting#low-loss-but-the-translation-is-nonsense
-    no_src_mask | padding of the source is not masked | 323_masking#padding-mask
-    one_layer_twice | the weights of the first layer are used in every layer | 36a_bug_hunt#bug-4-the-stack-of-layers
-    no_encoder | the decoder attends to the embeddings of the source: it attends to the output of the encoder | 36_transformer#figure-1-in-words
-    blocks | each decoder layer attends to the encoder layer of its own number: all attend to the last one | misreadings#the-model-has-six-encoderdecoder-blocks
-    hidden | the hidden states are returned: multiply them by the embedding matrix to get logits | 34_embedding#lookup-and-logits
-    logits_scaled | the logits are multiplied by √d_model: only the embeddings are | 36a_bug_hunt#bug-5-the-shared-matrix
-    probabilities | probabilities are returned: the loss takes logits, and applies the softmax itself | 34_embedding#lookup-and-logits
+    no_scale | the embeddings are not multiplied by √d_model
+        → 34_embedding#why-multiply-by-d_model
+    positions_scaled | the positions are multiplied by √d_model too: multiply the embeddings, then add the positions
+        → 34_embedding#why-multiply-by-d_model
+    positions_twice | the positions are added twice
+        → 35_position#the-module
+    no_positions | no positions are added, so the order of the tokens is lost
+        → 35_position#attention-ignores-order
+    positions_of_source | the target has no positions: both sides need them
+        → 36_transformer#figure-1-in-words
+    no_causal | the decoder's self-attention has no causal mask
+        → troubleshooting#low-loss-but-the-translation-is-nonsense
+    no_src_mask | padding of the source is not masked
+        → 323_masking#padding-mask
+    one_layer_twice | the weights of the first layer are used in every layer
+        → 36a_bug_hunt#bug-4-the-stack-of-layers
+    no_encoder | the decoder attends to the embeddings of the source: it attends to the output of the encoder
+        → 36_transformer#figure-1-in-words
+    blocks | each decoder layer attends to the encoder layer of its own number: all attend to the last one
+        → misreadings#the-model-has-six-encoderdecoder-blocks
+    hidden | the hidden states are returned: multiply them by the embedding matrix to get logits
+        → 34_embedding#lookup-and-logits
+    logits_scaled | the logits are multiplied by √d_model: only the embeddings are
+        → 36a_bug_hunt#bug-5-the-shared-matrix
+    probabilities | probabilities are returned: the loss takes logits, and applies the softmax itself
+        → 34_embedding#lookup-and-logits
     """,
     reference=_transformer_reference,
     written=_transformer,
@@ -1004,16 +1129,26 @@ _add(
     "Decoder input and target",
     "51c_batch#bos-eos-and-the-shifted-target",
     """
-    not_shifted | the target is not shifted: at each position it is the token of the input, which the model then copies | 36a_bug_hunt#bug-3-decoder-input-and-target
-    input_is_target | the decoder input is the target: it has to begin with BOS, one position later | 36a_bug_hunt#bug-3-decoder-input-and-target
-    exchanged | input and target are exchanged | 323_masking#teacher-forcing-and-the-causal-mask
-    no_bos | BOS is missing, so no position predicts the first token | 51c_batch#bos-eos-and-the-shifted-target
-    no_eos | EOS is missing, so the model never learns to stop | troubleshooting#the-output-never-ends
-    rolled | the target is rolled, so BOS comes after the last token: cut off one token instead | 51c_batch#bos-eos-and-the-shifted-target
-    not_cut | the decoder input keeps its last column, so it is longer than the target | 51c_batch#bos-eos-and-the-shifted-target
-    padded_left | the padding is at the beginning: it belongs at the end | 51c_batch#what-padding-costs
-    cut_off | all rows are cut to the shortest: pad to the longest | 51c_batch#what-padding-costs
-    filled_with_eos | the rows are filled up with EOS: use pad_id, which the loss ignores | troubleshooting#the-output-never-ends
+    not_shifted | the target is not shifted: at each position it is the token of the input, which the model then copies
+        → 36a_bug_hunt#bug-3-decoder-input-and-target
+    input_is_target | the decoder input is the target: it has to begin with BOS, one position later
+        → 36a_bug_hunt#bug-3-decoder-input-and-target
+    exchanged | input and target are exchanged
+        → 323_masking#teacher-forcing-and-the-causal-mask
+    no_bos | BOS is missing, so no position predicts the first token
+        → 51c_batch#bos-eos-and-the-shifted-target
+    no_eos | EOS is missing, so the model never learns to stop
+        → troubleshooting#the-output-never-ends
+    rolled | the target is rolled, so BOS comes after the last token: cut off one token instead
+        → 51c_batch#bos-eos-and-the-shifted-target
+    not_cut | the decoder input keeps its last column, so it is longer than the target
+        → 51c_batch#bos-eos-and-the-shifted-target
+    padded_left | the padding is at the beginning: it belongs at the end
+        → 51c_batch#what-padding-costs
+    cut_off | all rows are cut to the shortest: pad to the longest
+        → 51c_batch#what-padding-costs
+    filled_with_eos | the rows are filled up with EOS: use pad_id, which the loss ignores
+        → troubleshooting#the-output-never-ends
     """,
     reference=lambda *args: _shift_right(_RIGHT, *args),
     written=_shift_right,
@@ -1083,18 +1218,30 @@ _add(
     "Label smoothing",
     "54_label_smoothing#the-loss",
     """
-    no_smoothing | there is no label smoothing | 54_label_smoothing#the-smoothed-target
-    exchanged | ε and 1 − ε are exchanged: the target keeps 1 − ε | misreadings#label-smoothing-sets-the-targets-probability-to-0.1
-    of_others | ε is shared by the other tokens: here it is shared by all, the target included | 54_label_smoothing#the-smoothed-target
-    not_on_padding | the padding token gets no share of ε: here ε is shared by the whole vocabulary | 54_label_smoothing#the-smoothed-target
-    not_shared | every token gets the whole ε: it is divided by the size of the vocabulary | 54_label_smoothing#the-smoothed-target
-    padding_counted | positions of padding are counted | 54_label_smoothing#padding
-    divided_by_all | padding is left out of the sum, but the sum is divided by all positions | 54_label_smoothing#padding
-    added | the sum is returned: here it is the mean of the tokens | 52_train#a-sum-divided-once
-    of_sentences | the mean of each sentence is taken first: here every token counts the same | 52_train#a-sum-divided-once
-    logits | the logits are used as log-probabilities: apply log_softmax | 54_label_smoothing#the-loss
-    probabilities | probabilities are used instead of their logarithms | 54_label_smoothing#the-loss
-    sign | the sign is wrong: a loss is a negative log-probability | 54_label_smoothing#the-loss
+    no_smoothing | there is no label smoothing
+        → 54_label_smoothing#the-smoothed-target
+    exchanged | ε and 1 − ε are exchanged: the target keeps 1 − ε
+        → misreadings#label-smoothing-sets-the-targets-probability-to-0.1
+    of_others | ε is shared by the other tokens: here it is shared by all, the target included
+        → 54_label_smoothing#the-smoothed-target
+    not_on_padding | the padding token gets no share of ε: here ε is shared by the whole vocabulary
+        → 54_label_smoothing#the-smoothed-target
+    not_shared | every token gets the whole ε: it is divided by the size of the vocabulary
+        → 54_label_smoothing#the-smoothed-target
+    padding_counted | positions of padding are counted
+        → 54_label_smoothing#padding
+    divided_by_all | padding is left out of the sum, but the sum is divided by all positions
+        → 54_label_smoothing#padding
+    added | the sum is returned: here it is the mean of the tokens
+        → 52_train#a-sum-divided-once
+    of_sentences | the mean of each sentence is taken first: here every token counts the same
+        → 52_train#a-sum-divided-once
+    logits | the logits are used as log-probabilities: apply log_softmax
+        → 54_label_smoothing#the-loss
+    probabilities | probabilities are used instead of their logarithms
+        → 54_label_smoothing#the-loss
+    sign | the sign is wrong: a loss is a negative log-probability
+        → 54_label_smoothing#the-loss
     """,
     reference=_smoothed_loss_reference,
     written=_smoothed_loss,
@@ -1128,16 +1275,26 @@ _add(
     "The schedule",
     "53_optimizer#the-schedule",
     """
-    maximum | the larger of the two terms is taken: it is the smaller | 53_optimizer#the-schedule
-    no_d_model | the factor d_model^−½ is missing | 53_optimizer#the-schedule
-    times_sqrt | it is multiplied by √d_model instead of divided | 53_optimizer#the-schedule
-    from_zero | 1 is added to the step: steps are counted from 1 already | 53_optimizer#the-schedule
-    one_behind | the step is one too small, so the first is step 0 | 53_optimizer#the-schedule
-    warmup_power | the warm-up has the power −1: it is −1.5, so that both terms meet | 53_optimizer#the-schedule
-    falls_as_1_over_step | the rate falls as 1/step: it falls as 1/√step | 53_optimizer#the-schedule
-    no_warm_up | there is no warm-up, only the fall | 53_optimizer#why-warm-up
-    never_falls | the rate never falls, only the warm-up is there | 53_optimizer#the-schedule
-    constant_after | the rate is constant after the warm-up | 53_optimizer#the-schedule
+    maximum | the larger of the two terms is taken: it is the smaller
+        → 53_optimizer#the-schedule
+    no_d_model | the factor d_model^−½ is missing
+        → 53_optimizer#the-schedule
+    times_sqrt | it is multiplied by √d_model instead of divided
+        → 53_optimizer#the-schedule
+    from_zero | 1 is added to the step: steps are counted from 1 already
+        → 53_optimizer#the-schedule
+    one_behind | the step is one too small, so the first is step 0
+        → 53_optimizer#the-schedule
+    warmup_power | the warm-up has the power −1: it is −1.5, so that both terms meet
+        → 53_optimizer#the-schedule
+    falls_as_1_over_step | the rate falls as 1/step: it falls as 1/√step
+        → 53_optimizer#the-schedule
+    no_warm_up | there is no warm-up, only the fall
+        → 53_optimizer#why-warm-up
+    never_falls | the rate never falls, only the warm-up is there
+        → 53_optimizer#the-schedule
+    constant_after | the rate is constant after the warm-up
+        → 53_optimizer#the-schedule
     """,
     reference=inverse_sqrt_schedule,
     written=_learning_rate,
@@ -1197,15 +1354,24 @@ _add(
     "A training step",
     "52_train#the-loop-in-six-lines",
     """
-    no_zero_grad | the gradients are not set to zero, so those of all steps add up | 52_train#the-loop-in-six-lines
-    no_update | nothing changes: optimizer.step() is missing, or zero_grad() comes between backward() and step() | troubleshooting#the-loss-does-not-decrease
-    no_rate | the learning rate is not set: the optimiser keeps the one it had | 53_optimizer#the-schedule
-    first_group | only the first parameter group gets the learning rate | 53_optimizer#the-schedule
-    rate_after | the learning rate is set after the step, so it is one step late | 53_optimizer#the-schedule
-    uphill | the step goes uphill: the loss is negated | 52_train#the-loop-in-six-lines
-    two_steps | optimizer.step() is called twice | 52_train#the-loop-in-six-lines
-    loss_after | the loss is computed again after the step: return the one whose gradient was used | 52_train#the-loop-in-six-lines
-    with_graph | a tensor with its graph is returned, which keeps the memory of the whole step: return loss.item() | 52_train#the-loop-in-six-lines
+    no_zero_grad | the gradients are not set to zero, so those of all steps add up
+        → 52_train#the-loop-in-six-lines
+    no_update | nothing changes: optimizer.step() is missing, or zero_grad() comes between backward() and step()
+        → troubleshooting#the-loss-does-not-decrease
+    no_rate | the learning rate is not set: the optimiser keeps the one it had
+        → 53_optimizer#the-schedule
+    first_group | only the first parameter group gets the learning rate
+        → 53_optimizer#the-schedule
+    rate_after | the learning rate is set after the step, so it is one step late
+        → 53_optimizer#the-schedule
+    uphill | the step goes uphill: the loss is negated
+        → 52_train#the-loop-in-six-lines
+    two_steps | optimizer.step() is called twice
+        → 52_train#the-loop-in-six-lines
+    loss_after | the loss is computed again after the step: return the one whose gradient was used
+        → 52_train#the-loop-in-six-lines
+    with_graph | a tensor with its graph is returned, which keeps the memory of the whole step: return loss.item()
+        → 52_train#the-loop-in-six-lines
     """,
     reference=lambda *args: _training_step(_RIGHT, *args),
     written=_training_step,
@@ -1281,15 +1447,24 @@ _add(
     "Greedy search",
     "61a_decode#greedy-search",
     """
-    no_bos | the prefix begins empty: it begins with BOS | 61a_decode#the-step-function
-    bos_kept | BOS is part of the result: leave it out | 61a_decode#greedy-search
-    eos_kept | EOS is part of the result: leave it out | 61a_decode#greedy-search
-    no_stop | the search does not stop at EOS | troubleshooting#the-output-never-ends
-    one_less | the result has at most max_len − 1 tokens: max_len tokens are allowed | 61a_decode#the-length-limit
-    one_more | the result can have max_len + 1 tokens | 61a_decode#the-length-limit
-    last_only | step gets the last token alone: without a KV cache it needs the whole prefix | 61a_decode#the-step-function
-    first_row | the logits of the first position are used: the last position predicts the next token | 61a_decode#the-step-function
-    smallest | the least probable token is taken | 61a_decode#greedy-search
+    no_bos | the prefix begins empty: it begins with BOS
+        → 61a_decode#the-step-function
+    bos_kept | BOS is part of the result: leave it out
+        → 61a_decode#greedy-search
+    eos_kept | EOS is part of the result: leave it out
+        → 61a_decode#greedy-search
+    no_stop | the search does not stop at EOS
+        → troubleshooting#the-output-never-ends
+    one_less | the result has at most max_len − 1 tokens: max_len tokens are allowed
+        → 61a_decode#the-length-limit
+    one_more | the result can have max_len + 1 tokens
+        → 61a_decode#the-length-limit
+    last_only | step gets the last token alone: without a KV cache it needs the whole prefix
+        → 61a_decode#the-step-function
+    first_row | the logits of the first position are used: the last position predicts the next token
+        → 61a_decode#the-step-function
+    smallest | the least probable token is taken
+        → 61a_decode#greedy-search
     """,
     reference=_greedy_reference,
     written=_greedy_search,
@@ -1365,18 +1540,30 @@ _add(
     "Beam search",
     "61a_decode#beam-search",
     """
-    greedy | only one hypothesis goes on, which is greedy search | 61a_decode#what-greedy-search-misses
-    no_penalty | the log-probability is not divided by the length penalty, so short sentences win | 61a_decode#length-penalty
-    mean | the log-probability is divided by the length: the paper divides by ((5 + |Y|) / 6)^α | 61a_decode#length-penalty
-    eos_not_counted | EOS is not counted in |Y| | 61a_decode#length-penalty
-    multiplied | the log-probability is multiplied by the length penalty: it is negative, so this favours short sentences | 61a_decode#length-penalty
-    logits | logits are added instead of log-probabilities, so hypotheses cannot be compared | troubleshooting#greedy-search-is-right-beam-search-is-wrong
-    last_step | hypotheses are ranked by the last token alone: add up the log-probabilities of all | 61a_decode#beam-search-for-one-sentence
-    not_finished | hypotheses that end are dropped, so only those that reach max_len remain | 61a_decode#beam-search-for-one-sentence
-    first_finished | the search returns as soon as one hypothesis has ended: another can still score higher | 61a_decode#beam-search-for-one-sentence
-    worst | the lowest score is chosen | 61a_decode#beam-search-for-one-sentence
-    bos_kept | BOS is part of the result: leave it out | 61a_decode#beam-search
-    eos_kept | EOS is part of the result: leave it out | 61a_decode#beam-search
+    greedy | only one hypothesis goes on, which is greedy search
+        → 61a_decode#what-greedy-search-misses
+    no_penalty | the log-probability is not divided by the length penalty, so short sentences win
+        → 61a_decode#length-penalty
+    mean | the log-probability is divided by the length: the paper divides by ((5 + |Y|) / 6)^α
+        → 61a_decode#length-penalty
+    eos_not_counted | EOS is not counted in |Y|
+        → 61a_decode#length-penalty
+    multiplied | the log-probability is multiplied by the length penalty: it is negative, so this favours short sentences
+        → 61a_decode#length-penalty
+    logits | logits are added instead of log-probabilities, so hypotheses cannot be compared
+        → troubleshooting#greedy-search-is-right-beam-search-is-wrong
+    last_step | hypotheses are ranked by the last token alone: add up the log-probabilities of all
+        → 61a_decode#beam-search-for-one-sentence
+    not_finished | hypotheses that end are dropped, so only those that reach max_len remain
+        → 61a_decode#beam-search-for-one-sentence
+    first_finished | the search returns as soon as one hypothesis has ended: another can still score higher
+        → 61a_decode#beam-search-for-one-sentence
+    worst | the lowest score is chosen
+        → 61a_decode#beam-search-for-one-sentence
+    bos_kept | BOS is part of the result: leave it out
+        → 61a_decode#beam-search
+    eos_kept | EOS is part of the result: leave it out
+        → 61a_decode#beam-search
     """,
     reference=_beam_reference,
     written=_beam_search,
