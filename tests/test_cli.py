@@ -251,6 +251,7 @@ train --out new --src en --tgt few.de | few.de has 40: line i of one must transl
 train --resume nowhere | nowhere is not a run folder
 average run --last 3 | the last 3 checkpoints cannot be averaged: run has 2
 score few.de --ref de | few.de has 40
+workbook --check en | en cannot be read as JSON
 export run en --to hf | en is a file, not a folder
 {NEW} --minutes 0 | minutes=0.0 must be positive and below 10,000,000
 {NEW} --fsdp --metric bleu | score (--metric) exclude each other
@@ -435,6 +436,7 @@ export new ct2 --to ct2 --quantization int8
 export new hf --to hf
 import-marian hf back
 translate back asked --quiet
+workbook --check {shlex.quote(str(ROOT / "nbs/workbook.ipynb"))} --json score.json
 """
 
 

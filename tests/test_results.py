@@ -27,6 +27,7 @@ OPTIONS = {
     "scoring": SCORING.split(),
     "gpt": GPT.split(),
     "background": BACKGROUND.split(),
+    "workbook": ["--steps", "2"],
     "divergence": ["--rows", "post-norm", "--set", *TINY, "max_steps=50"],
     "ingredients": ["--runs", "runs", "--rows", "tiny, pre-norm", "--set", *TINY],
 }
