@@ -12,6 +12,7 @@ into a new folder, so that rows can be added to it. `--data builtin` needs no do
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -94,9 +95,13 @@ def decoding(run: Path, corpus: Corpus, device: str) -> list[dict]:
     return found
 
 
+def validation_passes(run: Path) -> list[dict]:
+    return [record for record in read_metrics(run) if "valid_loss" in record]
+
+
 def measured(run: Path, corpus: Corpus, device: str) -> dict:
     "A finished run on the validation set, by its last weights (§6.2)."
-    looks = [record for record in read_metrics(run) if "valid_loss" in record]
+    looks = validation_passes(run)
     translator = load(run, device, search_with(BEAM, ALPHA))
     return {
         "valid_loss": looks[-1]["valid_loss"],  # nats per token, without smoothing
@@ -107,44 +112,78 @@ def measured(run: Path, corpus: Corpus, device: str) -> dict:
     }
 
 
-def table(shared: dict, out: Path) -> dict:
-    "The measures of all runs so far: rows in the order of `ROWS`, their runs by seed."
-    runs = [json.loads(file.read_text("utf-8")) for file in out.glob("*-seed*.json")]
-    runs.sort(key=lambda run: (list(ROWS).index(run["row"]), run["seed"]))
-    rows: dict[str, dict] = {}
-    for run in runs:
-        if run.pop("shared") != shared:
-            raise SystemExit(f"{out} has runs of another base or text: choose another")
-        row = {key: run.pop(key) for key in ("row", "paper", "changes", "steps")}
-        rows.setdefault(row["row"], row | {"found": []})["found"].append(run)
-    return {"format": 2, **shared, "rows": list(rows.values())}
-
-
 def run_name(row: str, seed: int) -> str:
     "What the folder of a run, and the file of its measures, are called."
     return f"{row.replace(' ', '-')}-seed{seed}"
 
 
-def take(recorded: dict, shared: dict, out: Path) -> None:
-    "The runs of an earlier table as files of a folder, as if they had been trained in it."
-    out.mkdir(parents=True, exist_ok=True)
-    for row in recorded["rows"]:
-        about_row = {key: value for key, value in row.items() if key != "found"}
-        for run in row["found"]:
-            of_base = {key: recorded[key] for key in shared}
-            file = out / f"{run_name(row['row'], run['seed'])}.json"
-            write(file, {"shared": of_base, **about_row, **run})
+class Runs:
+    "The runs of a folder, which several commands can fill: a file for each that ended."
+
+    def __init__(self, out: Path, shared: dict, rows: Iterable[str]):
+        self.out, self.shared, self.rows = out, shared, list(rows)
+        out.mkdir(parents=True, exist_ok=True)
+
+    def file(self, row: str, seed: int) -> Path:
+        return self.out / f"{run_name(row, seed)}.json"
+
+    def train(self, corpus: Corpus, recipe: Recipe, run: Path, device: str) -> None:
+        "Train, or go on; a line says how to if it is interrupted."
+        try:
+            train_or_resume(corpus, recipe, run, RunOptions(device))
+        except KeyboardInterrupt:
+            line = f"{run} is interrupted: the same command continues it"
+            raise SystemExit(line) from None
+
+    def add(self, row: dict, found: dict) -> None:
+        "A run that ended: what its row is, and its measures."
+        file = self.file(row["row"], found["seed"])
+        write(file, {"shared": self.shared, **row, "found": found})
+        self.write_table()
+        shown = {key: value for key, value in found.items() if key != "curve"}
+        print(row["row"], shown, flush=True)
+
+    def take(self, recorded: dict) -> None:
+        "The runs of an earlier table, as if they had been trained in this folder."
+        of_base = {key: recorded[key] for key in self.shared}
+        for row in recorded["rows"]:
+            for found in row["found"]:
+                file = self.file(row["row"], found["seed"])
+                write(file, {"shared": of_base, **row, "found": found})
+
+    def table(self) -> dict:
+        "The measures of all runs so far, in the order of the rows, their runs by seed."
+        files = self.out.glob("*-seed*.json")
+        runs = [json.loads(file.read_text("utf-8")) for file in files]
+        runs.sort(key=lambda run: (self.rows.index(run["row"]), run["found"]["seed"]))
+        rows: dict[str, dict] = {}
+        for run in runs:
+            found = run.pop("found")
+            if run.pop("shared") != self.shared:
+                line = f"{self.out} has runs of another base or text: choose another"
+                raise SystemExit(line)
+            rows.setdefault(run["row"], run | {"found": []})["found"].append(found)
+        return {"format": 2, **self.shared, "rows": list(rows.values())}
+
+    def write_table(self) -> None:
+        write(self.out / "table.json", self.table())
 
 
-def fill(args: argparse.Namespace) -> None:
-    "Train and measure each run that has no measures yet, and write the table."
+def provenance(seed: int) -> dict:
+    made = about("", seed)
+    return {key: made[key] for key in ("seed", "commit", "date", "hardware")}
+
+
+def base_of(args: argparse.Namespace) -> Recipe:
+    "Base with the settings of the command."
     base = override(BASE, args.set)
-    every = base.train.max_steps // N_LOOKS
-    base = override(base, [f"valid_every={every}"])
-    plan = [
-        (name, seed, recipe_of(ROWS[name], base, seed))
-        for seed, name in product(args.seeds, args.rows)
-    ]
+    return override(base, [f"valid_every={base.train.max_steps // N_LOOKS}"])
+
+
+def start(
+    args: argparse.Namespace, base: Recipe, rows: Iterable[str]
+) -> tuple[Corpus, Runs]:
+    "The text, and the folder of the runs, which is refused if its runs have another base."
     corpus = load_corpus(args.data, args.data_dir)
     corpus = corpus._replace(train=corpus.train[: args.n_train])
     shared = {
@@ -155,46 +194,52 @@ def fill(args: argparse.Namespace) -> None:
         "alpha": ALPHA,
         **asdict(base),
     }
+    runs = Runs(args.out, shared, rows)
     if args.record:
-        take(json.loads(args.record.read_text("utf-8"))["table"], shared, args.out)
-    so_far = table(shared, args.out)  # refuses a folder of another base
-    if args.record:
-        write(args.out / "table.json", so_far)
+        runs.take(json.loads(args.record.read_text("utf-8"))["table"])
+        runs.write_table()
+    runs.table()  # refuses a folder of another base
+    return corpus, runs
+
+
+def fill(args: argparse.Namespace) -> None:
+    "Train and measure each run that has no measures yet, and write the table."
+    base = base_of(args)
+    plan = [
+        (name, seed, recipe_of(ROWS[name], base, seed))
+        for seed, name in product(args.seeds, args.rows)
+    ]
+    corpus, runs = start(args, base, ROWS)
     for name, seed, recipe in plan:
         run = args.out / run_name(name, seed)
-        file = args.out / f"{run.name}.json"
-        if file.exists():
+        if runs.file(name, seed).exists():
             continue
-        try:
-            train_or_resume(corpus, recipe, run, RunOptions(args.device))
-        except KeyboardInterrupt:
-            line = f"{run} is interrupted: the same command continues it"
-            raise SystemExit(line) from None
-        made = {key: about("", seed)[key] for key in ("commit", "date", "hardware")}
-        measures = {"seed": seed, **made, **measured(run, corpus, args.device)}
+        runs.train(corpus, recipe, run, args.device)
+        found = {**provenance(seed), **measured(run, corpus, args.device)}
         if name == "base":
-            measures["decoding"] = decoding(run, corpus, args.device)
+            found["decoding"] = decoding(run, corpus, args.device)
         changes = ROWS[name].settings.split()
         row = {"row": name, "paper": ROWS[name].paper, "changes": changes}
-        write(
-            file, {"shared": shared, **row, "steps": recipe.train.max_steps, **measures}
-        )
-        write(args.out / "table.json", table(shared, args.out))
-        print(name, {k: v for k, v in measures.items() if k != "curve"}, flush=True)
+        runs.add({**row, "steps": recipe.train.max_steps}, found)
 
 
-def main() -> None:
-    parser = options(__doc__, "runs/variations")
+def arguments(doc: str, out: str, rows: Iterable[str]) -> argparse.ArgumentParser:
+    "The options of a program that fills a folder with runs."
+    parser = options(doc, out)
     add = parser.add_argument
     add("--data", choices=("multi30k", "builtin"), default="multi30k")
     add("--data-dir", help="holds multi30k/; without it the text is downloaded")
     add("--n-train", type=int, default=10_000, help="pairs, the first of the text")
-    add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    add("--rows", nargs="+", choices=rows, default=list(rows), metavar="ROW")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--record", type=Path, help="take its runs, and train those that it lacks")
     add("--device", default="cpu")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of base")
-    fill(parser.parse_args())
+    return parser
+
+
+def main() -> None:
+    fill(arguments(__doc__, "runs/variations", ROWS).parse_args())
 
 
 if __name__ == "__main__":
