@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from annotated_transformer.runs.checkpoint import (
     Writer,
     checkpoints,
     copy_tensors,
+    load_checkpoint,
     save_weights,
     write_checkpoint,
 )
 from annotated_transformer.runs.folder import (
+    change_settings,
     create_run,
     encode_text,
     load_latest,
@@ -30,9 +33,16 @@ from annotated_transformer.runs.folder import (
     write_config,
 )
 from annotated_transformer.runs.monitor import append_json
-from annotated_transformer.runs.settings import Recipe, get_recipe
+from annotated_transformer.runs.settings import (
+    Recipe,
+    TrainConfig,
+    get_recipe,
+    override,
+)
+from annotated_transformer.runs.train_run import RunOptions, train_run
+from annotated_transformer.training import train as train_module
 from annotated_transformer.training.optimizer import adam
-from annotated_transformer.training.train import OutOfMemory
+from annotated_transformer.training.train import NotFinite, OutOfMemory
 
 SIZES = ModelConfig(n_layers=1, d_model=16, d_ff=32, n_heads=2)
 LINES = ["the dog sleeps", "der Hund schläft", "the old cat drinks milk"]
@@ -200,3 +210,45 @@ def test_a_run_made_meanwhile_is_not_overwritten(tmp_path):
         with create_run(path, recipe, text):
             pass
     assert (path / "config.json").exists()
+
+
+SCHEDULES = get_args(TrainConfig.__annotations__["schedule"])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_advice_about_a_rate_follows_the_schedule(
+    schedule, tmp_path, corpus, monkeypatch
+):
+    "A peak that is chosen is lowered; that of the paper falls with a longer warm-up."
+    nan = lambda *args: torch.full((2,), float("nan"))
+    monkeypatch.setattr(train_module, "compute_gradient", nan)
+    wanted = "warmup_steps=400" if schedule == "paper" else "peak_lr=0.001"
+    recipe = override(get_recipe("tiny"), [f"schedule={schedule}", "vocab_size=500"])
+    with pytest.raises(NotFinite, match=f"; train it again with {wanted}$"):
+        train_run(corpus, recipe, tmp_path / "new", RunOptions("cpu", quiet=True))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_more_steps_change_a_schedule_that_falls_to_0(schedule, run, training, capsys):
+    write_checkpoint(run / "checkpoints", copy_tensors(*training), TrainState(3))
+    with open_run(run) as opened:
+        opened.recipe = override(opened.recipe, [f"schedule={schedule}"])
+        change_settings(opened, ["max_steps=7000000"])
+    said = capsys.readouterr().err
+    assert (f"the {schedule} schedule falls to 0 there" in said) == (
+        schedule in ("linear", "cosine")
+    )
+
+
+def test_state_that_an_optimiser_lacks(run, training):
+    "Of each weight there is some, or the checkpoint is of another model."
+    model, optimizer = training
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    weights, adam_state = copy_tensors(model, optimizer)
+    name = next(iter(weights))
+    rest = {k: v for k, v in adam_state.items() if not k.endswith(f".{name}")}
+    path = write_checkpoint(run / "checkpoints", (weights, rest), TrainState(1))
+    with pytest.raises(UserError, match=f"^the optimiser's state of {name} is miss"):
+        load_checkpoint(path, model, optimizer)

@@ -305,13 +305,17 @@ def _set_optimizer_state(
     state: dict[str, Tensor],  # as `_optimizer_state` names it, not sharded
 ) -> None:
     "Give an optimiser the state of a checkpoint."
-    weights = dict(model.named_parameters())
+    kinds = dict.fromkeys(name.partition(".")[0] for name in state)
     optimizer.state.clear()
-    for kind_and_name, value in state.items():
-        kind, _, name = kind_and_name.partition(".")
-        value = value.to(weights[name].device, copy=True)
-        own = distribute_like(value, weights[name]) if value.dim() else value
-        optimizer.state[weights[name]][kind] = own
+    for name, weight in model.named_parameters():
+        # Muon has another kind than Adam
+        found = {k: state[f"{k}.{name}"] for k in kinds if f"{k}.{name}" in state}
+        if kinds and not found:
+            raise UserError(f"the optimiser's state of {name} is missing")
+        for kind, value in found.items():
+            value = value.to(weight.device, copy=True)
+            own = distribute_like(value, weight) if value.dim() else value
+            optimizer.state[weight][kind] = own
 
 # %% ../../nbs/97a_checkpoint.ipynb #326bf426
 def read_state(path: Path) -> TrainState:

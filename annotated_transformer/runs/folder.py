@@ -431,9 +431,10 @@ def change_settings(run: RunFolder, settings: Sequence[str]) -> None:
             raise UserError(
                 f"max_steps={max_steps} is less than the {n} steps of {run.path}"
             )
-        if n and recipe.train.schedule == "linear" and is_main():
+        schedule = recipe.train.schedule
+        if n and schedule in ("linear", "cosine") and is_main():
             print(
-                f"max_steps={max_steps}: the linear schedule falls to 0 there, "
+                f"max_steps={max_steps}: the {schedule} schedule falls to 0 there, "
                 "so the learning rate first rises again",
                 file=sys.stderr,
             )

@@ -270,7 +270,7 @@ def _with_advice(
             yield
     except NotFinite as e:
         other = f"warmup_steps={2 * settings.warmup_steps}"
-        if settings.schedule == "linear":
+        if settings.schedule != "paper":
             other = f"peak_lr={settings.peak_lr / 2:g}"
         if run.is_new and not has_steps(run):  # it is removed
             raise NotFinite(f"{e}; train it again with {other}") from None
