@@ -35,6 +35,7 @@ from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.decode import PrefixDecoder
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.runs.recipe import BatchLoss, validation_loss
+from annotated_transformer.runs.settings import get_recipe
 from annotated_transformer.training.label_smoothing import smoothed_loss
 from annotated_transformer.training.optimizer import adam, linear_schedule
 from annotated_transformer.training.train import train
@@ -88,14 +89,9 @@ def models(data: Data, args: argparse.Namespace) -> dict[str, Row]:
 
 
 # what came after the paper (71); `d_ff` then keeps the parameters equal
-TODAY: dict[str, Any] = {
-    "norm_kind": "rms",
-    "position": "rotary",
-    "activation": "swiglu",
-    "n_kv_heads": 2,
-    "qk_norm": True,
-    "bias": False,
-}
+PARTS = "norm_kind position activation n_kv_heads qk_norm bias".split()
+SIZES = get_recipe("multi30k-tiny-today").model
+TODAY: dict[str, Any] = {part: getattr(SIZES, part) for part in PARTS}
 
 
 def load_data(args: argparse.Namespace) -> Data:

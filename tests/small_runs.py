@@ -23,6 +23,16 @@ from annotated_transformer.runs.train_run import RunOptions, train_run
 _CPU = Path("/proc/cpuinfo")
 # without 8-bit dot products, the sums of CTranslate2's int8 saturate
 HAS_VNNI = _CPU.exists() and "vnni" in _CPU.read_text()
+# every part that came after the paper (71), but for rotary positions
+LATER = dict(
+    norm="pre",
+    norm_kind="rms",
+    activation="swiglu",
+    n_kv_heads=2,
+    qk_norm=True,
+    bias=False,
+    tied=False,
+)
 TIE = 1e-4  # nats: two sentences so close are ordered by rounding
 TEXT = [
     "the old dog sleeps under the bridge.",

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import torchrun
+from small_runs import LATER
 from torch import nn
 
 from annotated_transformer.data.batch import EncodedPairs, RaggedArray, training_steps
@@ -90,17 +91,7 @@ def steps(batch_tokens, rank=0, world_size=1, grad_accum_steps=1):
     return training_steps(data, symbols, batch_tokens, seed=0, **place)
 
 
-# the other model has other parts
-OTHER = dict(
-    norm="pre",
-    position="learned",
-    norm_kind="rms",
-    activation="swiglu",
-    n_kv_heads=2,
-    qk_norm=True,
-    bias=False,
-    tied=False,
-)
+OTHER = LATER | {"position": "learned"}  # the other model has other parts
 WRAPS = {
     "data_parallel": lambda objective: data_parallel(objective, CPU),
     "shard": lambda objective: shard(objective, layers(objective)),
@@ -149,7 +140,7 @@ def built(sharded):
             init_gain=0.5,
         ),
     )
-    vocab = mock.MagicMock(pad_id=0, __len__=lambda self: 20)
+    vocab = mock.MagicMock(pad_id=0, __len__=lambda self: 200)
     objective, _, optimizer, _ = build_training(recipe, vocab, CPU, sharded=sharded)
     given = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert {id(p) for p in objective.parameters()} == given
@@ -319,7 +310,6 @@ def test_a_sharded_start_is_drawn_as_an_unsharded_one():
             assert torch.equal(found[name], tensor)
         else:
             stds = found[name].std().item(), tensor.std().item()
-            # of n numbers each: the relative error of their ratio is 1/√n
-            assert stds[0] == pytest.approx(stds[1], rel=4 / tensor.numel() ** 0.5)
+            assert stds[0] == pytest.approx(stds[1], rel=0.1)
             firsts.append(found[name].flatten()[0].item())
     assert len(set(firsts)) == len(firsts)

@@ -21,6 +21,7 @@ import pytest
 import torch
 from allpairspy import AllPairs
 from processes import run_ranks, start
+from small_runs import LATER
 
 from annotated_transformer.cli.main import main
 from annotated_transformer.data.batch import epoch_batches
@@ -69,8 +70,8 @@ SMALL = (
     "n_layers=1 d_model=16 n_heads=2 d_ff=16 vocab_size=400 batch_tokens=400 seed=1 "
 )
 SMALL += "max_steps=12 warmup_steps=3 peak_lr=0.03 dropout=0.1 precision=fp32"
-PARTS = """norm=pre norm_kind=rms position=rotary activation=swiglu n_kv_heads=1
-qk_norm=true bias=false tied=false weight_decay=0.1"""
+LATER_PARTS = {**LATER, "position": "rotary", "weight_decay": 0.1, "n_kv_heads": 1}
+PARTS = " ".join(f"{name}={value}".lower() for name, value in LATER_PARTS.items())
 MUON = "optimizer=muon weight_decay=0.1"
 LIMIT = 260  # ids of a micro-batch that the memory holds, where memory is short
 

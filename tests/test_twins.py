@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import LATER
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -352,17 +353,7 @@ LATER_PARTS = {
     "two heads of keys": dict(beams=(1, 2, 3, 2), n_kv_heads=2),
     "one head of keys": dict(beams=(2, 2, 1), n_kv_heads=1),
     "norm of queries and keys": dict(beams=(1, 2, 3), qk_norm=True),
-    "all of today": dict(
-        beams=(1, 2, 2, 1, 3),
-        norm="pre",
-        norm_kind="rms",
-        position="rotary",
-        activation="swiglu",
-        n_kv_heads=2,
-        qk_norm=True,
-        bias=False,
-        tied=False,
-    ),
+    "all of today": dict(beams=(1, 2, 2, 1, 3), position="rotary", **LATER),
 }
 
 

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import UserError, __version__
+from ..data.batch import pad_ids
 from ..data.grammar import builtin
 from .diagnosis import (
     Mistake,
@@ -34,6 +34,7 @@ from .diagnosis import (
     diagnose,
 )
 from ..io.files import read_json, write_json
+from ..io.text import published_site
 from ..model import decode
 from ..model.attention import attention
 from ..model.config import ModelConfig
@@ -1576,21 +1577,12 @@ _MARKS = {"right": "✓", "missing": "·"}
 _verdicts: dict[str, Verdict] = {}
 
 
-def _site() -> str:
-    "Where the notebooks are published; empty if the package is not installed."
-    try:
-        user, repo = metadata("annotated_transformer")["Home-page"].split("/")[-2:]
-    except (PackageNotFoundError, AttributeError, ValueError):
-        return ""
-    return f"https://{user}.github.io/{repo}/"
-
-
 def lesson_address(link: str) -> str:
     "The address of a paragraph, given as notebook#heading."
     notebook, _, heading = link.partition("#")
     number, _, name = notebook.partition("_")
     page = name if name and number[0].isdigit() else notebook
-    return f"{_site()}{page}.html#{heading}"
+    return f"{published_site()}{page}.html#{heading}"
 
 
 def verdict_on(name: str, functions: Mapping[str, Any]) -> Verdict:
@@ -1598,9 +1590,9 @@ def verdict_on(name: str, functions: Mapping[str, Any]) -> Verdict:
     task = TASKS[name]
     verdict = diagnose(task, functions.get(name))
     if verdict.state not in ("right", "missing"):
-        for used in task.uses:
+        for used in filter(functions.__contains__, task.uses):
             first = verdict_on(used, functions)
-            if used in functions and first.state not in ("right", "missing"):
+            if first.state not in ("right", "missing"):
                 return Verdict("waiting", f"first repair {used}", "", (used,))
     return verdict
 
@@ -1767,9 +1759,7 @@ class Animals:
 
     def src(self, rows: list[list[int]]) -> Tensor:
         "Source ids with EOS and padding."
-        n = 1 + max(map(len, rows))
-        ends = [[*r, self.eos_id] + [self.pad_id] * (n - 1 - len(r)) for r in rows]
-        return torch.tensor(ends)
+        return pad_ids(rows, self.pad_id, last=self.eos_id)
 
 # %% ../../nbs/02a_tasks.ipynb #02a00041
 class Trained(NamedTuple):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, metadata
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,13 @@ def shell_line(*words: object) -> str:
     "A command of this program, quoted for the shell of this system."
     join = subprocess.list2cmdline if os.name == "nt" else shlex.join
     return join(["annotated-transformer", *map(str, words)])
+
+# %% ../../nbs/96a_text.ipynb #96a00022
+def published_site() -> str:
+    "Where the notebooks are published; empty if the package is not installed."
+    try:
+        address = metadata("annotated_transformer")["Home-page"]
+        user, repository = address.split("/")[-2:]
+    except (PackageNotFoundError, AttributeError, ValueError):
+        return ""
+    return f"https://{user}.github.io/{repository}/"

@@ -9,7 +9,6 @@ __all__ = ['RESIDUALS', 'NORMS', 'FEED_FORWARDS', 'POSITIONS', 'ROTATIONS', 'Tra
 # %% ../../nbs/36_transformer.ipynb #bc43dd08
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -144,10 +143,9 @@ class Parts:
             options["qk_norm"] = RMSNorm
         sizes = config.d_model, config.n_heads, config.d_k, config.d_v
         self.cross_attention = partial(attention, *sizes, **options)
-        rotate = rotate or ROTATIONS.get(config.position)
-        if rotate:
-            options["rotate"] = rotate
-        self.self_attention = partial(attention, *sizes, **options)
+        self.self_attention = self.cross_attention
+        if rotate := rotate or ROTATIONS.get(config.position):
+            self.self_attention = partial(self.cross_attention, rotate=rotate)
         if feed_forward is None:
             named = FEED_FORWARDS[config.activation]
             feed_forward = partial(named, bias=config.bias)
@@ -197,15 +195,27 @@ def build_transformer(
     pad_id: int,
     dropout: float = 0.0,
     *,
+    attention: Callable[..., MultiHeadAttention] = MultiHeadAttention,
+    rotate: Callable | None = None,  # of self-attention, as in `MultiHeadAttention`
+    feed_forward: Callable[[int, int], nn.Module] | None = None,
+    norm: Callable[[int], nn.Module] | None = None,
+    make_dropout: Callable[[float], nn.Module] = nn.Dropout,
     init_gain: float = 1.0,  # as for `init_weights`
-    **parts: Any,  # as for `Parts`
 ) -> Transformer:
     "The paper's model in the given sizes, initialised; `dropout` is P_drop (§5.4)."
     if not 0 <= pad_id < n_vocab:
         raise ValueError(
             f"pad_id={pad_id} must be from 0 to n_vocab - 1 = {n_vocab - 1}"
         )
-    make = Parts(config, dropout, **parts)
+    make = Parts(
+        config,
+        dropout,
+        attention=attention,
+        rotate=rotate,
+        feed_forward=feed_forward,
+        norm=norm,
+        make_dropout=make_dropout,
+    )
     model = Transformer(
         make.encoder(),
         make.decoder(),

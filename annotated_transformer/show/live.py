@@ -9,7 +9,6 @@ __all__ = ['pack_model', 'pack_moments', 'live_page', 'write_live_page']
 import base64
 import re
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, metadata
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from ..data.grammar import (
 from ..data.prepared import open_prepared
 from ..data.vocab import PLAIN_FORMS, Vocab
 from ..export.ct2 import paper_weights
+from ..io.text import published_site
 from ..runs.checkpoint import pack_weights, read_tensors
 from ..runs.folder import (
     Run,
@@ -152,16 +152,6 @@ def pack_moments(path: Path, run: Run) -> dict | None:
         ],
     }
 
-# %% ../../nbs/81_live.ipynb #81000049
-def _published_site() -> str:
-    "Where the notebooks are published; empty if the package is not installed."
-    try:
-        address = metadata("annotated_transformer")["Home-page"]
-        user, repository = address.split("/")[-2:]
-    except (PackageNotFoundError, AttributeError, ValueError):
-        return ""
-    return f"https://{user}.github.io/{repository}/"
-
 # %% ../../nbs/81_live.ipynb #81000038
 def _training_text(run: Run) -> list[str] | None:
     "The source sentences of training; None if the corpus is not the synthetic one."
@@ -242,7 +232,7 @@ def live_page(
     training, known = _training_text(run), DATA_SETS.get(str(run.about.get("data")))
     examples = examples or run.about.get("examples") or _EXAMPLES
     page = {
-        "site": _published_site() if site is None else site,
+        "site": published_site() if site is None else site,
         "file": file,
         "words": None if training is None else _training_words(training),
         "pairs": None if training is None else _training_pairs(training),
