@@ -12,7 +12,13 @@ from conftest import program
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from annotated_transformer.data import corpus
-from annotated_transformer.experiments.variations import effects, pooled_std
+from annotated_transformer.experiments.variations import (
+    MARGIN,
+    effects,
+    equality_verdict,
+    joint_verdict,
+    pooled_std,
+)
 
 TINY = """n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=500 max_steps=20 warmup_steps=2
 batch_tokens=200 save_every=4"""
@@ -104,3 +110,45 @@ def test_effects_by_hand():
     table["rows"] += table_of(("1,500 steps", [28, 28, 28], {}))["rows"]
     a, b, ours = effects(table, "bleu", paper, std=1.0)
     assert (a.noise, a.verdict, ours.verdict) == (3.0, "undecided", "higher")
+
+
+@pytest.mark.parametrize(
+    "scores, printed, verdict",
+    [
+        ([30.9, 31, 31.1], 24, "confirmed"),  # -0.08 to 0.08, though the paper's falls
+        ([30.4, 30.5, 30.6], 25, "undecided"),  # below -0.4, and above
+        ([30.2, 30.3, 30.4], 25, "contradicted"),  # up to -0.62
+        ([31.6, 31.7, 31.8], 24, "contradicted"),
+    ],
+)
+@pytest.mark.parametrize("row", ["E", "a"])
+def test_claims_of_equality(row, scores, printed, verdict):
+    "Row E claims it, and so does each row for which the paper prints base's number."
+    std = 0.3 if verdict == "undecided" else 0.05
+    table = table_of(("base", [31, 31, 31], {}), (row, scores, {}))
+    paper = {"base": {"bleu": 25}, row: {"bleu": printed if row == "E" else 25}}
+    [effect] = effects(table, "bleu", paper, std)
+    assert effect.verdict == verdict
+    table["rows"][1]["found"].pop()  # two seeds
+    assert effects(table, "bleu", paper, std)[0].verdict == "undecided"
+
+
+@pytest.mark.parametrize("margin", [*MARGIN.values(), *(-x for x in MARGIN.values())])
+def test_the_ends_of_the_interval_decide_equality(margin):
+    "Ends in units of the margin; a negative one turns them round."
+
+    def between(low: float, high: float) -> str:
+        middle, half = margin * (low + high) / 2, abs(margin) * (high - low) / 2
+        return equality_verdict(middle, half, abs(margin))
+
+    assert between(-0.9, 0.9) == between(0.5, 0.9) == "confirmed"
+    assert between(0.5, 1.1) == between(-1.1, 0.9) == between(-2, 2) == "undecided"
+    assert between(1.1, 9) == "contradicted"
+
+
+def test_a_verdict_over_several_rows():
+    yes, no, open_ = "confirmed", "contradicted", "undecided"
+    assert joint_verdict([yes, yes, open_]) == (yes, 2)
+    assert joint_verdict([open_, no]) == (no, 1)
+    assert joint_verdict([yes, open_, open_]) == (open_, 2)  # fewer than half
+    assert joint_verdict([yes, yes, yes, no]) == (open_, 0)  # they disagree

@@ -123,7 +123,7 @@ def test_sizes_in_the_text_are_those_of_the_models():
 
 
 def test_home_says_what_the_records_say():
-    for page, n_shown in (("index", 3), ("results", 7), ("map", 9)):
+    for page, n_shown in (("index", 3), ("results", 7), ("map", 3), ("claims", 15)):
         found = shown(page)
         assert len(found) == n_shown
         for now, stored in found:
