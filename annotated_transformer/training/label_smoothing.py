@@ -13,7 +13,7 @@ from torch import Tensor
 
 # %% ../../nbs/54_label_smoothing.ipynb #54c0a001
 def check_smoothing(label_smoothing: float) -> None:
-    "ValueError for what is no probability below 1."
+    "Raise ValueError unless 0 ≤ label_smoothing < 1."
     if not 0 <= label_smoothing < 1:
         raise ValueError(
             f"label_smoothing={label_smoothing} must be in [0, 1): it is "
