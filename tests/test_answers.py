@@ -193,6 +193,34 @@ def test_figures(cfg):
     assert "4 to 5 hours" in answers and "[5 to 32]" in answers
 
 
+def test_figures_of_small_data_and_of_colab():
+    "Scores and times of the answers are those of the records."
+    answers = text_of("answers")
+    rows = read_record("results/fine_tune")["fine_tune"]["rows"]
+
+    def score(n_pairs, scratch, rate):
+        wanted = (n_pairs, scratch, rate)
+        found = [
+            row["bleu"]["multi30k"]
+            for row in rows
+            if (row["n_pairs"], row["scratch"], row["peak_lr"]) == wanted
+        ]
+        return np.mean(found)
+
+    few, many = (score(n, True, 2e-3) for n in (5_000, 29_000))
+    assert (
+        f"5,000 pairs gave {few:.0f} BLEU, and 29,000 pairs gave {many:.0f}" in answers
+    )
+    gain, loss = (score(n, False, 5e-4) - score(n, True, 2e-3) for n in (1000, 5000))
+    assert f"better by {gain:.0f} BLEU with 1,000 captions" in answers and loss < 0
+    demo, small = (
+        read_record(f"results/{name}") for name in ("demo", "multi30k_small")
+    )
+    seconds = round(demo["report"]["train_seconds"])
+    assert f"the demo trained in {seconds} seconds" in answers
+    assert f"--minutes {small['minutes']}` reached {small['bleu']:.1f} BLEU" in answers
+
+
 SCRIPT = """
 import os, sys
 import pytest

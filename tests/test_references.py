@@ -38,6 +38,27 @@ def test_every_mention_is_in_the_bibliography():
     assert not missing, "add them to reference/bibliography.json"
 
 
+def test_numbers_of_the_works_that_the_paper_cites():
+    "Each number once; both lists are sorted by first author, but for one work."
+    lists = {}
+    for name, n_works in (("preprint", 40), ("proceedings", 32)):
+        own = sorted((e for e in ENTRIES if name in e), key=lambda e: e[name])
+        assert [e[name] for e in own] == [*range(1, n_works + 1)]
+        lists[name] = own
+    surnames = [e["authors"].split(",")[0] for e in lists["preprint"]]
+    assert surnames == sorted(surnames)
+    kept = [e for e in lists["preprint"] if "proceedings" in e]
+    # the proceedings list Kaiser and Bengio under the second author, after Lin
+    last = next(e for e in kept if e["cites"][0] == "Kaiser and Bengio 2016")
+    kept.remove(last)
+    assert lists["proceedings"] == [*kept[:19], last, *kept[19:]]
+
+
+def test_notebooks_that_build_on_a_work_exist():
+    used = {page for entry in ENTRIES for page in entry.get("used", [])}
+    assert used and all((ROOT / f"nbs/{page}.ipynb").exists() for page in used)
+
+
 @pytest.mark.parametrize("folder", ["reference", "results"])
 def test_a_readme_names_files_that_exist(folder):
     "Programs, unless they are of version 1.0.0 alone, and notebooks."
