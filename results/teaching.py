@@ -30,9 +30,8 @@ def measure(name: str) -> dict[str, float]:
     nb = nbformat.read(NBS / f"{name}.ipynb", 4)
     nb.cells.append(nbformat.v4.new_code_cell(LAST))
     resources = {"metadata": {"path": str(NBS)}}
-    NotebookClient(
-        nb, timeout=1800, resources=resources, coalesce_streams=True
-    ).execute()
+    options = {"timeout": 1800, "resources": resources, "coalesce_streams": True}
+    NotebookClient(nb, **options).execute(env=os.environ | {"OMP_NUM_THREADS": "1"})
     seconds, mib = map(float, nb.cells[-1].outputs[0].text.split())
     return {"seconds": round(seconds, 1), "mib": round(mib)}
 
@@ -42,7 +41,6 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", default=NAMES.split())
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
     found = {}
     for name in args.names:
         found[name] = measure(name)

@@ -16,13 +16,24 @@ from conftest import ROOT
 from notebooks import execute
 from test_gate import cell
 
+from annotated_transformer.experiments.workbook import TASKS
+from annotated_transformer.io.files import read_record
+
 SOURCES = {
     path.stem: json.loads(path.read_text("utf-8"))["cells"]
     for path in sorted((ROOT / "nbs").glob("[!_.]*.ipynb"))
 }
 COPIED = {n: cells for n, cells in SOURCES.items() if n not in student.FOR_TEACHERS}
 ANSWER = r"<summary>Answers?</summary>(.*?)</details>"
-TO_WRITE = [n for n, cells in COPIED.items() if any(map(student.is_solution, cells))]
+
+
+def is_secret(c: dict) -> bool:
+    "A solution, by the two ways in which notebooks mark one."
+    tagged = "solution" in c["metadata"].get("tags", [])
+    return tagged or '#| code-summary: "Solution"' in joined(c["source"])
+
+
+TO_WRITE = [n for n, cells in COPIED.items() if any(map(is_secret, cells))]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +67,7 @@ def test_no_solution_in_any_copy(copies):
             text = of([c])
             answers |= phrases("\n".join(re.findall(ANSWER, text, re.DOTALL)))
             text = re.sub(ANSWER, "", text, flags=re.DOTALL)
-            (solutions if student.is_solution(c) else others).update(phrases(text))
+            (solutions if is_secret(c) else others).update(phrases(text))
     secret = (solutions - others) | answers
     assert len(secret & solutions) > 500 and len(secret & answers) > 300
     for path in copies.glob("*.ipynb"):
@@ -122,6 +133,54 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "a class is not empty" in done.stderr
     assert (folder / "index.ipynb").read_text() == "of a student"
+
+
+# ---- the page for teachers
+
+
+def texts_of(name: str) -> str:
+    cells = [c for c in SOURCES[name] if c["cell_type"] == "markdown"]
+    return "\n\n".join(joined(c["source"]) for c in cells)
+
+
+def n_words(name: str) -> int:
+    "Of a lesson's text, without exercises and answers."
+    text = re.sub(r"<details>.*?</details>", "", texts_of(name), flags=re.DOTALL)
+    return len(text.partition("## Exercises")[0].split())
+
+
+def n_exercises(name: str) -> int:
+    return len(re.findall(r"\*(?:Easy|Medium|Hard)\.\*", texts_of(name)))
+
+
+def test_minutes_and_functions_of_the_sessions():
+    "As the page says: 120 words a minute, up to the next five; all functions, in order."
+    (code,) = [c for c in map(of_cell, SOURCES["teaching"]) if "SESSIONS =" in c]
+    rows = re.findall(r"^\d .+ \| (\d+) \| (.+) \| (.+)$", code, re.MULTILINE)
+    assert [name for *_, names in rows for name in names.split()] == [*TASKS]
+    for minutes, stems, _ in rows:
+        words = sum(map(n_words, stems.split()))
+        assert abs(int(minutes) - words / 120) < 4, (stems, words)
+    record = read_record("results/teaching")["teaching"]
+    assert {*record} == {stem for _, stems, _ in rows for stem in stems.split()} | {
+        "workbook"
+    }
+    lessons = re.findall(r"^\d+\. .*?\((\w+)\.ipynb", texts_of("evening"), re.MULTILINE)
+    assert abs(sum(map(n_words, lessons)) / 120 - 120) < 12
+    assert f"its {sum(map(n_exercises, lessons))} exercises" in texts_of("teaching")
+
+
+def of_cell(c: dict) -> str:
+    return joined(c["source"])
+
+
+def test_each_question_of_the_exam_has_an_answer():
+    exam = texts_of("teaching").partition("## An exam")[2]
+    questions = re.findall(r"^(\d+)\. ", exam, re.MULTILINE)
+    answers = re.findall(
+        r"^\*\*(\d+)\.\*\*", texts_of("teaching_answers"), re.MULTILINE
+    )
+    assert questions == answers == [str(n) for n in range(1, 13)]
 
 
 # ---- they run
