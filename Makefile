@@ -9,6 +9,7 @@ VARIANTS ?= ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_
 FLOATS := $(foreach name,attention decode loss model train twins,tests/test_$(name).py)
 LESSONS ?=
 RUN ?= runs/small
+OUT ?=
 # Of smoke-gpu and bench-gpu: where. Of the latter: which parts.
 DEVICE ?= cuda
 ONLY ?=
@@ -26,7 +27,7 @@ WITH := PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-slow portable lab export notebooks docs zh-status links check bench-train bench-decode bench-gpu smoke-gpu pretrained clean
+.PHONY: help demo test test-slow portable lab export notebooks student docs zh-status links check bench-train bench-decode bench-gpu smoke-gpu pretrained clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1@/p' Makefile | awk -F@ '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -60,6 +61,10 @@ export: $(VENV)/.stamp-dev  ## notebooks to package, notebooks cleaned, README.m
 
 notebooks: $(VENV)/.stamp-dev  ## export, and run every notebook (or NAMES="31_stack …"), outputs stored
 	@$(WITH) $(BIN)/python tools/notebooks.py run $(NAMES)
+
+student: $(VENV)/.stamp-dev  ## the notebooks without solutions, for a class, in a new folder: OUT=DIR
+	@[ -n "$(OUT)" ] || { echo 'name a new folder: make student OUT=DIR'; exit 1; }
+	@$(BIN)/python tools/student.py "$(OUT)"
 
 docs: $(VENV)/.stamp-docs export  ## the site: _docs, and what is translated of it: _docs/zh, _docs/zh-hant; an unexpected warning of Quarto's is an error
 	@touch README.md

@@ -28,6 +28,7 @@ OPTIONS = {
     "gpt": GPT.split(),
     "background": BACKGROUND.split(),
     "workbook": ["--steps", "2"],
+    "teaching": ["--names", "workbook"],
     "divergence": ["--rows", "post-norm", "--set", *TINY, "max_steps=50"],
     "ingredients": ["--runs", "runs", "--rows", "tiny, pre-norm", "--set", *TINY],
 }
