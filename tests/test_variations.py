@@ -16,7 +16,6 @@ from annotated_transformer.experiments.variations import (
     MARGIN,
     effects,
     equality_verdict,
-    joint_verdict,
     pooled_std,
 )
 
@@ -144,11 +143,3 @@ def test_the_ends_of_the_interval_decide_equality(margin):
     assert between(-0.9, 0.9) == between(0.5, 0.9) == "confirmed"
     assert between(0.5, 1.1) == between(-1.1, 0.9) == between(-2, 2) == "undecided"
     assert between(1.1, 9) == "contradicted"
-
-
-def test_a_verdict_over_several_rows():
-    yes, no, open_ = "confirmed", "contradicted", "undecided"
-    assert joint_verdict([yes, yes, open_]) == (yes, 2)
-    assert joint_verdict([open_, no]) == (no, 1)
-    assert joint_verdict([yes, open_, open_]) == (open_, 2)  # fewer than half
-    assert joint_verdict([yes, yes, yes, no]) == (open_, 0)  # they disagree

@@ -4,12 +4,10 @@
 
 # %% auto #0
 __all__ = ['N_SEEDS', 'SHORTER', 'MARGIN', 'paper_rows', 'pooled_std', 'Effect', 'direction_verdict', 'equality_verdict',
-           'joint_verdict', 'last_quarter', 'effects', 'base_decoded', 'decoding_gain']
+           'last_quarter', 'effects', 'base_decoded', 'decoding_gain']
 
 # %% ../../nbs/62_variations.ipynb #baa50baa
 import math
-from collections import Counter
-from itertools import permutations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -74,18 +72,6 @@ def equality_verdict(ours: float, noise: float, margin: float) -> str:
     if abs(ours) + noise <= margin:
         return "confirmed"
     return "contradicted" if abs(ours) - noise > margin else "undecided"
-
-
-def joint_verdict(verdicts: list[str]) -> tuple[str, int]:
-    """The verdict of at least half, if none is the opposite, and how many have it.
-
-    "undecided" otherwise.
-    """
-    counts = Counter(verdicts)
-    for one, opposite in permutations(("confirmed", "contradicted")):
-        if 2 * counts[one] >= len(verdicts) and not counts[opposite]:
-            return one, counts[one]
-    return "undecided", counts["undecided"]
 
 # %% ../../nbs/62_variations.ipynb #62a00014
 def last_quarter(table: dict, measure: str) -> float:
