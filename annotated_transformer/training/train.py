@@ -119,9 +119,9 @@ def train(
 ) -> Iterator[StepRecord]:
     """The loop: batch, summed loss, backward, clip, step (§5.2).
 
-    A record is yielded at the multiples of `report_every`, and at `max_steps`. Before the
-    step that it is about changes the weights, NotFinite is raised if a loss or a
-    gradient norm since the last record is infinite or NaN.
+    A record is yielded at the multiples of `report_every`, and at `max_steps`. NotFinite
+    is raised if a loss or a gradient norm since the last record is infinite or NaN,
+    before this step changes the weights.
     """
     every = (report_every,) if isinstance(report_every, int) else report_every
     values, n_tokens, started = [], 0, time.perf_counter()  # since the last record
@@ -139,10 +139,9 @@ def train(
         numbers = torch.stack(values).tolist()  # waits for the device
         check_finite(numbers, step.step, schedule)
         optimizer.step()
-        seconds = time.perf_counter() - started
-        yield StepRecord(
-            *step[:3], numbers[-1][0], lr, n_tokens, seconds, numbers[-1][1]
-        )
+        (loss, grad_norm), seconds = numbers[-1], time.perf_counter() - started
+        counts = step.step, step.epoch, step.n_batches
+        yield StepRecord(*counts, loss, lr, n_tokens, seconds, grad_norm)
         values, n_tokens, started = [], 0, started + seconds
         if step.step == max_steps:
             return
