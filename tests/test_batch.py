@@ -24,6 +24,7 @@ from annotated_transformer.data.batch import (
     training_steps,
 )
 from annotated_transformer.data.bpe_dropout import BPEDropout, sample_segmentation
+from annotated_transformer.data.corpus import load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.data.prepared import (
     open_prepared,
@@ -85,6 +86,16 @@ def test_every_row_once_and_under_the_budget(lengths, budget, seed):
     assert all(
         len(rows) and lengths[rows].sum(axis=0).max() <= budget for rows in batches
     )
+
+
+def test_multi30k_has_little_padding(data_dir):
+    "51c says that it stays under 5 % at 4,096 tokens."
+    pairs = load_corpus("multi30k", data_dir).train
+    vocab = learn_bpe((sentence for pair in pairs for sentence in pair), 8000)
+    lengths = encode_pairs(pairs, vocab).lengths()
+    batches = bucket_by_length(lengths, 4096, np.random.default_rng(0))
+    allocated = sum(len(rows) * lengths[rows].max(axis=0).sum() for rows in batches)
+    assert 0.01 < 1 - lengths.sum() / allocated < 0.05
 
 
 def test_sums_beyond_32_bits():

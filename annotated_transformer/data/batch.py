@@ -58,6 +58,7 @@ class RaggedArray:
         begins = self.starts[rows]
         lengths = self.starts[rows + 1] - begins
         starts = np.concatenate([[0], np.cumsum(lengths)])
+        # where each id is now, minus where it goes
         shifts = np.repeat(begins - starts[:-1], lengths)
         return RaggedArray(self.ids[shifts + np.arange(starts[-1])], starts)
 
@@ -228,9 +229,9 @@ def pad_ids(
     if not isinstance(rows, RaggedArray):
         rows = RaggedArray.from_lists(rows)
     lengths, shift = np.diff(rows.starts), int(first is not None)
-    places = np.arange(lengths.max() + shift + (last is not None))
-    out = np.full((len(rows), len(places)), pad_id, dtype=np.int64)
-    out[(places >= shift) & (places < lengths[:, None] + shift)] = rows.ids
+    positions = np.arange(lengths.max() + shift + (last is not None))
+    out = np.full((len(rows), len(positions)), pad_id, dtype=np.int64)
+    out[(positions >= shift) & (positions < lengths[:, None] + shift)] = rows.ids
     if first is not None:
         out[:, 0] = first
     if last is not None:
@@ -293,7 +294,7 @@ def _micro_batches(
     Every rank gets the same number of batches. One without text is a row of padding and
     counts no token.
     """
-    # not more than the largest share has rows
+    # not more than the largest share has rows; -(-a // b) rounds up
     n_micro = min(grad_accum_steps, max(1, -(-len(rows) // world_size)))
     parts = np.array_split(rows, world_size * n_micro)
     padding = torch.full((1, 1), vocab.pad_id, device="cpu")

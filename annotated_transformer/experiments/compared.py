@@ -51,7 +51,7 @@ def longest_chain(out: Float[Tensor, "..."], kind: str = "") -> int:
     last = get_gradient_edge(out).node
     depth: dict[Node, int] = {}
     todo = [last]
-    while todo:
+    while todo:  # a loop, since the graph is too deep for a recursion
         before = [node for node, _ in todo[-1].next_functions if node is not None]
         if new := [node for node in before if node not in depth]:
             todo += new

@@ -26,7 +26,7 @@ class _Phrase(NamedTuple):
 
 
 def _number_words(tree: Tree, n_before: int = 0) -> _Phrase:
-    "The tree with its words counted from `n_before`; didn't, teacher's, end. are one."
+    "The tree with numbered words; n't, 's and punctuation belong to the word before."
     if tree.word:
         starts = tree.word not in ("n't", "'s", ".", ",", "?")
         return _Phrase(tree.label, (), tree.word, n_before + starts - 1)

@@ -192,7 +192,10 @@ def build_training(
     sharded: bool = False,  # shard the weights, for a model too large for one device
     engines: Engines = FAST,
 ) -> tuple[BatchLoss, nn.Module, torch.optim.Optimizer, Callable[[int], float]]:
-    "The objective, the same as the loop calls it, Adam, and the schedule."
+    """The objective, the module that the loop calls, the optimiser and the schedule.
+
+    The module is the objective, wrapped if several processes train.
+    """
     settings = recipe.train
     if sharded and settings.optimizer == "muon":
         raise UserError("optimizer=muon needs whole matrices: train without --fsdp")
