@@ -63,7 +63,8 @@ function Image(image)
   alt = alt:gsub("&", "&amp;"):gsub('"', "&quot;"):gsub("%%", "%%%%")
   svg = svg:gsub(' aria%-labelledby="[^"]*"', "", 1)
   svg = svg:gsub("^.-<svg", '<svg role="' .. (linked and "group" or "img") .. '" aria-label="' .. alt .. '"', 1)
-  svg = '<span class="drawing">' .. svg .. "</span>"
+  local width = svg:match 'viewBox="0 0 ([%d.]+)' -- letters are 12 units high or more, and are to be 9 pixels
+  svg = '<span class="drawing" style="--least: ' .. math.floor(0.77 * width) .. 'px">' .. svg .. "</span>"
   return pandoc.RawInline("html", (svg:gsub('href="[^"]-(%w+)_?([%w_]*)%.ipynb', function(number, name)
     return 'href="' .. (number:match "^%d+%a?$" and name or number .. (name ~= "" and "_" .. name or "")) .. ".html"
   end)))

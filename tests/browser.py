@@ -181,3 +181,10 @@ def press(browser: Browser, *names: str) -> None:
         text = {"text": "\r"} if name == "Enter" else {}
         browser.call("Input.dispatchKeyEvent", type="keyDown", **key, **text)
         browser.call("Input.dispatchKeyEvent", type="keyUp", **key)
+
+
+def wait_for(browser: Browser, condition: str) -> None:
+    until = time.monotonic() + 50
+    while not browser.ask(condition):
+        assert time.monotonic() < until, condition
+        time.sleep(0.05)

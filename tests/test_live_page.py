@@ -5,13 +5,12 @@ import gzip
 import json
 import math
 import re
-import time
 from pathlib import Path
 from urllib.parse import quote, unquote_plus
 
 import pytest
 import torch
-from browser import Browser, click, press
+from browser import Browser, click, press, wait_for
 from cells import page_name
 from conftest import ROOT
 from engine import HELD_OUT, logits_of
@@ -93,13 +92,6 @@ def type_sentence(browser: Browser, sentence: str) -> None:
 
 def settle(browser: Browser) -> None:
     browser.ask("new Promise(done => setTimeout(done, 300))")  # as for the address
-
-
-def wait_for(browser: Browser, condition: str) -> None:
-    until = time.monotonic() + 50
-    while not browser.ask(condition):
-        assert time.monotonic() < until, condition
-        time.sleep(0.05)
 
 
 def focused(browser: Browser) -> str:

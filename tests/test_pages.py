@@ -283,6 +283,36 @@ def test_colab_is_offered_where_a_page_runs(name, runs, cfg):
     assert "Illia}" in row.find("button").get("data-clipboard-text")
 
 
+TOC = """<nav id="TOC"><h2>On this page</h2><ul><li><a href="#a" id="toc-a" class="nav-link active" data-scroll-target="#a">A</a>
+<ul class="collapse"><li><a href="#b" id="toc-b" class="nav-link">B</a></li></ul></li></ul></nav>"""
+
+
+def test_contents_stand_below_the_title_too():
+    "Everything in them is open, and no name is there twice."
+    page = document_fromstring(BARE.replace("<main>", f"{TOC}<main>"))
+    publish.write_links(page, ROOT / "nbs/31_stack.ipynb", "")
+    publish.write_contents(page)
+    box = page.find_class("page-links")[0].getnext()
+    assert (box.tag, box.get("class"), box[0].text) == (
+        "details",
+        "contents",
+        "On this page",
+    )
+    assert [dict(a.attrib) for a in box.iter("a")] == [{"href": "#a"}, {"href": "#b"}]
+    assert [dict(ul.attrib) for ul in box.iter("ul")] == [{}, {}]
+    assert len(page.xpath("//*[@id='toc-a']")) == 1
+
+
+def test_a_formula_keeps_its_stop():
+    formula = '<math display="inline"><mi>x</mi></math>'
+    text = f"<main><p>a {formula}, b {formula} c {formula}。</p></main>"
+    page = document_fromstring(text)
+    publish.keep_stops(page)
+    kept = f'<span class="with-mark">{formula}'
+    wanted = f"<p>a {kept},</span> b {formula} c {kept}。</span></p>"
+    assert tostring(page.find(".//p"), encoding="unicode") == wanted
+
+
 def test_notebooks_for_colab(toy, cfg):
     "The cell that installs the package takes the version of the page; all links are absolute."
     home = f"{cfg['doc_host']}{cfg['doc_baseurl']}/"

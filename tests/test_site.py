@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 import traditional
-from browser import Browser
+from browser import Browser, wait_for
 from cells import joined, page_name
 from conftest import ROOT
 from links import check
@@ -125,6 +125,35 @@ def test_card_of_the_home_page(docs, cfg):
     card = f"{cfg['doc_host']}{cfg['doc_baseurl']}/images/card.png"
     for key in ("og:image", "twitter:image"):
         assert re.findall(rf'"{key}" content="([^"]*)"', text) == [card]
+
+
+def test_menu_and_contents_of_a_phone(published, browser):
+    "The button in the bar opens all pages; the contents are below the title, as they are beside the text on a screen."
+    wide = "document.querySelectorAll('#TOC a').length"
+    visible = "document.querySelector('%s').checkVisibility()"
+    for name, has_contents in (("attention.html", True), ("404.html", False)):
+        browser.open(published + name, width=390)
+        button = browser.ask(
+            "(b => [b.getBoundingClientRect().bottom < 80, (b.click(), 1)])"
+            "(document.querySelector('.navbar .quarto-btn-toggle'))"
+        )
+        assert button == [True, 1]
+        wait_for(browser, visible % "#quarto-sidebar")
+        if has_contents:
+            links = "document.querySelectorAll('.contents a').length"
+            assert browser.ask(links) == browser.ask(wide) > 5
+            assert browser.ask(visible % ".contents")
+            browser.look(1280, "light")
+            assert not browser.ask(visible % ".contents")
+
+
+def test_only_what_goes_on_has_a_shade(published, browser):
+    shaded = """[...document.querySelectorAll("main *")].filter(e => getComputedStyle(e).backgroundImage.includes("gradient"))
+        .map(e => e.scrollWidth > e.clientWidth)"""
+    for name, width in (("attention.html", 1280), ("variations.html", 390)):
+        browser.open(published + name, width=width)
+        found = browser.ask(shaded)
+        assert all(found) and (width > 390 or found)
 
 
 def test_search_of_docs(published, browser):

@@ -343,6 +343,32 @@ def write_links(page: HtmlElement, path: Path, place: str) -> None:
     page.get_element_by_id("quarto-back-to-top").addprevious(report)
 
 
+def write_contents(page: HtmlElement) -> None:
+    "The contents of a page in a fold below its title: Quarto has them beside the text alone, where a phone has no room."
+    for toc in page.xpath("//nav[@id='TOC']"):
+        box = E.details(E.summary(toc.find("h2").text), deepcopy(toc.find("ul")))
+        box.set("class", "contents")
+        for el in box.iter("a", "ul"):
+            el.attrib.update({"class": ""})
+            for name in ("id", "class", "data-scroll-target"):
+                el.attrib.pop(name, None)
+        page.find_class("page-links")[0].addnext(box)
+
+
+STOP = re.compile(r"[,.;:!?)\]，。；：！？）、」]+")
+
+
+def keep_stops(page: HtmlElement) -> None:
+    "A formula in a line and the stop behind it are not parted."
+    for formula in page.xpath("//main//math[@display='inline']"):
+        if stop := STOP.match(formula.tail or ""):
+            rest, formula.tail = formula.tail[stop.end() :], None
+            box = E.span({"class": "with-mark"})
+            formula.addprevious(box)
+            box.append(formula)
+            formula.tail, box.tail = stop[0], rest
+
+
 def write_footers(pages: dict[str, HtmlElement], names: list[str]) -> None:
     "The footer of a page of the reading path leads along it; Quarto's leads along the menu."
     for before, name, after in zip(["", *names], names, [*names[1:], ""]):
@@ -512,6 +538,8 @@ def build(docs: Path, language: Path | None = None) -> None:
         write_lessons(pages["evening"], lessons, say("Code"), say("Fold the code"))
     for path in paths:
         write_links(pages[stem(path)], path, place)
+        write_contents(pages[stem(path)])
+        keep_stops(pages[stem(path)])
         if language:
             finish(pages[stem(path)], path, docs)
         text = as_html(pages[stem(path)])
