@@ -303,6 +303,15 @@ def test_contents_stand_below_the_title_too():
     assert len(page.xpath("//*[@id='toc-a']")) == 1
 
 
+@pytest.mark.parametrize("name, said", [("97a_checkpoint", True), ("31_stack", False)])
+def test_a_page_behind_the_lessons_says_so(name, said):
+    page, path = document_fromstring(BARE), ROOT / f"nbs/{name}.ipynb"
+    publish.write_links(page, path, "")
+    publish.write_kind(page, path, publish.BEHIND)
+    before = page.find_class("page-links")[0].getprevious()
+    assert (before.text == publish.BEHIND) == said
+
+
 def test_a_formula_keeps_its_stop():
     formula = '<math display="inline"><mi>x</mi></math>'
     text = f"<main><p>a {formula}, b {formula} c {formula}。</p></main>"

@@ -355,6 +355,15 @@ def write_contents(page: HtmlElement) -> None:
         page.find_class("page-links")[0].addnext(box)
 
 
+BEHIND = "Behind the lessons: how the package does it. Whoever reads the paper may skip this page."
+
+
+def write_kind(page: HtmlElement, path: Path, said: str) -> None:
+    "What is numbered 9x says that it is no lesson."
+    if path.stem[0] == "9":
+        page.find_class("page-links")[0].addprevious(E.p({"class": "kind"}, said))
+
+
 STOP = re.compile(r"[,.;:!?)\]，。；：！？）、」]+")
 
 
@@ -529,16 +538,17 @@ def build(docs: Path, language: Path | None = None) -> None:
         if not language:
             made = plain(path, ROOT / "_proc" / path.name, names)
             (to / f"{page_name(path)}.md").write_text(made, encoding="utf-8")
+    say = lambda text: site(language)["texts"][text] if language else text
     there = lambda some: [stem(path) for path in some if stem(path) in pages]
     write_search(to, pages, language)
     write_footers(pages, there(reading_path()))
     if "evening" in pages:
         lessons = {name: pages[name] for name in there(evening_path())}
-        say = lambda text: site(language)["texts"][text] if language else text
         write_lessons(pages["evening"], lessons, say("Code"), say("Fold the code"))
     for path in paths:
         write_links(pages[stem(path)], path, place)
         write_contents(pages[stem(path)])
+        write_kind(pages[stem(path)], path, say(BEHIND))
         keep_stops(pages[stem(path)])
         if language:
             finish(pages[stem(path)], path, docs)
