@@ -175,11 +175,12 @@ def test_live_page_of_the_site(browser, site, place):
         in text
     )
     for scheme, theme in {"alternate": "dark", "default": "light"}.items():
+        chosen = f"localStorage.setItem('quarto-color-scheme', '{scheme}')"
+        add = "Page.addScriptToEvaluateOnNewDocument"
+        call = browser.call(add, source=f"try {{ {chosen} }} catch {{}}")
         browser.open("about:blank")
         browser.open(file.as_uri())
-        browser.ask(f"localStorage.setItem('quarto-color-scheme', '{scheme}')")
-        browser.open("about:blank")
-        browser.open(file.as_uri())
+        browser.call("Page.removeScriptToEvaluateOnNewDocument", **call)
         assert browser.ask("document.documentElement.dataset.theme") == theme
         assert browser.ask("getComputedStyle(document.documentElement).colorScheme") == theme  # fmt: skip
     browser.ask("localStorage.clear()")
