@@ -45,7 +45,7 @@ function choose(step) {
     button.tabIndex = i === step ? 0 : -1;
   });
   const values = {token, source: view.source[best], weight: weights[best].toFixed(2), layer: first.layer + 1, head: first.head + 1};
-  find(".caption").textContent = caption.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+  svg.ariaLabel = find(".caption").textContent = caption.replace(/\{(\w+)\}/g, (_, name) => values[name]);
   const names = all(".map text.right:not(.small)"), bars = all(".map .bar"), numbers = all(".map text.small.right");
   likeliest.slice(0, names.length).forEach(([name, p], i) => {
     names[i].textContent = name;
