@@ -117,10 +117,52 @@ def test_opening_shows_the_translation(page, pretrained):
     assert page.ask("performance.getEntriesByType('resource').length") == 0
 
 
+def waiting(browser: Browser, url: str, then: str) -> None:
+    "Open a page whose script stops at its data, as if they had not arrived; `then` is run after its markup."
+    stop = "JSON.parse = () => { throw Error('not yet'); };"
+    stop += (
+        "onerror = () => true; Object.defineProperty(window, 'onerror', {set() {}});"
+    )
+    stop += f"addEventListener('DOMContentLoaded', () => {{ {then} }});"
+    call = browser.call("Page.addScriptToEvaluateOnNewDocument", source=stop)
+    open_page(browser, url)
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", **call)
+    browser.said.clear()
+
+
+def test_a_translation_is_there_before_the_model(browser, live_page):
+    "What the page shows first is what its model then computes; an address with another sentence shows that alone."
+    parts = ["result", "source", "translation", "presets", "sentence", "intro"]
+    texts = f"{parts}.map(id => document.getElementById(id).textContent)"
+    waiting(browser, live_page.as_uri(), "")
+    before = browser.ask(texts)
+    assert browser.ask("document.getElementById('loading').textContent.slice(0, 19)")
+    assert before[0] == ES and before[4] == TIRED and "1,178,624" in before[5]
+    waiting(browser, f"{live_page.as_uri()}#text={quote(WIDE)}", "")
+    assert browser.ask("document.getElementById('sentence').value") == WIDE
+    assert browser.ask(texts)[:3] == ["", "", ""]
+    open_page(browser, live_page.as_uri())
+    squeezed = [text.replace("\n", "") for text in before]
+    assert [text.replace("\n", "") for text in browser.ask(texts)] == squeezed
+    assert browser.ask("[byId('loading'), document.querySelector('main').ariaBusy]") == [None, "false"]  # fmt: skip
+
+
+def test_what_was_typed_while_the_model_was_loading_is_translated(browser, live_page):
+    text = f"document.getElementById('sentence').value = {WIDE!r}"
+    type_early = f"""new MutationObserver((_, self) => {{
+        if (!document.getElementById("data")) return;
+        {text}; self.disconnect(); }}).observe(document, {{childList: true, subtree: true}})"""
+    call = browser.call("Page.addScriptToEvaluateOnNewDocument", source=type_early)
+    open_page(browser, live_page.as_uri())
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", **call)
+    assert shown(browser, "result") == SIE and browser.ask("state.text") == WIDE
+
+
 def test_page_names_no_other_host(live_page):
     text = live_page.read_text("utf-8")
     assert "default-src 'none'" in text and '<html lang="en">' in text
     without_links = re.sub(r'"site":"[^"]*"', "", re.sub(r"// .*", "", text))
+    without_links = re.sub(r'<a href="[^"]*"', "", without_links)
     assert not re.search(r"https?://|@import|url\([^#]|<link|<img", without_links)
 
 
@@ -254,7 +296,7 @@ def test_stepping(page):
 
 def test_by_keyboard_alone(page):
     "Arrows within the groups; everything has a name."
-    press(page, "Tab", "Tab", "Tab", "Tab")
+    press(page, "Tab", "Tab", "Tab")
     assert focused(page) == "sentence"
     type_sentence(page, WIDE)
     assert shown(page, "result") == SIE and focused(page) == "sentence"

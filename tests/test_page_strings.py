@@ -12,6 +12,7 @@ TABLES = {
     for path in PAGES.glob("strings.*.json")
 }
 NAMES = ("attention", "live")
+LIVE = (PAGES.parent / "live.py").read_text("utf-8")
 NAME = r"\{\w+\}"  # in a text, of a value
 
 
@@ -29,6 +30,8 @@ def used_keys(name: str) -> tuple[set[str], list[str]]:
     made = [re.escape(re.sub(r"\$\{.*?\}", "\0", x)) for _, x in calls if x]
     patterns = [x.replace(re.escape("\0"), r"[\w.]+") for x in made]
     keys = {key for key, _ in calls if key}
+    if name == "live":  # one of three titles
+        keys |= set(re.findall(r'texts\["([\w.]+)"\]', LIVE))
     return keys | set(re.findall(r"\$\{([\w.]+)\}", template)), patterns
 
 

@@ -87,17 +87,18 @@ class Numbers(Processor):
 
 
 BADGES = r"^(?:\[!\[[^\]]*\]\[\w+-badge\]\](?:\[\w+\]|\([^)]*\))[ \n])+\n"
+EDITIONS = r"^(?:\[[^\]]*\]\([^)]*(?:/|README\S*)\)(?: ·)?[ \n])+\n"
 
 
 class RepositoryLinks(Processor):
     """A link to a file beside nbs/ leads to the repository: the site holds no such file.
 
-    The home page's badges are left out: they are for README.md, and come from other hosts.
+    The home page's badges and its links to the site are left out: they are for README.md; badges come from other hosts.
     """
 
     def cell(self, cell):
         for kept, kind, text in markdown_of(cell):
-            text = re.sub(BADGES, "", text, flags=re.M)
+            text = re.sub(f"{BADGES}|{EDITIONS}", "", text, flags=re.M)
             kept[kind] = leave_site(text, settings())
 
 

@@ -38,6 +38,13 @@ from cells import (
     titled,
 )
 from evening import write_lessons
+from home import (
+    finish_home,
+    home_script,
+    live_file,
+    publish_live_page,
+    write_card,
+)
 from jinja2 import Template
 from lxml.html import HtmlElement, fragment_fromstring
 from lxml.html.builder import E
@@ -484,21 +491,24 @@ def render(folder: Path, to: Path) -> None:
 # ---- the site
 
 
-def write_live_pages(folder: Path, lang: str) -> None:
-    "The live pages of the pretrained runs: the pages link to those next to them."
+def write_live_pages(folder: Path, place: str) -> None:
+    "The live pages of the pretrained runs: the pages link to those next to them, and share the file of each model."
     from annotated_transformer.runs.folder import PRETRAINED, pretrained_run
     from annotated_transformer.show.live import write_live_page
 
     def lead(m: re.Match) -> str:  # to the English page where there is no other
-        return m[0] if (folder / m[1]).exists() else f"](../{m[1]}"
+        return m[0] if (folder / m[2]).exists() else f"{m[1]}../{m[2]}"
 
+    lang, up = place or "en", "../" if place else ""
     texts = ROOT / settings()["lib_path"] / f"show/pages/strings.{lang}.json"
     for name in PRETRAINED if texts.exists() else ():
-        file = "live_page.html" if name == "demo" else f"live_{name}.html"
-        run = pretrained_run(Path(name))
+        run, file = pretrained_run(Path(name)), live_file(name)
         write_live_page(run, folder / file, site="", file=file, lang=lang)
     for page in folder.glob("live_*.html"):
-        text = re.sub(r"\]\((\w+\.html)", lead, page.read_text(encoding="utf-8"))
+        data, said = page.with_suffix(".js"), {"home": HOME, "own": place}
+        publish_live_page(page, data, up, editions=editions(), **said)
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(r'(\]\(|<a href=")(\w+\.html)', lead, text)
         page.write_text(text, encoding="utf-8")
 
 
@@ -525,10 +535,12 @@ def build(docs: Path, language: Path | None = None) -> None:
         # Quarto copies those pictures alone that it shows as pictures.
         shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
     write_notebooks(to, paths, place)
-    write_live_pages(to, place or "en")
+    write_live_pages(to, place)
+    write_card(to / "images/card.png")
     for name, script in {
         "search": search_script(language),
         "ways": ways(),
+        "home": home_script(),
         "charts": javascript_bundle((NBS / "charts.js").read_text("utf-8")),
     }.items():
         (to / f"{name}.js").write_text(script, encoding="utf-8")
@@ -550,6 +562,8 @@ def build(docs: Path, language: Path | None = None) -> None:
         write_contents(pages[stem(path)])
         write_kind(pages[stem(path)], path, say(BEHIND))
         keep_stops(pages[stem(path)])
+        if stem(path) == "index":
+            finish_home(pages["index"], docs, place, editions()[place])
         if language:
             finish(pages[stem(path)], path, docs)
         text = as_html(pages[stem(path)])

@@ -1,13 +1,9 @@
 // The start: what is filled in once, and what the controls do.
 
 const {lang} = document.documentElement;
-const nParameters = sum(Object.values(model.weights).map(({data}) => data.length));
-byId("intro").replaceChildren(
-  ...rich("intro", {n: nParameters.toLocaleString(lang)}),
-  ...past ? [] : rich("learning.link"));
 byId("n-encoder").textContent = say("map.encoder", {n: N_LAYERS.encoder});
 byId("n-decoder").textContent = say("map.decoder", {n: N_LAYERS.decoder});
-byId("presets").append(...EXAMPLES.map(presetButton));
+byId("presets").replaceChildren(...EXAMPLES.map(presetButton));
 if (about.label_smoothing) {
   const epsilon = about.label_smoothing;
   byId("smoothing").replaceChildren(
@@ -89,9 +85,7 @@ function openingState() {
   const {kind, layer, head} = about.opening;
   if (!kind) return {};
   const box = kind === "encoder" ? "encoder.self" : "decoder.cross";
-  const pronouns = ["er", "sie", "es"];
-  const step = run.ids.findIndex(id => pronouns.includes(shownToken(id))) + 1;
-  return {box, step, layer, head};
+  return {box, step: pronounAt(run.ids) + 1, layer, head};
 }
 
 function start() {
@@ -103,8 +97,15 @@ function start() {
   else draw();
 }
 
+const {value: typed, defaultValue: example} = byId("sentence");
+byId("loading").remove();
+document.querySelector("main").ariaBusy = "false";
 keepRoomFor(byId("effect"));
 addEventListener("hashchange", start);
 start();
 followTheme(draw);
+if (typed !== example && typed !== state.text) {  // while the model was loading
+  byId("sentence").value = typed;
+  submit(typed);
+}
 onerror = null;  // the page has begun: this browser has what it needs

@@ -4,24 +4,6 @@
 const N_LIKELIEST = 10;
 const PLAY_MS = 600;  // between two tokens
 
-// --- Tokens as the page shows them
-
-const isLetter = character => /\p{L}/u.test(character ?? "");
-
-// A space before a token is not shown; a token inside a word begins with a hyphen.
-function shownTokens(ids) {
-  const pieces = vocab.tokens(ids);
-  return ids.map((id, i) => {
-    if (id === vocab.eosId) return "EOS";
-    if (id === vocab.bosId) return "BOS";
-    const isInside = i > 0 && isLetter(pieces[i][0]) && isLetter(pieces[i - 1].at(-1));
-    return isInside ? `-${pieces[i]}` : pieces[i].replace(SPACE, "") || "␣";
-  });
-}
-
-// A single token, wherever it occurs.
-const shownToken = id => shownTokens([id])[0];
-
 // --- What is unusual about a sentence: one line, or nothing
 
 // frequent German words that are no English ones

@@ -1,6 +1,7 @@
 // What is selected, the address that reproduces it, and what the model computes.
 
-const packed = JSON.parse(byId("data").textContent);
+// The data are in the page; on a site they may be in a file next to it, for several pages.
+const packed = globalThis.liveData ?? JSON.parse(byId("data").textContent);
 const about = packed.page;
 site = about.site;
 const model = readModel(packed);
@@ -16,7 +17,7 @@ const N_LAYERS = {
   decoder: config.n_decoder_layers,
 };
 const [MAX_BEAM, MAX_TEMPERATURE] = [8, 3];
-const MAX_TOKENS = Math.min(config.max_len, 64);  // of a sentence, for a quick answer
+const MAX_TOKENS = maxTokens();
 
 // `part` is the sentence that is shown of a text of several, counted from 0; `step` is
 // the number of generated tokens, 0 for all of them; `moment` is an index into the
@@ -111,16 +112,6 @@ const isPlain = () =>
   !isChanged() && Object.keys(PLAIN).every(key => state[key] === PLAIN[key]);
 
 const sentencesOf = text => partsOf(text, about.sentences, vocab);
-
-function sourceIds(text) {
-  return [...vocab.encode(text).slice(0, MAX_TOKENS), vocab.eosId];
-}
-
-// The best hypothesis, with EOS if it ended.
-function generatedIds({hypotheses: [best]}) {
-  const hasEnded = best.tokenLogProbs.length > best.ids.length;
-  return hasEnded ? [...best.ids, vocab.eosId] : best.ids;
-}
 
 function searchTranslation(text, changes, settings = state) {
   const {temperature, seed, topK, topP, beam} = settings;
