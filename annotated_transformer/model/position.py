@@ -33,7 +33,7 @@ class SinusoidalPosition(nn.Module):
         self.table: Tensor = nn.Buffer(table, persistent=False)
 
     def reset_parameters(self) -> None:
-        "Compute the table anew, if it was allocated without values."
+        "Compute the table again, if it was allocated without values."
         self.table.copy_(positional_encoding(*self.table.shape))
 
     def forward(
