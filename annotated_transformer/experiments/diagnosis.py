@@ -383,18 +383,18 @@ def _kind_of_difference(expected: Tensor, found: Tensor, tolerance: float) -> st
 def _where(right: Tensor) -> str:
     "Which indices of an axis are right, if an axis has both right and wrong ones."
     for axis in range(right.dim()):
-        rest = right.movedim(axis, 0).flatten(1) if right.dim() > 1 else right[:, None]
-        good = rest.all(dim=1)
+        good = right.movedim(axis, 0).reshape(right.size(axis), -1).all(dim=1)
         if good.any():
-            indices = [
-                " ".join(map(str, x.nonzero().flatten().tolist()[:8]))
-                for x in (good, ~good)
-            ]
-            return f"along axis {axis}, right: {indices[0]}, wrong: {indices[1]}"
+            return f"along axis {axis}, right: {_first(good)}, wrong: {_first(~good)}"
     n_wrong = int((~right).sum())
     if n_wrong == right.numel():
         return "all its numbers are wrong, its shape is right"
     return f"{n_wrong} of {right.numel()} numbers are wrong"
+
+
+def _first(chosen: Tensor) -> str:
+    indices = [str(i) for i in chosen.nonzero().flatten().tolist()]
+    return " ".join(indices[:8] + ["…"] * (len(indices) > 8))
 
 # %% ../../nbs/02_known_mistakes.ipynb #02b00022
 def shown(value: Any) -> str:

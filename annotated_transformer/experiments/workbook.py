@@ -843,7 +843,7 @@ _add(
     """,
     reference=positional_encoding,
     written=_positional_encoding,
-    inputs=lambda rng: [(3, 4), (4, 8), (6, 8), (70, 6)],
+    inputs=lambda rng: [(3, 4), (4, 8), (5, 6), (70, 2)],
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00020
@@ -1638,8 +1638,9 @@ def _greedy_inputs(rng):
     for n_vocab, max_len, ends_at in sizes:
         table = _randn(rng, 12, n_vocab, n_vocab)
         table[:, :, 1:3] -= 9.0  # neither BOS nor EOS …
-        table[ends_at, :, 2] = 9.0  # … up to here
-        cases.append((_TableModel(table), 1, 2, max_len))
+        bos_id, eos_id = (1, 2) if ends_at % 2 else (2, 1)
+        table[ends_at, :, eos_id] = 9.0  # … up to here
+        cases.append((_TableModel(table), bos_id, eos_id, max_len))
     return cases
 
 
@@ -1712,7 +1713,7 @@ def _beam_search(wrong, step, bos_id, eos_id, max_len, beam_size, alpha):
             break
         if "stops_early" in wrong and len(finished) >= beam_size:
             break
-        others = best if "keeps_places" in wrong else candidates
+        others = best if wrong & {"keeps_places", "ascending"} else candidates
         live = [(p, ids) for p, ids in others if ids[-1] != eos_id][:beam_size]
     if not (wrong & {"first_finished", "stops_early"} and finished):
         cut_off = [(score(p, max_len, False), ids) for p, ids in live]
@@ -1746,8 +1747,14 @@ def _beam_inputs(rng):
         table[:, :, :2] -= torch.tensor([12.0, 9.0])  # neither padding nor BOS
         if seed % 5 == 0:
             table[:, :, 2] -= 9.0  # no EOS
+        bos_id, eos_id = 1, 2
+        if len(cases) % 2:  # the same table with other ids
+            bos_id, eos_id = 2, 1
+            table = table[:, [0, 2, 1, 3, 4, 5]][:, :, [0, 2, 1, 3, 4, 5]]
         alpha = (0.6, 1.5)[seed % 3 == 0]
-        cases.append((_TableModel(table), 1, 2, 3 + seed % 4, 2 + seed % 2, alpha))
+        cases.append(
+            (_TableModel(table), bos_id, eos_id, 3 + seed % 4, 2 + seed % 2, alpha)
+        )
     return cases
 
 
