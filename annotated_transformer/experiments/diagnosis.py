@@ -212,7 +212,7 @@ def _gradient_verdict(task: Task, candidate: Callable) -> Verdict:
         return Verdict("known", text, link, names)
     for name, gradient in expected.items():
         error = found.get(name, torch.zeros(())) - gradient
-        if error.norm() > 0.01 * gradient.norm():  # rounding is far smaller
+        if error.norm() > 1e-3 * gradient.norm():  # rounding is far smaller
             cause = ".item(), .tolist(), .detach(), .data, no_grad() or torch.tensor(…)"
             text = (
                 f"its numbers are right, but the gradient of `{name}` is not, so that"

@@ -424,7 +424,7 @@ _add(
     """,
     reference=lambda x, n_heads: MultiHeadAttention(n_heads, n_heads).split_heads(x),
     written=_split_heads,
-    inputs=lambda rng: [(_randn(rng, 1, 2, 4), 2), (_randn(rng, 2, 3, 12), 4)],
+    inputs=lambda rng: [(_randn(rng, 1, 2, 4), 2), (_randn(rng, 2, 3, 8), 4)],
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00013
@@ -1043,6 +1043,7 @@ def _decoder_layer_inputs(rng):
         weights = _decoder_layer_weights(rng, d_model, d_ff)
         x, memory = _randn(rng, b, t, d_model), _randn(rng, b, s, d_model)
         tgt_mask = torch.ones(b, 1, t, t, dtype=torch.bool).tril()
+        tgt_mask[1:, ..., -1] = False  # the second sentence ends with padding
         cases.append((x, memory, tgt_mask, _length_mask(b, s), weights, n_heads))
     return cases
 
@@ -1155,7 +1156,7 @@ def _transformer_inputs(rng):
         (2, 6, 4, 9, 2, 4, 0),
         (2, 5, 6, 9, 2, 2, 8),
     ):
-        d_model, d_ff = 8, 12
+        d_model, d_ff = (8, 12) if pad_id == 0 else (6, 10)
         weights = TransformerWeights(
             _randn(rng, n_vocab, d_model) / math.sqrt(d_model),
             [_encoder_layer_weights(rng, d_model, d_ff) for _ in range(n_layers)],
@@ -1740,7 +1741,7 @@ _BEAM_SEEDS = 87, 459, 1384, 53, 62, 51, 544, 0, 207
 
 
 def _beam_inputs(rng):
-    cases = []
+    cases: list[tuple] = []
     for seed in _BEAM_SEEDS:
         rng = torch.Generator().manual_seed(seed)
         table = 1.5 * _randn(rng, 8, 6, 6)
