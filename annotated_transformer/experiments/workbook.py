@@ -796,7 +796,7 @@ def _positional_encoding(wrong, n, d_model):
     if "each_feature" in wrong:
         is_even = torch.arange(d_model) % 2 == 0
         return torch.where(is_even, angles.sin(), angles.cos()).float()
-    angles = angles.expand(n, -1)
+    angles = angles.expand(n, d_model // 2)
     sine, cosine = angles.sin(), angles.cos()
     if "cosine_first" in wrong:
         sine, cosine = cosine, sine
