@@ -8,13 +8,15 @@ __all__ = ['TASKS', 'AttentionWeights', 'FeedForwardWeights', 'NormWeights', 'En
            'initial_weights', 'tensors_of', 'Animals', 'Trained', 'by_hand', 'train_functions']
 
 # %% ../../nbs/02a_tasks.ipynb #02a00005
+import linecache
 import math
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from inspect import unwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +30,14 @@ from .. import UserError, __version__
 from ..data.batch import pad_ids
 from ..data.grammar import builtin
 from .diagnosis import (
+    NOT_KNOWN,
     Mistake,
     Task,
+    Trace,
     Verdict,
     diagnose,
+    first_wrong_call,
+    trace,
 )
 from ..io.files import read_json, write_json
 from ..io.text import published_site
@@ -71,6 +77,10 @@ def _softmax(wrong, scores):
         axis = -2
     if "first_axis" in wrong:
         axis = 0
+    if "second_axis" in wrong:
+        axis = 1
+    if "no_dim" in wrong:  # what F.softmax chooses, with a warning
+        axis = 0 if scores.dim() == 3 else 1
     if "all_elements" in wrong:
         axis = tuple(range(scores.dim()))
     if "no_exponential" in wrong:
@@ -80,6 +90,9 @@ def _softmax(wrong, scores):
     if "no_sum" in wrong:
         return scores.exp()
     largest = scores.amax(dim=axis, keepdim=True)
+    if "axes_lost" in wrong:
+        numbers = (scores - scores.amax(dim=axis)).exp()
+        return numbers / numbers.sum(dim=axis)
     if "largest_of_all" in wrong:
         largest = scores.max()
     if "overflow" in wrong:
@@ -106,6 +119,10 @@ _add(
         → misreadings#the-softmax-runs-over-the-queries
     first_axis | the softmax runs over axis 0, which is the batch when there is one: count axes from the end
         → 36a_bug_hunt#bug-2-the-softmax
+    second_axis | the softmax runs over axis 1, which is that of the keys only if there is no batch: count axes from the end
+        → 36a_bug_hunt#bug-2-the-softmax
+    no_dim | F.softmax has no dim=, so PyTorch chooses axis 0 or 1
+        → 321_attention#why-a-softmax
     all_elements | all scores together sum to 1: each row has to
         → 321_attention#why-a-softmax
     no_exponential | the scores are divided by their sum without the exponential, so weights can be negative
@@ -122,6 +139,8 @@ _add(
         → 321_attention#why-a-softmax
     axis_lost | the sum has lost its axis, so that it is divided along the wrong one: use keepdim=True
         → 321_attention#why-a-softmax
+    axes_lost | the largest score and the sum have lost their axis: use keepdim=True for both
+        → 321_attention#why-a-softmax
     logarithm | the logarithm of the weights is returned
         → 321_attention#why-a-softmax
     """,
@@ -134,6 +153,10 @@ _add(
 def _attention(wrong, query, key, value, mask):
     d_k, n_k = query.size(-1), key.size(-2)
     scores = query @ key.transpose(-2, -1)
+    if "key_reshaped" in wrong:
+        scores = query @ key.reshape(*key.shape[:-2], d_k, n_k)
+    if "keys_for_queries" in wrong:
+        scores = key @ query.transpose(-2, -1)
     divisor = math.sqrt(d_k)
     if "no_scale" in wrong or "scaled_weights" in wrong:
         divisor = 1.0
@@ -143,12 +166,16 @@ def _attention(wrong, query, key, value, mask):
         divisor = 1 / math.sqrt(d_k)
     if "length_for_d_k" in wrong:
         divisor = math.sqrt(n_k)
+    if "axis_1_for_d_k" in wrong:
+        divisor = math.sqrt(key.size(1))
     scores = scores / divisor
     axis = -2 if "over_queries" in wrong else -1
     if "inverted_mask" in wrong:
         mask = ~mask
     if "masked_scores_0" in wrong:
         scores = scores * mask
+    elif "mask_as_index" in wrong:
+        scores[~mask] = -torch.inf
     elif "mask_after" not in wrong and "no_mask" not in wrong:
         scores = scores.masked_fill(~mask, -1e9)
     weights = scores.softmax(dim=axis)
@@ -174,12 +201,16 @@ def _attention_inputs(rng):
     for batch, n_q, n_k, d_k, d_v in (
         ((), 1, 2, 2, 1),
         ((), 2, 3, 4, 4),
+        ((2,), 3, 3, 5, 2),
         ((2,), 3, 5, 4, 4),
         ((2, 2), 4, 3, 2, 6),
     ):
         query, key = _randn(rng, *batch, n_q, d_k), _randn(rng, *batch, n_k, d_k)
         value, mask = _randn(rng, *batch, n_k, d_v), _random_mask(rng, *batch, n_q, n_k)
         cases.append((query, key, value, mask))
+    query, key, value, mask = cases[-1]  # before it, a padding mask, for all heads
+    of_all = _random_mask(rng, 2, 1, 1, key.size(-2))
+    cases.insert(-1, (query, key, value, of_all))
     return cases
 
 
@@ -196,6 +227,12 @@ _add(
         → 321_attention#why-divide-by-d_k
     length_for_d_k | d_k is taken for the number of keys: it is the width of a key, the last axis
         → misreadings#d_k-is-the-length-of-the-sequence
+    axis_1_for_d_k | d_k is taken from axis 1, which is the width of a key only if there is no batch: it is the last axis
+        → misreadings#d_k-is-the-length-of-the-sequence
+    key_reshaped | view or reshape exchanges the axes of the keys: they keep the order of the numbers, transpose(-2, -1) does not
+        → 321_attention#equation-1-all-queries-at-once
+    keys_for_queries | the scores are KQᵀ: each row has to belong to a query, QKᵀ
+        → 321_attention#equation-1-all-queries-at-once
     scaled_weights | the weights are divided by √d_k after the softmax, so they no longer sum to 1: divide the scores
         → 321_attention#why-divide-by-d_k
     over_queries | the softmax runs over the queries: look at the axis
@@ -206,6 +243,8 @@ _add(
         → 323_masking#why-before-the-softmax
     masked_scores_0 | the scores are multiplied by the mask: a score of 0 still has a weight, set it to −∞
         → 323_masking#multiplying-instead-of-setting
+    mask_as_index | the mask is an index, scores[~mask], which fails for a mask with axes of size 1: masked_fill and torch.where broadcast
+        → 323_masking#padding-mask
     no_mask | the mask is not used
         → 323_masking#padding-mask
     weights_returned | the weights are returned instead of the means of the values
@@ -216,7 +255,6 @@ _add(
     reference=attention,
     written=_attention,
     inputs=_attention_inputs,
-    uses=("softmax",),
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a0000f
@@ -244,9 +282,11 @@ def _ids_inputs(rng):
         lengths = torch.arange(n, n - b, -1)[:, None]
         return rows.masked_fill(torch.arange(n) >= lengths, pad_id)
 
-    other = ids(3, 5, 3)
+    other, long = ids(3, 5, 3), ids(2, 12, 0)
     other[0, 0] = 0  # not padding where pad_id is 3
-    return [(ids(2, 3, 0), 0), (ids(3, 4, 0), 0), (other, 3)]
+    long[1] = 0  # an empty sentence
+    cases = [(ids(1, 3, 0), 0), (ids(2, 3, 0), 0), (ids(3, 4, 0), 0)]
+    return [*cases, (other, 3), (long, 0)]
 
 
 _add(
@@ -283,6 +323,8 @@ def _target_mask(wrong, ids, pad_id):
     causal = ones.tril(-1 if "strict" in wrong else 1 if "one_more" in wrong else 0)
     if "later" in wrong:
         causal = ones.triu()
+    if "only_later" in wrong:
+        causal = ones.triu(1)
     real = (ids != pad_id)[:, None, None, :]
     if "no_causal" in wrong:
         return real
@@ -297,6 +339,18 @@ def _target_mask(wrong, ids, pad_id):
     return real & causal
 
 
+def _target_mask_run(function, args):
+    "A mistake that lacks an axis, or has size 1 there, is known by its numbers."
+    found, (b, t) = function(*args), args[0].shape
+    if isinstance(found, Tensor) and found.shape in (
+        (t, t),
+        (1, 1, t, t),
+        (b, 1, 1, t),
+    ):
+        return found.expand(b, 1, t, t)
+    return found
+
+
 _add(
     "target_mask",
     "Causal mask",
@@ -307,6 +361,8 @@ _add(
     one_more | a position attends to the next one, which is the token to predict
         → 323_masking#teacher-forcing-and-the-causal-mask
     later | the mask allows later positions instead of earlier ones: use the lower triangle
+        → misreadings#the-mask-prevents-attention-to-the-left
+    only_later | the mask allows later positions alone, triu(diagonal=1), which is what nn.Transformer hides: use the lower triangle
         → misreadings#the-mask-prevents-attention-to-the-left
     no_causal | only padding is masked, and later positions are visible
         → 323_masking#teacher-forcing-and-the-causal-mask
@@ -322,7 +378,7 @@ _add(
     reference=target_mask,
     written=_target_mask,
     inputs=_ids_inputs,
-    uses=("padding_mask",),
+    run=_target_mask_run,
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00012
@@ -368,7 +424,7 @@ _add(
     """,
     reference=lambda x, n_heads: MultiHeadAttention(n_heads, n_heads).split_heads(x),
     written=_split_heads,
-    inputs=lambda rng: [(_randn(rng, 1, 2, 4), 2), (_randn(rng, 2, 3, 12), 4)],
+    inputs=lambda rng: [(_randn(rng, 1, 2, 4), 2), (_randn(rng, 2, 3, 8), 4)],
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00013
@@ -426,6 +482,8 @@ def _multi_head(wrong, query, key, value, mask, weights, n_heads):
         w_q, w_k, w_v, w_o = (w.T for w in weights)
     if "one_matrix" in wrong:
         w_k = w_v = w_q
+    if "from_query" in wrong:
+        key = value = query
     q, k, v = query @ w_q, key @ w_k, value @ w_v
     if "values_of_keys" in wrong:
         v = key @ w_v
@@ -433,6 +491,8 @@ def _multi_head(wrong, query, key, value, mask, weights, n_heads):
         v = value
     if "queries_not_projected" in wrong:
         q = query
+    if "not_projected" in wrong:
+        q, k, v = query, key, value
     if "no_mask" in wrong:
         mask = torch.ones_like(mask)
     if "one_head" in wrong:
@@ -504,11 +564,15 @@ _add(
         → 322_multi_head#all-heads-in-one-product
     one_matrix | queries, keys and values are projected by the same matrix
         → 322_multi_head#one-head-after-another
+    from_query | keys and values are computed from `query` too: this is self-attention, and here they have inputs of their own
+        → 322_multi_head#one-head-after-another
     values_of_keys | the values are computed from `key` instead of `value`
         → 322_multi_head#one-head-after-another
     values_not_projected | the values are not multiplied by W^V
         → 322_multi_head#one-head-after-another
     queries_not_projected | the queries are not multiplied by W^Q
+        → 322_multi_head#one-head-after-another
+    not_projected | queries, keys and values are not projected: only W^O is used
         → 322_multi_head#one-head-after-another
     no_mask | the mask is not passed to the attention
         → 323_masking#padding-mask
@@ -520,7 +584,6 @@ _add(
     reference=_multi_head_reference,
     written=_multi_head,
     inputs=_multi_head_inputs,
-    uses=("attention", "split_heads", "merge_heads"),
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00018
@@ -535,8 +598,8 @@ class FeedForwardWeights(NamedTuple):
 # %% ../../nbs/02a_tasks.ipynb #02a00019
 def _feed_forward(wrong, x, weights):
     w_1, b_1, w_2, b_2 = weights
-    if "no_biases" in wrong:
-        b_1, b_2 = 0 * b_1, 0 * b_2
+    b_1 = 0 * b_1 if "no_b_1" in wrong else b_1
+    b_2 = 0 * b_2 if "no_b_2" in wrong else b_2
     hidden = (x.relu() if "relu_of_input" in wrong else x) @ w_1 + b_1
     if "gelu" in wrong:
         hidden = F.gelu(hidden)
@@ -544,6 +607,8 @@ def _feed_forward(wrong, x, weights):
         hidden = hidden.sigmoid()
     elif "minimum" in wrong:
         hidden = hidden.clamp(max=0)
+    elif "relu_before_bias" in wrong:
+        hidden = (hidden - b_1).relu() + b_1
     elif not wrong & {"no_relu", "relu_at_the_end", "relu_of_input"}:
         hidden = hidden.relu()
     out = hidden @ w_2 + b_2
@@ -581,7 +646,11 @@ _add(
         → 33_feed_forward#definition
     minimum | the minimum with 0 is taken instead of the maximum
         → 33_feed_forward#definition
-    no_biases | the biases b_1 and b_2 are missing
+    relu_before_bias | the ReLU comes before b_1 is added: it is max(0, xW₁ + b₁)
+        → 33_feed_forward#definition
+    no_b_1 | the bias b_1 is missing
+        → 33_feed_forward#definition
+    no_b_2 | the bias b_2 is missing
         → 33_feed_forward#definition
     residual_inside | the input is added inside: the residual connection comes later, around the sub-layer
         → 31_stack#residual-connections
@@ -613,12 +682,20 @@ def _add_and_norm(wrong, x, sublayer_out, weights):
             axis = (-2, -1)
         if "over_batch" in wrong:
             axis = (0, 1)
-        y = y if "no_mean" in wrong else y - y.mean(dim=axis, keepdim=True)
+        if "over_all" in wrong:
+            axis = (0, 1, 2)
+        keep = "axis_lost" not in wrong
         unbiased = 1 if "unbiased" in wrong else 0
-        variance = y.var(dim=axis, keepdim=True, correction=unbiased) + 1e-5
+        variance = y.var(dim=axis, keepdim=keep, correction=unbiased)
         if "no_mean" in wrong:
-            variance = y.square().mean(dim=axis, keepdim=True) + 1e-5
-        y = y / (variance if "variance" in wrong else variance.sqrt())
+            variance = y.square().mean(dim=axis, keepdim=keep)
+        y = y if "no_mean" in wrong else y - y.mean(dim=axis, keepdim=keep)
+        divisor = variance + (0 if "no_epsilon" in wrong else 1e-5)
+        if "variance" not in wrong:
+            divisor = divisor.sqrt()
+        if "epsilon_outside" in wrong:
+            divisor = variance.sqrt() + 1e-5
+        y = y / divisor
         return y if "no_gain" in wrong else y * gain + bias
 
     if "no_residual" in wrong:
@@ -641,6 +718,19 @@ def _add_and_norm_reference(x, sublayer_out, weights):
     return F.layer_norm(x + sublayer_out, x.shape[-1:], gain, bias, eps=1e-5)
 
 
+def _add_and_norm_inputs(rng):
+    shapes = (1, 2, 4), (2, 3, 6), (4, 4, 4), (2, 2, 4), (3, 4, 8)
+    scales = 1, 1, 1, 1e-3, 1  # a variance for which 1e-5 matters
+    return [
+        (
+            scale * _randn(rng, *shape),
+            scale * _randn(rng, *shape),
+            _norm_weights(rng, shape[-1]),
+        )
+        for shape, scale in zip(shapes, scales)
+    ]
+
+
 _add(
     "add_and_norm",
     "Residual connection and layer normalisation",
@@ -660,12 +750,20 @@ _add(
         → 31_stack#layer-normalisation
     over_both | one mean and one variance serve a whole sentence: each position has its own
         → 31_stack#layer-normalisation
+    over_all | one mean and one variance serve the whole batch, because dim= is missing: each position has its own
+        → 31_stack#layer-normalisation
+    axis_lost | mean and variance have lost their axis, so that they are used along the wrong one: use keepdim=True
+        → 31_stack#layer-normalisation
     over_batch | the normalisation runs over batch and positions, as a batch normalisation does
         → 31_stack#why-not-batch-normalisation
     unbiased | the variance is divided by d_model − 1: layer normalisation divides by d_model, use correction=0
         → 31_stack#which-variance-and-where-ε-goes
     variance | it is divided by the variance: divide by its root, the standard deviation
         → 31_stack#layer-normalisation
+    epsilon_outside | 1e-5 is added to the standard deviation: here it is added to the variance, under the root
+        → 31_stack#which-variance-and-where-ε-goes
+    no_epsilon | 1e-5 is not added to the variance, so a position with equal features gives 0/0
+        → 31_stack#which-variance-and-where-ε-goes
     no_mean | the mean is not subtracted
         → 31_stack#layer-normalisation
     no_gain | gain and bias are not used
@@ -673,10 +771,7 @@ _add(
     """,
     reference=_add_and_norm_reference,
     written=_add_and_norm,
-    inputs=lambda rng: [
-        (_randn(rng, *shape), _randn(rng, *shape), _norm_weights(rng, shape[-1]))
-        for shape in ((1, 2, 4), (2, 3, 6), (3, 4, 8))
-    ],
+    inputs=_add_and_norm_inputs,
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a0001e
@@ -686,11 +781,22 @@ def _positional_encoding(wrong, n, d_model):
         position = position + 1
     if "share" in wrong:
         position = position / n
-    step = 1 if "i_for_2i" in wrong else 2
+    step = 1 if "i_for_2i" in wrong else 4 if "exponent_doubled" in wrong else 2
     pairs = torch.arange(0, step * d_model // 2, step, dtype=torch.float64)
     base = math.e if "base_e" in wrong else 10000.0
     sign = 1 if "growing" in wrong else -1
+    if "each_feature" in wrong:
+        pairs = torch.arange(d_model, dtype=torch.float64)
+        pairs = pairs * (2 if "exponent_doubled" in wrong else 1)
+    if "not_a_column" in wrong:
+        position = position[:, 0]
     angles = position * base ** (sign * pairs / d_model)
+    if "power_of_quotient" in wrong:
+        angles = (position / base) ** (pairs / d_model)
+    if "each_feature" in wrong:
+        is_even = torch.arange(d_model) % 2 == 0
+        return torch.where(is_even, angles.sin(), angles.cos()).float()
+    angles = angles.expand(n, d_model // 2)
     sine, cosine = angles.sin(), angles.cos()
     if "cosine_first" in wrong:
         sine, cosine = cosine, sine
@@ -710,6 +816,14 @@ _add(
     """
     i_for_2i | the exponent is i/d_model: it is 2i/d_model, where i counts pairs of features
         → 36a_bug_hunt#bug-6-positions
+    exponent_doubled | the exponent is 4i/d_model: if i counts 0, 2, 4 already, it is i/d_model
+        → 35_position#sinusoidal-encoding
+    each_feature | each feature has a frequency of its own: both features of a pair have the exponent 2i/d_model, with 2i = 0, 0, 2, 2, 4, 4
+        → 35_position#sinusoidal-encoding
+    power_of_quotient | the whole quotient is raised to the power, (pos/10000)^(2i/d_model): only 10000 is
+        → 35_position#sinusoidal-encoding
+    not_a_column | the positions are not a column, so each row has all of them: use torch.arange(n)[:, None]
+        → 35_position#definition
     halves | all sines come first and then all cosines: they alternate, sine in even and cosine in odd features
         → 91_marian#positions-all-sines-then-all-cosines
     cosine_first | the cosine is in the even features: the sine is
@@ -729,8 +843,7 @@ _add(
     """,
     reference=positional_encoding,
     written=_positional_encoding,
-    inputs=lambda rng: [(3, 4), (6, 8)],
-    tolerance=2e-3,  # large angles in float32
+    inputs=lambda rng: [(3, 4), (4, 8), (5, 6), (70, 2)],
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00020
@@ -773,10 +886,14 @@ def _encoder_layer(wrong, x, src_mask, weights, n_heads):
     y = attend(x) if "attention_only" in wrong else add_and_norm(x, attend(x), norm_1)
     if "norm_at_the_end" in wrong:
         y = x + attend(x)
+    if "added_twice" in wrong:
+        y = add_and_norm(x, x + attend(x), norm_1)
     if "one_residual" in wrong:
         return bare(forward(y), norm_2)
     if "around_both" in wrong:
         return add_and_norm(x, forward(y), norm_2)
+    if "forward_of_attention" in wrong:
+        return add_and_norm(y, forward(attend(x)), norm_2)
     if "side_by_side" in wrong:
         return add_and_norm(y, forward(x), norm_2)
     return add_and_norm(y, forward(y), norm_2)
@@ -841,13 +958,16 @@ _add(
         → misreadings#the-residual-connection-runs-between-the-two-sub-layers
     around_both | the second residual connection starts at the input of the layer: it starts at the input of its own sub-layer
         → misreadings#the-residual-connection-runs-between-the-two-sub-layers
+    added_twice | x is added twice in the first sub-layer: add_and_norm adds it already
+        → 31_stack#the-encoder-layer
+    forward_of_attention | the feed-forward network reads the attention's output before x is added and the sum is normalised
+        → 31_stack#the-encoder-layer
     side_by_side | the feed-forward network reads the input of the layer: it reads the output of the first sub-layer
         → 31_stack#the-encoder-layer
     """,
     reference=_encoder_layer_reference,
     written=_encoder_layer,
     inputs=_encoder_layer_inputs,
-    uses=("multi_head", "feed_forward", "add_and_norm"),
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00023
@@ -923,6 +1043,7 @@ def _decoder_layer_inputs(rng):
         weights = _decoder_layer_weights(rng, d_model, d_ff)
         x, memory = _randn(rng, b, t, d_model), _randn(rng, b, s, d_model)
         tgt_mask = torch.ones(b, 1, t, t, dtype=torch.bool).tril()
+        tgt_mask[1:, ..., -1] = False  # the second sentence ends with padding
         cases.append((x, memory, tgt_mask, _length_mask(b, s), weights, n_heads))
     return cases
 
@@ -958,7 +1079,6 @@ _add(
     reference=_decoder_layer_reference,
     written=_decoder_layer,
     inputs=_decoder_layer_inputs,
-    uses=("multi_head", "feed_forward", "add_and_norm"),
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00026
@@ -973,9 +1093,13 @@ class TransformerWeights(NamedTuple):
 def _transformer(wrong, src, tgt_in, weights, n_heads, pad_id):
     matrix, d_model = weights.embedding, weights.embedding.size(1)
     scale = 1.0 if "no_scale" in wrong else math.sqrt(d_model)
+    if "sqrt_of_vocabulary" in wrong:
+        scale = math.sqrt(matrix.size(0))
 
     def embed(ids):
-        x = matrix[ids] * scale
+        other = tgt_in if "source_scaled" in wrong else src
+        is_unscaled = wrong & {"source_scaled", "target_scaled"} and ids is other
+        x = matrix[ids] * (1.0 if is_unscaled else scale)
         table = _positional_encoding(_RIGHT, ids.size(1), d_model)
         if "positions_scaled" in wrong:
             return (matrix[ids] + table) * scale
@@ -1011,6 +1135,8 @@ def _transformer(wrong, src, tgt_in, weights, n_heads, pad_id):
     logits = x @ matrix.T
     if "logits_scaled" in wrong:
         logits = logits * math.sqrt(d_model)
+    if "log_probabilities" in wrong:
+        return logits.log_softmax(dim=-1)
     return logits.softmax(dim=-1) if "probabilities" in wrong else logits
 
 
@@ -1030,7 +1156,7 @@ def _transformer_inputs(rng):
         (2, 6, 4, 9, 2, 4, 0),
         (2, 5, 6, 9, 2, 2, 8),
     ):
-        d_model, d_ff = 8, 12
+        d_model, d_ff = (8, 12) if pad_id == 0 else (6, 10)
         weights = TransformerWeights(
             _randn(rng, n_vocab, d_model) / math.sqrt(d_model),
             [_encoder_layer_weights(rng, d_model, d_ff) for _ in range(n_layers)],
@@ -1052,6 +1178,12 @@ _add(
     "36_transformer#figure-1-in-words",
     """
     no_scale | the embeddings are not multiplied by √d_model
+        → 34_embedding#why-multiply-by-d_model
+    sqrt_of_vocabulary | the embeddings are multiplied by the root of the size of the vocabulary: d_model is the other axis of the matrix
+        → 34_embedding#why-multiply-by-d_model
+    source_scaled | only the embeddings of the source are multiplied by √d_model: those of the target are too
+        → 34_embedding#why-multiply-by-d_model
+    target_scaled | only the embeddings of the target are multiplied by √d_model: those of the source are too
         → 34_embedding#why-multiply-by-d_model
     positions_scaled | the positions are multiplied by √d_model too: multiply the embeddings, then add the positions
         → 34_embedding#why-multiply-by-d_model
@@ -1075,13 +1207,14 @@ _add(
         → 34_embedding#lookup-and-logits
     logits_scaled | the logits are multiplied by √d_model: only the embeddings are
         → 36a_bug_hunt#bug-5-the-shared-matrix
+    log_probabilities | log-probabilities are returned: the loss takes logits, and applies log_softmax itself
+        → 34_embedding#lookup-and-logits
     probabilities | probabilities are returned: the loss takes logits, and applies the softmax itself
         → 34_embedding#lookup-and-logits
     """,
     reference=_transformer_reference,
     written=_transformer,
     inputs=_transformer_inputs,
-    uses=("target_mask", "positional_encoding", "encoder_layer", "decoder_layer"),
     tolerance=5e-4,  # twelve sub-layers
 )
 
@@ -1092,8 +1225,11 @@ def _shift_right(wrong, sentences, pad_id, bos_id, eos_id):
     rows = [[*first, *ids, *last] for ids in sentences]
     n = max(map(len, rows))
     fill = eos_id if "filled_with_eos" in wrong else pad_id
+    fill = 0 if "filled_with_0" in wrong else fill
     if "padded_left" in wrong:
         rows = [[fill] * (n - len(row)) + row for row in rows]
+    if "eos_after_padding" in wrong:
+        rows = [row[:-1] + [fill] * (n - len(row)) + row[-1:] for row in rows]
     if "cut_off" in wrong:
         n = min(map(len, rows))
     tgt = torch.tensor([(row + [fill] * (n - len(row)))[:n] for row in rows])
@@ -1106,22 +1242,24 @@ def _shift_right(wrong, sentences, pad_id, bos_id, eos_id):
         tgt_out = tgt_in
     if "input_is_target" in wrong:
         tgt_in = tgt_out
+    if "transposed" in wrong:
+        return tgt_in.T, tgt_out.T
     return (tgt_out, tgt_in) if "exchanged" in wrong else (tgt_in, tgt_out)
 
 
 def _shift_run(function, args):
     found = function(*args)
-    if not (isinstance(found, tuple) and len(found) == 2):
+    if not (isinstance(found, tuple | list) and len(found) == 2):
         return found
-    tgt_in, tgt_out = map(torch.as_tensor, found)
-    if tgt_in.shape == tgt_out.shape:
+    tgt_in, tgt_out = found
+    if getattr(tgt_in, "shape", None) == getattr(tgt_out, "shape", 0):
         after = tgt_out == args[1]  # where no token is predicted, any input will do
         tgt_in = tgt_in.masked_fill(after, args[1])
-    return tgt_in, tgt_out
+    return {"decoder input": tgt_in, "target": tgt_out}
 
 
 def _shift_inputs(rng):
-    sentences = [[[5, 6]], [[7, 8, 9], [5]], [[6, 7, 4, 5], [9, 4, 8], [8, 5]]]
+    sentences = [[[5, 6]], [[5], [7, 8, 9]], [[9, 4, 8], [6, 7, 4, 5], [], [8, 5]]]
     return [(rows, 0, 1, 2) for rows in sentences] + [(sentences[1], 3, 2, 1)]
 
 
@@ -1148,6 +1286,12 @@ _add(
         → 51c_batch#what-padding-costs
     cut_off | all rows are cut to the shortest: pad to the longest
         → 51c_batch#what-padding-costs
+    eos_after_padding | EOS comes after the padding: it comes directly after the last token, and the padding follows
+        → 51c_batch#bos-eos-and-the-shifted-target
+    filled_with_0 | the rows are filled up with 0: use pad_id
+        → 51c_batch#what-padding-costs
+    transposed | the sentences are columns: each is a row (pad_sequence needs batch_first=True)
+        → 51c_batch#bos-eos-and-the-shifted-target
     filled_with_eos | the rows are filled up with EOS: use pad_id, which the loss ignores
         → troubleshooting#the-output-never-ends
     """,
@@ -1167,12 +1311,24 @@ def _smoothed_loss(wrong, logits, tgt_out, pad_id, label_smoothing):
     log_p = logits if "logits" in wrong else logits.log_softmax(dim=-1)
     if "probabilities" in wrong:
         log_p = logits.softmax(dim=-1)
-    at_target = log_p.gather(-1, tgt_out[..., None])[..., 0]  # (b, t)
+    if "softmax_twice" in wrong:
+        log_p = logits.softmax(dim=-1).log_softmax(dim=-1)
+    if "log_of_softmax" in wrong:
+        log_p = logits.softmax(dim=-1).log()
+    if "over_positions" in wrong:
+        log_p = logits.log_softmax(dim=1)
+    at_target = log_p.gather(-1, tgt_out[..., None])  # (b, t, 1)
+    if "all_pairs" in wrong:
+        at_target = log_p[:, :, tgt_out]
+    elif "axis_kept" not in wrong:
+        at_target = at_target[..., 0]
     total = log_p.sum(dim=-1)
     if "of_others" in wrong:
         even = (total - at_target) / (n_vocab - 1)
     elif "not_on_padding" in wrong:
         even = (total - log_p[..., pad_id]) / (n_vocab - 1)
+    elif "target_not_added" in wrong:
+        even = (total - at_target) / n_vocab
     else:
         even = total if "not_shared" in wrong else total / n_vocab
     loss = -((1 - eps) * at_target + eps * even)
@@ -1181,6 +1337,8 @@ def _smoothed_loss(wrong, logits, tgt_out, pad_id, label_smoothing):
     real = tgt_out != pad_id
     if "padding_counted" in wrong:
         return loss.mean()
+    if wrong & {"all_pairs", "axis_kept"}:
+        return loss[real].mean()
     loss = loss.masked_fill(~real, 0.0)
     if "divided_by_all" in wrong:
         return loss.mean()
@@ -1199,10 +1357,11 @@ def _smoothed_loss_reference(logits, tgt_out, pad_id, label_smoothing):
 
 def _loss_inputs(rng):
     cases = []
-    for b, t, n_vocab, pad_id, eps in (
-        (1, 2, 3, 0, 0.1),
-        (3, 4, 7, 0, 0.1),
-        (2, 5, 6, 2, 0.3),
+    for b, t, n_vocab, pad_id, eps, size in (
+        (1, 2, 3, 0, 0.1, 2),
+        (3, 4, 7, 0, 0.1, 2),
+        (2, 3, 5, 0, 0.1, 100),  # a softmax of which rounds to 0
+        (2, 5, 6, 2, 0.3, 2),
     ):
         tgt_out = (
             torch.randint(3, n_vocab, (b, t), generator=rng) if n_vocab > 3 else None
@@ -1210,7 +1369,7 @@ def _loss_inputs(rng):
         tgt_out = torch.tensor([[2, 0]]) if tgt_out is None else tgt_out
         for row in range(b):
             tgt_out[row, t - row :] = pad_id
-        cases.append((_randn(rng, b, t, n_vocab) * 2, tgt_out, pad_id, eps))
+        cases.append((_randn(rng, b, t, n_vocab) * size, tgt_out, pad_id, eps))
     return cases
 
 
@@ -1225,6 +1384,8 @@ _add(
         → misreadings#label-smoothing-sets-the-targets-probability-to-0.1
     of_others | ε is shared by the other tokens: here it is shared by all, the target included
         → 54_label_smoothing#the-smoothed-target
+    target_not_added | the target has 1 − ε and the others ε/V, which do not sum to 1: the target gets ε/V in addition
+        → 54_label_smoothing#the-smoothed-target
     not_on_padding | the padding token gets no share of ε: here ε is shared by the whole vocabulary
         → 54_label_smoothing#the-smoothed-target
     not_shared | every token gets the whole ε: it is divided by the size of the vocabulary
@@ -1238,6 +1399,16 @@ _add(
     of_sentences | the mean of each sentence is taken first: here every token counts the same
         → 52_train#a-sum-divided-once
     logits | the logits are used as log-probabilities: apply log_softmax
+        → 54_label_smoothing#the-loss
+    softmax_twice | the softmax is applied twice: cross_entropy and log_softmax take logits
+        → 54_label_smoothing#the-loss
+    log_of_softmax | the logarithm of a softmax is −∞ where it rounds to 0: use log_softmax
+        → 54_label_smoothing#the-loss
+    over_positions | log_softmax runs over the positions: it runs over the vocabulary, the last axis
+        → 54_label_smoothing#the-loss
+    axis_kept | gather keeps an axis of size 1, so that the sum broadcasts to all pairs of positions: remove it with squeeze(-1)
+        → 54_label_smoothing#the-loss
+    all_pairs | [:, :, tgt_out] takes the log-probabilities of all targets at each position: gather takes one for each
         → 54_label_smoothing#the-loss
     probabilities | probabilities are used instead of their logarithms
         → 54_label_smoothing#the-loss
@@ -1255,11 +1426,17 @@ def _learning_rate(wrong, step, d_model, warmup_steps):
         step = step + 1
     elif "one_behind" in wrong:
         step = step - 1
+    if "no_brackets" in wrong:
+        return d_model**-1 / 2 * min(step**-1 / 2, step * warmup_steps**-1.5)
     power = -1.0 if "warmup_power" in wrong else -1.5
+    if "warmup_grows" in wrong:
+        power = 1.5
     rise = step * warmup_steps**power
     fall = step ** (-1 if "falls_as_1_over_step" in wrong else -0.5)
     if "no_warm_up" in wrong:
         rate = fall
+    elif "warmup_grows" in wrong:
+        rate = rise if step < warmup_steps else fall
     elif "never_falls" in wrong:
         rate = rise
     elif "constant_after" in wrong:
@@ -1288,9 +1465,13 @@ _add(
         → 53_optimizer#the-schedule
     warmup_power | the warm-up has the power −1: it is −1.5, so that both terms meet
         → 53_optimizer#the-schedule
+    warmup_grows | the exponent of warmup_steps is +1.5: it is −1.5
+        → 53_optimizer#the-schedule
+    no_brackets | x ** -1 / 2 is x⁻¹ divided by 2: write x ** -0.5
+        → 53_optimizer#the-schedule
     falls_as_1_over_step | the rate falls as 1/step: it falls as 1/√step
         → 53_optimizer#the-schedule
-    no_warm_up | there is no warm-up, only the fall
+    no_warm_up | there is no warm-up, only the fall: the exponent of warmup_steps is −1.5, with a minus sign
         → 53_optimizer#why-warm-up
     never_falls | the rate never falls, only the warm-up is there
         → 53_optimizer#the-schedule
@@ -1302,7 +1483,7 @@ _add(
     inputs=lambda rng: [
         (step, *sizes) for sizes in ((16, 4), (64, 100)) for step in (1, 2, 4, 9, 400)
     ],
-    tolerance=1e-6,
+    tolerance=1e-8,
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a0002f
@@ -1328,26 +1509,37 @@ def _training_step(wrong, loss_of, optimizer, lr):
     return loss if "with_graph" in wrong else loss.item()
 
 
+class _Squares:
+    "The loss of a training step: two squares, each with parameters of its own."
+
+    def __init__(self, start: Tensor, target: Tensor):
+        self.start, self.target = start, target
+        self.a, self.b = nn.Parameter(start.clone()), nn.Parameter(target.clone())
+
+    def __call__(self) -> Tensor:
+        first, second = self.a - self.target, self.b + self.start
+        return first.square().sum() + 0.5 * second.square().sum()
+
+    def backward(self) -> None:
+        raise TypeError("loss_of is a function: loss = loss_of(), then loss.backward()")
+
+    def __repr__(self) -> str:
+        return "a sum of squares"
+
+
 def _step_run(function, args):
-    start, target, *rates = args
-    a, b = nn.Parameter(start.clone()), nn.Parameter(target.clone())
+    loss_of, _, rates = args
+    groups = [{"params": [loss_of.a]}, {"params": [loss_of.b]}]
     # the rate that a training step has to replace
-    optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b]}], lr=0.25)
-
-    def loss_of() -> Tensor:
-        return (a - target).square().sum() + 0.5 * (b + start).square().sum()
-
-    found: list[Any] = []
-    for rate in rates:
+    optimizer = torch.optim.SGD(groups, lr=0.25, momentum=0.5)
+    found: dict[str, Any] = {}
+    for step, rate in enumerate(rates, 1):
         loss = function(loss_of, optimizer, rate)
-        if loss is None and not found and torch.equal(a, start):
+        if loss is None and step == 1 and torch.equal(loss_of.a, loss_of.start):
             return None  # not written yet
-        keeps_graph = isinstance(loss, Tensor) and loss.requires_grad
-        found += [
-            keeps_graph,
-            None if loss is None else float(torch.as_tensor(loss).detach()),
-        ]
-    return [*found, a.detach(), b.detach()]
+        found[f"the loss of step {step}"] = loss
+    found["the parameters of the first group"] = loss_of.a.detach()
+    return found | {"the parameters of the second group": loss_of.b.detach()}
 
 
 _add(
@@ -1357,9 +1549,9 @@ _add(
     """
     no_zero_grad | the gradients are not set to zero, so those of all steps add up
         → 52_train#the-loop-in-six-lines
-    no_update | nothing changes: optimizer.step() is missing, or zero_grad() comes between backward() and step()
+    no_update | nothing changes: optimizer.step() or backward() is missing or lacks its brackets, or zero_grad() comes between them
         → troubleshooting#the-loss-does-not-decrease
-    no_rate | the learning rate is not set: the optimiser keeps the one it had
+    no_rate | the learning rate is not set: it is the entry "lr" of each dictionary in optimizer.param_groups
         → 53_optimizer#the-schedule
     first_group | only the first parameter group gets the learning rate
         → 53_optimizer#the-schedule
@@ -1371,14 +1563,14 @@ _add(
         → 52_train#the-loop-in-six-lines
     loss_after | the loss is computed again after the step: return the one whose gradient was used
         → 52_train#the-loop-in-six-lines
-    with_graph | a tensor with its graph is returned, which keeps the memory of the whole step: return loss.item()
+    with_graph | a tensor is returned, whose graph keeps the memory of the whole step: return loss.item()
         → 52_train#the-loop-in-six-lines
     """,
     reference=lambda *args: _training_step(_RIGHT, *args),
     written=_training_step,
     inputs=lambda rng: [
-        (_randn(rng, 1), _randn(rng, 1), 0.1),
-        (_randn(rng, 3), _randn(rng, 3), 0.1, 0.05, 0.02),
+        (_Squares(_randn(rng, n), _randn(rng, n)), "SGD", rates)
+        for n, rates in ((1, (0.1,)), (3, (0.1, 0.05, 0.02)))
     ],
     run=_step_run,
 )
@@ -1390,31 +1582,39 @@ class _TableModel:
     def __init__(self, table: Float[Tensor, "n n_vocab n_vocab"]):
         self.table, self.n_calls = table, 0
 
+    def __repr__(self) -> str:
+        return "a table of logits"
+
     def __call__(self, prefix: list[int]) -> Tensor:
         self.n_calls += 1
         if self.n_calls > 500:
             raise RuntimeError("step was called 500 times: does the search end?")
         if not prefix:
             raise ValueError("step was called with an empty prefix: it begins with BOS")
+        n_vocab = self.table.size(-1)
+        if not all(0 <= int(token) < n_vocab for token in prefix):
+            raise ValueError(
+                f"step was called with {list(map(int, prefix))}, but the largest token "
+                f"is {n_vocab - 1}: was the argmax taken over all positions?"
+            )
         at = torch.arange(len(prefix)) % len(self.table)
         return self.table[at, torch.as_tensor(prefix)]
 
 
-def _search_run(function, args):
-    table, *others = args
-    return function(_TableModel(table), *others)
-
-
 def _greedy_search(wrong, step, bos_id, eos_id, max_len):
-    prefix = [] if "no_bos" in wrong else [bos_id]
+    prefix = [bos_id]
     limit = max_len
     if "one_less" in wrong:
         limit -= 1
     elif "one_more" in wrong:
         limit += 1
+    elif "no_limit" in wrong:
+        limit = 400
     for _ in range(limit):
         logits = step(prefix[-1:] if "last_only" in wrong else list(prefix))
         row = logits[0 if "first_row" in wrong else -1]
+        if "all_rows" in wrong:
+            row = logits.flatten()
         next_id = int(row.argmin() if "smallest" in wrong else row.argmax())
         if next_id == eos_id and "no_stop" not in wrong:
             if "eos_kept" in wrong:
@@ -1435,11 +1635,13 @@ def _greedy_reference(step, bos_id, eos_id, max_len):
 
 def _greedy_inputs(rng):
     cases = []
-    for n_vocab, max_len, ends_at in (4, 2, 1), (6, 8, 4), (6, 4, 9), (7, 6, 3):
+    sizes = (4, 2, 1), (6, 8, 4), (6, 4, 9), (7, 6, 3), (9, 5, 4), (5, 9, 7)
+    for n_vocab, max_len, ends_at in sizes:
         table = _randn(rng, 12, n_vocab, n_vocab)
         table[:, :, 1:3] -= 9.0  # neither BOS nor EOS …
-        table[ends_at, :, 2] = 9.0  # … up to here
-        cases.append((table, 1, 2, max_len))
+        bos_id, eos_id = (1, 2) if ends_at % 2 else (2, 1)
+        table[ends_at, :, eos_id] = 9.0  # … up to here
+        cases.append((_TableModel(table), bos_id, eos_id, max_len))
     return cases
 
 
@@ -1448,21 +1650,23 @@ _add(
     "Greedy search",
     "61a_decode#greedy-search",
     """
-    no_bos | the prefix begins empty: it begins with BOS
-        → 61a_decode#the-step-function
     bos_kept | BOS is part of the result: leave it out
         → 61a_decode#greedy-search
     eos_kept | EOS is part of the result: leave it out
         → 61a_decode#greedy-search
     no_stop | the search does not stop at EOS
         → troubleshooting#the-output-never-ends
-    one_less | the result has at most max_len − 1 tokens: max_len tokens are allowed
+    one_less | a result that reaches the limit has max_len − 1 tokens: the loop ends too early, or [1:-1] cuts off a token that is not EOS
         → 61a_decode#the-length-limit
     one_more | the result can have max_len + 1 tokens
+        → 61a_decode#the-length-limit
+    no_limit | the limit is ignored: at most max_len tokens
         → 61a_decode#the-length-limit
     last_only | step gets the last token alone: without a KV cache it needs the whole prefix
         → 61a_decode#the-step-function
     first_row | the logits of the first position are used: the last position predicts the next token
+        → 61a_decode#the-step-function
+    all_rows | the argmax is taken over the logits of all positions, so it is not a token: take the last row first
         → 61a_decode#the-step-function
     smallest | the least probable token is taken
         → 61a_decode#greedy-search
@@ -1470,7 +1674,6 @@ _add(
     reference=_greedy_reference,
     written=_greedy_search,
     inputs=_greedy_inputs,
-    run=_search_run,
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00033
@@ -1478,14 +1681,16 @@ def _beam_search(wrong, step, bos_id, eos_id, max_len, beam_size, alpha):
     if "greedy" in wrong:
         beam_size = 1
 
-    def score(log_prob, n):
+    def score(log_prob, n, has_eos=True):
         if "no_penalty" in wrong:
             return log_prob
         if "mean" in wrong:
             return log_prob / n
-        if "eos_not_counted" in wrong:
+        if "eos_not_counted" in wrong and has_eos:
             n = n - 1
-        penalty = ((5 + n) / 6) ** alpha
+        if "bos_counted" in wrong:
+            n = n + 1
+        penalty = n**alpha if "power_of_length" in wrong else ((5 + n) / 6) ** alpha
         return log_prob * penalty if "multiplied" in wrong else log_prob / penalty
 
     live, finished = [(0.0, [bos_id])], []
@@ -1495,22 +1700,30 @@ def _beam_search(wrong, step, bos_id, eos_id, max_len, beam_size, alpha):
             logits = step(list(prefix))[-1]
             more = logits if "logits" in wrong else logits.log_softmax(dim=-1)
             before = 0.0 if "last_step" in wrong else log_prob
-            candidates += [
-                (before + p, [*prefix, t]) for t, p in enumerate(more.tolist())
-            ]
-        candidates.sort(key=lambda c: c[0], reverse=True)
-        best = candidates[:beam_size]
+            for token, p in enumerate(more.tolist()):
+                if "shared_prefix" in wrong:
+                    prefix.append(token)
+                    candidates.append((before + p, prefix))
+                else:
+                    candidates.append((before + p, [*prefix, token]))
+        candidates.sort(key=lambda c: c[0], reverse="ascending" not in wrong)
+        best = candidates if "all_finished" in wrong else candidates[:beam_size]
         ended = [(score(p, n), ids) for p, ids in best if ids[-1] == eos_id]
         finished += [] if "not_finished" in wrong else ended
         if "first_finished" in wrong and finished:
             break
-        others = best if "keeps_places" in wrong else candidates
+        if "stops_early" in wrong and len(finished) >= beam_size:
+            break
+        others = best if wrong & {"keeps_places", "ascending"} else candidates
         live = [(p, ids) for p, ids in others if ids[-1] != eos_id][:beam_size]
-    if not finished or "first_finished" not in wrong:
-        finished += [(score(p, max_len), ids) for p, ids in live]
+    if not (wrong & {"first_finished", "stops_early"} and finished):
+        cut_off = [(score(p, max_len, False), ids) for p, ids in live]
+        finished += [] if "live_dropped" in wrong else cut_off
     choose = min if "worst" in wrong else max
-    ids = choose(finished, key=lambda c: c[0], default=(0.0, [bos_id]))[1]
+    ids = choose(finished, key=lambda c: c[0])[1]
     ids = ids if "bos_kept" in wrong else ids[1:]
+    if "always_cut" in wrong:
+        return ids[:-1]
     return [t for t in ids if t != eos_id or "eos_kept" in wrong]
 
 
@@ -1523,17 +1736,34 @@ def _beam_reference(step, bos_id, eos_id, max_len, beam_size, alpha):
     return decode.beam_search(next_log_probs, eos_id, max_len, **options)[0].ids
 
 
-_BEAM_SEEDS = (13, 115, 48)  # found by trying: they tell the mistakes apart
+# found by trying: they tell the mistakes apart, and not the variants
+_BEAM_SEEDS = 87, 459, 1384, 53, 62, 51, 544, 0, 207
 
 
 def _beam_inputs(rng):
-    cases = []
+    cases: list[tuple] = []
     for seed in _BEAM_SEEDS:
         rng = torch.Generator().manual_seed(seed)
-        table = 1.5 * _randn(rng, 8, 5, 5)
-        table[:, :, 1] -= 9.0  # no BOS
-        cases.append((table, 1, 2, 6, 2 + seed % 2, (0.6, 1.5)[seed % 3 == 0]))
+        table = 1.5 * _randn(rng, 8, 6, 6)
+        table[:, :, :2] -= torch.tensor([12.0, 9.0])  # neither padding nor BOS
+        if seed % 5 == 0:
+            table[:, :, 2] -= 9.0  # no EOS
+        bos_id, eos_id = 1, 2
+        if len(cases) % 2:  # the same table with other ids
+            bos_id, eos_id = 2, 1
+            table = table[:, [0, 2, 1, 3, 4, 5]][:, :, [0, 2, 1, 3, 4, 5]]
+        alpha = (0.6, 1.5)[seed % 3 == 0]
+        cases.append(
+            (_TableModel(table), bos_id, eos_id, 3 + seed % 4, 2 + seed % 2, alpha)
+        )
     return cases
+
+
+def _beam_run(function, args):
+    "However a list that hypotheses share is read, it becomes too long."
+    found, max_len = function(*args), args[3]
+    is_long = isinstance(found, list) and len(found) > max_len + 2
+    return "more tokens than max_len" if is_long else found
 
 
 _add(
@@ -1545,7 +1775,11 @@ _add(
         → 61a_decode#what-greedy-search-misses
     no_penalty | the log-probability is not divided by the length penalty, so short sentences win
         → 61a_decode#length-penalty
+    power_of_length | the log-probability is divided by |Y|^α: the paper divides by ((5 + |Y|) / 6)^α
+        → 61a_decode#length-penalty
     mean | the log-probability is divided by the length: the paper divides by ((5 + |Y|) / 6)^α
+        → 61a_decode#length-penalty
+    bos_counted | BOS is counted in |Y|: it is not generated, so |Y| is the length of the prefix minus 1
         → 61a_decode#length-penalty
     eos_not_counted | EOS is not counted in |Y|
         → 61a_decode#length-penalty
@@ -1555,10 +1789,22 @@ _add(
         → troubleshooting#greedy-search-is-right-beam-search-is-wrong
     last_step | hypotheses are ranked by the last token alone: add up the log-probabilities of all
         → 61a_decode#beam-search-for-one-sentence
+    ascending | the continuations are sorted from the least probable: use reverse=True
+        → 61a_decode#beam-search-for-one-sentence
+    shared_prefix | prefix.append changes the prefix of all continuations, which share one list: make a new one, [*prefix, token]
+        → 61a_decode#beam-search-for-one-sentence
+    all_finished | every continuation with EOS counts as finished: only those among the beam_size best do
+        → 61a_decode#beam-search
+    live_dropped | hypotheses that are still live after max_len steps are dropped: they count as finished
+        → 61a_decode#beam-search-for-one-sentence
     not_finished | hypotheses that end are dropped, so only those that reach max_len remain
         → 61a_decode#beam-search-for-one-sentence
     first_finished | the search returns as soon as one hypothesis has ended: another can still score higher
         → 61a_decode#beam-search-for-one-sentence
+    stops_early | the search ends as soon as beam_size hypotheses are finished: a live one can still score higher
+        → 61a_decode#beam-search-for-one-sentence
+    always_cut | the last token is always cut off: a hypothesis that was cut off by max_len does not end with EOS
+        → 61a_decode#the-length-limit
     worst | the lowest score is chosen
         → 61a_decode#beam-search-for-one-sentence
     bos_kept | BOS is part of the result: leave it out
@@ -1569,12 +1815,11 @@ _add(
     reference=_beam_reference,
     written=_beam_search,
     inputs=_beam_inputs,
-    run=_search_run,
+    run=_beam_run,
 )
 
 # %% ../../nbs/02a_tasks.ipynb #02a00037
 _MARKS = {"right": "✓", "missing": "·"}
-_verdicts: dict[str, Verdict] = {}
 
 
 def lesson_address(link: str) -> str:
@@ -1585,16 +1830,44 @@ def lesson_address(link: str) -> str:
     return f"{published_site()}{page}.html#{heading}"
 
 
-def verdict_on(name: str, functions: Mapping[str, Any]) -> Verdict:
-    "What is wrong with the function of this name, if those that it uses are right."
-    task = TASKS[name]
-    verdict = diagnose(task, functions.get(name))
-    if verdict.state not in ("right", "missing"):
-        for used in filter(functions.__contains__, task.uses):
-            first = verdict_on(used, functions)
-            if first.state not in ("right", "missing"):
-                return Verdict("waiting", f"first repair {used}", "", (used,))
+def verdict_on(
+    name: str, functions: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Verdict:
+    "What is wrong with the function of this name, if those that it calls are right."
+    task, candidate = TASKS[name], functions.get(name)
+    verdict = diagnose(task, candidate)
+    if verdict.state in ("right", "missing"):
+        return verdict
+    traces = [*_traces(name, candidate)]
+    called = [call.name for _, found in traces for call in found.calls]
+    for part in dict.fromkeys(called):
+        if part in above:  # functions that call each other
+            continue
+        first = verdict_on(part, functions, (*above, name))
+        if first.state == "waiting":
+            return first
+        if first.state != "right":
+            what = "write" if first.state == "missing" else "repair"
+            return Verdict("waiting", f"first {what} {part}", "", (part,))
+    if verdict.state == "unknown":
+        clues = (first_wrong_call(e, f, task.tolerance) for e, f in traces)
+        clue = next(filter(None, clues), "")
+        if clue:
+            short = verdict.text.partition(NOT_KNOWN)[0]
+            return verdict._replace(text=f"{clue}\n    {short}{NOT_KNOWN}")
     return verdict
+
+
+def _traces(name: str, candidate: Any) -> Iterator[tuple[Trace, Trace]]:
+    "The calls that the version by hand makes for each input, and the candidate's."
+    task, space = TASKS[name], getattr(unwrap(candidate), "__globals__", None)
+    if space is None:
+        return
+    parts = {part: TASKS[part].parameters for part in TASKS if part != name}
+    hand = unwrap(task.written).__globals__  # where _attention is, for `attention`
+    for i in range(len(task.cases)):
+        expected = trace(task, i, task.with_mistakes(), hand, parts, prefix="_")
+        yield expected, trace(task, i, candidate, space, parts)
 
 
 def line_of(name: str, verdict: Verdict) -> str:
@@ -1603,38 +1876,40 @@ def line_of(name: str, verdict: Verdict) -> str:
     return f"{text}\n  → {lesson_address(verdict.link)}" if verdict.link else text
 
 
-_written: dict[str, Callable] = {}
-
-
-def check(candidate: Any) -> None:
+def check(candidate: Any = None) -> None:
     "Print what is right or wrong with a function of the workbook; raises nothing."
+    space = sys._getframe(1).f_globals  # of the notebook: its functions as they are now
     name = getattr(candidate, "__name__", repr(candidate))
+    if name not in TASKS:  # a lambda or a module, for example
+        same_object = (n for n in TASKS if space.get(n, check) is candidate)
+        name = next(same_object, name)
     if name not in TASKS:
         print(f"✗ {name} is not a task: {', '.join(TASKS)}")
         return
-    _written[name] = candidate
-    _verdicts[name] = verdict_on(name, _written)
-    print(line_of(name, _verdicts[name]))
+    print(line_of(name, verdict_on(name, {**space, name: candidate})))
 
 # %% ../../nbs/02a_tasks.ipynb #02a0003a
-def _report(verdicts: Mapping[str, Verdict]) -> dict:
-    missing = Verdict("missing", "not written yet")
-    rows = {name: verdicts.get(name, missing)._asdict() for name in TASKS}
+def _report(functions: Mapping[str, Any]) -> dict:
+    rows = {name: verdict_on(name, functions)._asdict() for name in TASKS}
     n_right = sum(row["state"] == "right" for row in rows.values())
     counts = {"right": n_right, "tasks": len(TASKS), "version": __version__}
     return counts | {"results": rows}
 
 
-def _summary(report: dict) -> str:
-    rest = [name for name, row in report["results"].items() if row["state"] != "right"]
+def _lines(report: dict) -> list[str]:
+    rows = report["results"].items()
+    verdicts = {name: Verdict(**row) for name, row in rows}
+    first_lines = {name: v.text.split("\n")[0] for name, v in verdicts.items()}
+    lines = [line_of(n, v._replace(text=first_lines[n])) for n, v in verdicts.items()]
+    rest = [name for name, row in rows if row["state"] != "right"]
     line = f"{report['right']} of {report['tasks']} tasks are right"
-    return f"{line}; next: {rest[0]}" if rest else line
+    return [*lines, f"{line}; next: {rest[0]}" if rest else line]
 
 
 def score(json: Path | str | None = None) -> bool:
-    "Print the number of right tasks, and write it as JSON; True if all are right."
-    report = _report(_verdicts)
-    print(_summary(report))
+    "Check all functions, and write the result as JSON; True if all are right."
+    report = _report(sys._getframe(1).f_globals)
+    print("\n".join(_lines(report)))
     if json is not None:
         write_json(Path(json), report)
     return report["right"] == report["tasks"]
@@ -1646,19 +1921,19 @@ def _functions_of(path: Path) -> dict[str, Any]:
     codes = ["".join(c["source"]) for c in cells if c.get("cell_type") == "code"]
     checks = [i for i, code in enumerate(codes) if f"check({[*TASKS][-1]})" in code]
     names: dict[str, Any] = {"__name__": "__main__"}
-    for code in codes[: checks[-1] + 1 if checks else len(codes)]:
+    for i, code in enumerate(codes[: checks[-1] + 1 if checks else len(codes)]):
         lines = [x for x in code.split("\n") if not x.lstrip().startswith(("%", "!"))]
+        text, cell = "\n".join(lines), f"<cell {i}>"
+        linecache.cache[cell] = len(text), None, text.splitlines(True), cell
         try:
-            exec(compile("\n".join(lines), str(path), "exec"), names)
+            exec(compile(text, cell, "exec"), names)
         except Exception as error:  # the functions of other cells still count
             print(f"{type(error).__name__}: {error}")
     return names
 
 
 def _grade_here(path: str, out: str) -> None:
-    functions = _functions_of(Path(path))
-    report = _report({name: verdict_on(name, functions) for name in TASKS})
-    write_json(Path(out), report)
+    write_json(Path(out), _report(_functions_of(Path(path))))
 
 # %% ../../nbs/02a_tasks.ipynb #02a0003d
 def grade(path: Path, timeout: float = 300) -> dict:
@@ -1688,9 +1963,7 @@ def grade_lines(path: Path, json: Path | None = None) -> list[str]:
     report = grade(path)
     if json is not None:
         write_json(json, report)
-    rows = report["results"].items()
-    lines = [line_of(name, Verdict(**row)) for name, row in rows]
-    return [*lines, _summary(report)]
+    return _lines(report)
 
 # %% ../../nbs/02a_tasks.ipynb #02a0003f
 def initial_weights(
