@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # where only the repository is
 from annotated_transformer import UserError
 from annotated_transformer.io.files import new_folder
 
-FOR_TEACHERS = ("02a_tasks", "teaching", "teaching_answers")
+FOR_TEACHERS = ("98a_tasks", "teaching", "teaching_answers")
 ANSWER = r"<details><summary>Answers?</summary>.*?</details>"
 TO_WRITE = "*Your answer:*"
 CHECK = (
