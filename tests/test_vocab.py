@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 import unicodedata
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece as spm
+from conftest import text_of
 from engine import Engine
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -123,15 +125,22 @@ def test_a_mark_that_is_rare_is_not_kept():
 
 
 def test_a_perfect_translation_scores_100():
+    "With the marks of a keyboard it scores what 61f says."
     chinese = [
         "你好，我们明天去北京，你去吗？",
         "他说：“今天不下雨！”",
-        "请注意（重要）：会议改到星期三；地点不变。",
-        "什么时候开始？涨了5％……",
+        "请注意，会议改到星期三，地点不变。",
+        "什么时候开始？我不知道。",
     ]
     vocab = learn_bpe(chinese * 4, 400)
     found = [vocab.decode(vocab.encode(line)) for line in chinese]
     assert [f(found, chinese).value for f in (bleu, chrf)] == pytest.approx([100, 100])
+    english = learn_bpe([*TEXT, *(re.sub(r"\W", "", line) for line in chinese)], 400)
+    found = [english.decode(english.encode(line)) for line in chinese]
+    value = bleu(found, chinese).value
+    assert f"correct Chinese sentences in this form scored {value:.1f}." in text_of(
+        "61f_metrics"
+    )
 
 
 # What the page replaces and the file does not, because NFC does: first words of the
