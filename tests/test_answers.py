@@ -185,6 +185,19 @@ def test_figures(cfg):
     beam = read_record("results/bench_decode_fp32")["decode"]["beam 4, batches of 64"]
     assert beam["Hugging Face"]["ours_is_faster_by"] > 2
     assert 0.8 < beam["CTranslate2"]["ours_is_faster_by"] < 1
+    chosen = read_record("results/quality")["alpha_chosen_on_validation"]
+    wide, paper = (
+        [x["bleu"] for x in chosen["validation_bleu"] if x["alpha"] == alpha]
+        for alpha in (1.0, 0.6)
+    )
+    assert "scored {:.2f}, {:.2f} and {:.2f}, and 4".format(*wide) in answers
+    assert "with α = 0.6 {:.2f} and {:.2f} (".format(*paper) in answers
+    int8 = [
+        found["ours, int8"]["ours_is_faster_by"]
+        for found in read_record("results/bench_decode")["decode"].values()
+        if isinstance(found, dict)
+    ]
+    assert f"took {min(int8):.2f} to {max(int8):.2f} of the time of fp32" in answers
     costs = text_of("costs")
     hours = r"\| RTX 4090 \| base \| eager \|.*\| ([\d.]+) to ([\d.]+) hours \|"
     assert [round(float(h)) for h in re.search(hours, costs).groups()] == [4, 5]
@@ -207,10 +220,25 @@ def test_figures_of_small_data_and_of_colab():
         ]
         return np.mean(found)
 
-    few, many = (score(n, True, 2e-3) for n in (5_000, 29_000))
+    for n, what in ((1000, "1,000"), (5000, "5,000"), (29_000, "29,000, 2,400 steps")):
+        assert f"| {what} | {score(n, True, 2e-3):.0f} |" in answers
+    means = {
+        row["row"]: np.mean([run["bleu"] for run in row["found"]])
+        for row in read_record("results/variations_multi30k")["table"]["rows"]
+    }
+    assert f"| 10,000, 2,000 steps | {means['base']:.0f}, on validation" in answers
+    assert f"It has {means['base']:.1f} BLEU" in answers
     assert (
-        f"5,000 pairs gave {few:.0f} BLEU, and 29,000 pairs gave {many:.0f}" in answers
-    )
+        f"Without dropout the mean is {means['D dropout=0.0']:.1f}, without label "
+        f"smoothing {means['D eps=0.0']:.1f}, and with a width of 64 "
+        f"{means['C d_model=64']:.1f}. A width of 256 gave {means['C d_model=256']:.1f},"
+    ) in answers
+    longest = [
+        run["test"]["13a"]
+        for run in read_record("results/ingredients")["ingredients"]["runs"]
+        if run["row"] == "tiny, half weights"
+    ]
+    assert f"| 29,000, 8,000 steps | {np.mean(longest):.0f} |" in answers
     gain, loss = (score(n, False, 5e-4) - score(n, True, 2e-3) for n in (1000, 5000))
     assert f"better by {gain:.0f} BLEU with 1,000 captions" in answers and loss < 0
     demo, small = (

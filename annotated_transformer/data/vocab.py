@@ -9,8 +9,9 @@ __all__ = ['Vocab', 'learn_bpe', 'own_vocab']
 import heapq
 import io
 import random
+from collections import Counter
 from collections.abc import Iterable
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unicodedata import normalize
@@ -22,17 +23,15 @@ from ..io.files import read_file, write_file
 
 # %% ../../nbs/51b_vocab.ipynb #897fc45f
 SPACE = "\u2581"  # SentencePiece's sign for a space
-_INVISIBLE = (
-    "0-1F 7F-9F AD 34F 61C 115F-1160 180B-180E 200B-200F 202A-202E 2060-206F "
-    "3164 FE00-FE0F FEFF FFA0 E0000-E007F"
-)
+_LAYOUT = "0-1F 7F-9F AD 61C 200B 200E-200F 202A-202E 2060-206F FEFF"
+_JOINERS = "34F 115F-1160 180B-180E 200C-200D 3164 FE00-FE0F FFA0 E0000-E007F"
+_SPACES = f"\t\n\v\f\r\x85\u1680\u2028\u2029{SPACE}\ufffd"
 _SIGNS = {
     "'": "‘’‚‛‹›ʹʻʼ′`´",
     '"': "“”„‟«»″",
     "-": "‐‑‒–−",
     " - ": "—―",
     "/": "⁄",
-    " ": f"\t\n\v\f\r\x85\u1680\u2028\u2029{SPACE}\ufffd",
 }
 
 
@@ -43,19 +42,28 @@ def _characters(ranges: str) -> list[str]:
 
 
 # of characters whose plain form is not NFKC's
-PLAIN_FORMS = dict.fromkeys(_characters(_INVISIBLE), "") | {
-    sign: form for form, signs in _SIGNS.items() for sign in signs
-}
+_NEVER_KEPT = dict.fromkeys(_characters(_LAYOUT), "") | dict.fromkeys(_SPACES, " ")
+_PLAIN_FORMS = (
+    _NEVER_KEPT
+    | dict.fromkeys(_characters(_JOINERS), "")
+    | {sign: form for form, signs in _SIGNS.items() for sign in signs}
+)
+
+
+def _kept_signs(lines: list[str]) -> set[str]:
+    """The characters that are at least a millionth of the text.
+
+    Not among them are spaces, layout, and other forms of letters and digits.
+    """
+    counts = Counter(chain.from_iterable(lines))
+    enough = counts.total() / 1e6
+    signs = {sign for sign, n in counts.items() if n >= enough} - _NEVER_KEPT.keys()
+    forms = {sign for sign in signs if sign >= "\ufb00" and sign.isalnum()}
+    return {sign for sign in signs - forms if not sign.isspace()}
 
 # %% ../../nbs/51b_vocab.ipynb #51ba0001
 # letters and punctuation, signs and kana, units, ligatures, signs of another width
 _NORMALISED = "1-2E7F 3000-30FF 3380-33DF FB00-FB4F FE00-FE6F FEFF-FFFD E0000-E007F"
-
-
-def _plain(text: str) -> str:
-    "The plain form of a character, or of a letter and its marks."
-    own = str.maketrans(PLAIN_FORMS)
-    return normalize("NFKC", text.translate(own)).translate(own)
 
 
 def _spellings(sign: str) -> list[str]:
@@ -68,10 +76,16 @@ def _spellings(sign: str) -> list[str]:
     return sorted(text for text in texts if normalize("NFC", text) == composed)
 
 
-def _rules() -> dict[str, str]:
+def _rules(kept: set[str]) -> dict[str, str]:
     "The texts that SentencePiece replaces, longest match first, and their plain forms."
+    own = str.maketrans({a: b for a, b in _PLAIN_FORMS.items() if a not in kept})
+
+    def plain(text: str) -> str:  # a character, or a letter and its marks
+        text = normalize("NFC", text.translate(own))
+        return text if text in kept else normalize("NFKC", text).translate(own)
+
     texts = [text for sign in _characters(_NORMALISED) for text in _spellings(sign)]
-    return {text: _plain(text) for text in texts if _plain(text) != text}
+    return {text: plain(text) for text in texts if plain(text) != text}
 
 # %% ../../nbs/51b_vocab.ipynb #f3c8236b
 # Settings as protobuf, added to a model: add_dummy_prefix=True, which files of version
@@ -143,14 +157,11 @@ def _sample_lines(lines: Iterable[str], n: int) -> list[str]:
     return heapq.nlargest(n, lines, key=lambda line: rng.random())
 
 # %% ../../nbs/51b_vocab.ipynb #420876e1
-def _train_sentencepiece(
-    lines: Iterable[str], vocab_size: int, n_threads: int
-) -> bytes:
+def _train_sentencepiece(lines: list[str], vocab_size: int, n_threads: int) -> bytes:
     "A SentencePiece model that normalises text, and in which nothing is unknown."
     out = io.BytesIO()
-    rows = (
-        [text.encode("utf-32be").hex(" ", 4) for text in x] for x in _rules().items()
-    )
+    rules = _rules(_kept_signs(lines))
+    rows = ([text.encode("utf-32be").hex(" ", 4) for text in x] for x in rules.items())
     with TemporaryDirectory() as folder:
         table = Path(folder) / "rules.tsv"  # code points, a tab, code points
         table.write_bytes("".join(f"{a}\t{b}\n" for a, b in rows).encode())

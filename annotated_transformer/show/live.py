@@ -10,8 +10,9 @@ import base64
 import html
 import re
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from unicodedata import normalize
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from ..data.grammar import (
     word_classes,
 )
 from ..data.prepared import open_prepared
-from ..data.vocab import PLAIN_FORMS, Vocab
+from ..data.vocab import SPACE, Vocab
 from ..export.ct2 import paper_weights
 from ..io.text import published_site
 from ..runs.checkpoint import pack_weights, read_tensors
@@ -86,6 +87,18 @@ def _pack_tensors(weights: dict[str, Tensor]) -> dict[str, dict]:
     return packed
 
 # %% ../../nbs/81_live.ipynb #81000014
+def _plain_forms(vocab: Vocab) -> dict[str, str] | None:
+    "Characters that the model's file replaces, and by what; None if it has no rules."
+    ranges = range(1, 0xD800), range(0xE001, 0x30000), range(0xE0000, 0xE0080)
+    signs, between = [chr(i) for i in chain(*ranges)], "\ue000"
+    found = vocab.pieces.normalize(between.join(["", *signs, ""])).replace(SPACE, " ")
+    forms = dict(zip(signs, found.split(between)[1:-1], strict=True))
+    if forms["\ufb01"] != "fi":
+        return None
+    changed = {a: b for a, b in forms.items() if b != normalize("NFC", a)}
+    return changed | {"\0": ""}
+
+
 def _pack_vocab(vocab: Vocab) -> dict:
     """The tokens in the order of their ids, for the class `Vocab` of tokenizer.js.
 
@@ -100,7 +113,7 @@ def _pack_vocab(vocab: Vocab) -> dict:
         "pad_id": vocab.pad_id,
         "bos_id": vocab.bos_id,
         "eos_id": vocab.eos_id,
-        "plain_forms": PLAIN_FORMS if "fi" in pieces.normalize("\ufb01") else None,
+        "plain_forms": _plain_forms(vocab),
     }
 
 # %% ../../nbs/81_live.ipynb #81000015

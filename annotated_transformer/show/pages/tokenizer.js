@@ -5,8 +5,8 @@ const SPACE = "\u2581";  // a space inside a token
 class Vocab {
   // `pieces` are the tokens in the order of their ids: the special tokens, the 256
   // bytes (from `first_byte_id`), then merged pieces and characters (from
-  // `first_piece_id`). `plain_forms` are forms of characters that differ from those of
-  // NFKC; null if the model leaves a text as it is.
+  // `first_piece_id`). `plain_forms` are the characters that the model replaces after
+  // NFC, and their forms; null if it leaves a text as it is.
   constructor({pieces, first_byte_id, first_piece_id, pad_id, bos_id, eos_id,
     plain_forms}) {
     Object.assign(this, {pieces, padId: pad_id, bosId: bos_id, eosId: eos_id});
@@ -23,11 +23,11 @@ class Vocab {
     return plain ? this.merge(` ${plain}`) : [];
   }
 
-  // The text whose tokens are looked up: NFKC, plain punctuation, single spaces.
+  // The text whose tokens are looked up: NFC, plain forms, single spaces.
   normalize(text) {
     if (!this.plainForms) return text;
-    const plain = text => [...text].map(sign => this.plainForms[sign] ?? sign).join("");
-    return plain(plain(text).normalize("NFKC")).split(" ").filter(word => word).join(" ");
+    const signs = [...text.normalize("NFC")].map(sign => this.plainForms[sign] ?? sign);
+    return signs.join("").split(" ").filter(word => word).join(" ");
   }
 
   // The characters of a text, merged pair by pair. The pair whose union was learned
