@@ -373,6 +373,7 @@ CLUES = [
     ("multi_head", "key @ weights.w_k", "key @ weights.w_q", "`x` is `key` @ `weights.w_q`: it should be `key` @ `weights.w_k`"),
     ("multi_head", "query @ weights.w_q", "query * weights.w_q", "a matrix product is @"),
     ("feed_forward", "torch.relu(x", "torch.max(0, x", "relu for max(0, x)"),
+    ("target_mask", "padding_mask(ids, pad_id)", "(torch.arange(t) < (ids[0] != pad_id).sum())", "along axis 0 (of 4): index 0 is right, 1 is wrong"),
     ("positional_encoding", "angles.cos()", "0 * angles", "along axis 1 (of 2): indices 0 and 2 are right, 1 and 3 are wrong"),
     ("positional_encoding", "10000 ** (", "math.e ** (4 * ", "along axis 1 (of 2): indices 0 and 1 are right, 2 and 3 are wrong"),
     ("positional_encoding", "return", "angles += angles > 60\n    return", "6, 7, … are right, 61, 62, 63, 64, 65, 66, 67, 68, … are wrong"),
@@ -424,6 +425,43 @@ def test_the_first_token_that_differs_is_named(expected, found, text, unchecked)
     assert difference(expected, found, 1e-4) == text
 
 
+# as others write them than the versions by hand
+KNOWN = [
+    (
+        "add_and_norm",
+        "return F.layer_norm(x + sublayer_out, x.shape[-1:], *weights)",
+        "h = x + sublayer_out\n    y = h - h.mean(-1, keepdim=True)\n"
+        "    y = y / ((h**2).mean(-1, keepdim=True) + 1e-5).sqrt()\n"
+        "    return y * weights.gain + weights.bias",
+        "mean_square",
+    ),
+    (
+        "smoothed_loss",
+        'options = {"ignore_index": pad_id, ',
+        "real = tgt_out != pad_id\n    logits = logits * real[..., None]\n"
+        '    options = {"reduction": "sum", "label_smoothing": label_smoothing}\n'
+        "    logits = logits.transpose(1, 2)\n"
+        "    return F.cross_entropy(logits, tgt_out, **options) / real.sum()\n"
+        "    options = {",
+        "masked_logits",
+    ),
+    ("training_step", 'group["lr"] = lr', 'group["lr"] *= lr', "rate_multiplied"),
+    (
+        "beam_search",
+        "    score =",
+        "        if len(finished) >= beam_size:\n            live = []\n"
+        "            break\n    score =",
+        "stops_early",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, old, new, mistake", KNOWN, ids=[x[3] for x in KNOWN])
+def test_mistakes_of_students_are_known(name, old, new, mistake, unchecked):
+    found = verdict_on(name, space_with(name, old, new))
+    assert found.mistakes == (mistake,), found.text
+
+
 def test_dropout_is_found_whatever_it_drops(unchecked):
     "The smallest input has three hidden units, of which it often drops none."
     hidden = "torch.relu(x @ weights.w_1 + weights.b_1)"
@@ -438,6 +476,9 @@ def test_small_inputs_are_shown_in_full(unchecked):
     space = space_with("padding_mask", "ids != pad_id", "ids > pad_id")
     text = verdict_on("padding_mask", space).text
     assert re.search(r"ids += \[\[0, .*\]\], shape \(3, 5\)", text), text
+    space = space_with("training_step", "= lr", "= 2 * lr")
+    text = verdict_on("training_step", space).text
+    assert re.search(r"lr +=\s0\.1\n", text), text
 
 
 def test_numbers_begin_where_they_differ(unchecked):
