@@ -23,6 +23,7 @@ from annotated_transformer.experiments.diagnosis import (
     NOT_KNOWN,
     Raised,
     diagnose,
+    difference,
     outcome,
     same,
 )
@@ -372,7 +373,10 @@ CLUES = [
     ("multi_head", "key @ weights.w_k", "key @ weights.w_q", "`x` is `key` @ `weights.w_q`: it should be `key` @ `weights.w_k`"),
     ("multi_head", "query @ weights.w_q", "query * weights.w_q", "a matrix product is @"),
     ("feed_forward", "torch.relu(x", "torch.max(0, x", "relu for max(0, x)"),
-    ("positional_encoding", "angles.cos()", "0 * angles", "along axis 1, right: 0 2, wrong: 1 3"),
+    ("target_mask", "padding_mask(ids, pad_id)", "(torch.arange(t) < (ids[0] != pad_id).sum())", "along axis 0 (of 4): index 0 is right, 1 is wrong"),
+    ("positional_encoding", "angles.cos()", "0 * angles", "along axis 1 (of 2): indices 0 and 2 are right, 1 and 3 are wrong"),
+    ("positional_encoding", "10000 ** (", "math.e ** (4 * ", "along axis 1 (of 2): indices 0 and 1 are right, 2 and 3 are wrong"),
+    ("positional_encoding", "return", "angles += angles > 60\n    return", "6, 7, … are right, 61, 62, 63, 64, 65, 66, 67, 68, … are wrong"),
     ("encoder_layer", "feed_forward(y,", "feed_forward(x,", "reads the input of the layer"),
     ("encoder_layer", "add_and_norm(x, a,", "add_and_norm(a, a,", "`x` is the result of call 1 of `multi_head`: it should be `x`"),
     ("decoder_layer", "src_mask, weights.cross", "tgt_mask, weights.cross", "`mask` is `tgt_mask`: it should be `src_mask`"),
@@ -394,7 +398,7 @@ CLUES = [
     ("training_step", "return loss.item()", "", "the loss of step 1: it returns None"),
     ("greedy_search", "int(step(prefix)[-1].argmax())", "step(prefix)[-1].argmax()", "it contains a tensor, it should contain numbers"),
     ("greedy_search", "[-1].argmax()", ".argmax(-1)[0]", "logits of the first position"),
-    ("greedy_search", "range(max_len)", "range(2)", "the first 2 numbers are right; then it ends, and should have"),
+    ("greedy_search", "range(max_len)", "range(2)", "the first 2 tokens are right; the next should be "),
     ("beam_search", "[bos_id])]", "[])]", "empty prefix: it begins with BOS"),
 ]  # fmt: skip
 
@@ -406,12 +410,83 @@ def test_the_kind_of_a_difference_comes_first(name, old, new, clue, unchecked):
     assert clue in found.text.partition(NOT_KNOWN)[0], found.text
 
 
+LISTS = [
+    ([3, 5], [], "the first token should be 3, and the result is empty"),
+    ([3, 5], [4, 5], "the first token should be 3, and is 4"),
+    ([3, 5], [3], "the first token is right; the next should be 5, and the result ends"),
+    ([3, 5, 6], [3, 5, 7], "the first 2 tokens are right; the next should be 6, and is 7"),
+    ([3], [3, 4], "the first token is right; the result should end there, and has 4 next"),
+    ([], [4], "the result should be empty, and begins with 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expected, found, text", LISTS)
+def test_the_first_token_that_differs_is_named(expected, found, text, unchecked):
+    assert difference(expected, found, 1e-4) == text
+
+
+# as others write them than the versions by hand
+KNOWN = [
+    (
+        "add_and_norm",
+        "return F.layer_norm(x + sublayer_out, x.shape[-1:], *weights)",
+        "h = x + sublayer_out\n    y = h - h.mean(-1, keepdim=True)\n"
+        "    y = y / ((h**2).mean(-1, keepdim=True) + 1e-5).sqrt()\n"
+        "    return y * weights.gain + weights.bias",
+        "mean_square",
+    ),
+    (
+        "smoothed_loss",
+        'options = {"ignore_index": pad_id, ',
+        "real = tgt_out != pad_id\n    logits = logits * real[..., None]\n"
+        '    options = {"reduction": "sum", "label_smoothing": label_smoothing}\n'
+        "    logits = logits.transpose(1, 2)\n"
+        "    return F.cross_entropy(logits, tgt_out, **options) / real.sum()\n"
+        "    options = {",
+        "masked_logits",
+    ),
+    ("training_step", 'group["lr"] = lr', 'group["lr"] *= lr', "rate_multiplied"),
+    (
+        "beam_search",
+        "    score =",
+        "        if len(finished) >= beam_size:\n            live = []\n"
+        "            break\n    score =",
+        "stops_early",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, old, new, mistake", KNOWN, ids=[x[3] for x in KNOWN])
+def test_mistakes_of_students_are_known(name, old, new, mistake, unchecked):
+    found = verdict_on(name, space_with(name, old, new))
+    assert found.mistakes == (mistake,), found.text
+
+
+def test_dropout_is_found_whatever_it_drops(unchecked):
+    "The smallest input has three hidden units, of which it often drops none."
+    hidden = "torch.relu(x @ weights.w_1 + weights.b_1)"
+    space = space_with("feed_forward", hidden, f"F.dropout({hidden}, 0.1)")
+    for seed in range(20):
+        torch.manual_seed(seed)
+        text = verdict_on("feed_forward", space).text
+        assert "two calls with the same input" in text, (seed, text)
+
+
+def test_small_inputs_are_shown_in_full(unchecked):
+    space = space_with("padding_mask", "ids != pad_id", "ids > pad_id")
+    text = verdict_on("padding_mask", space).text
+    assert re.search(r"ids += \[\[0, .*\]\], shape \(3, 5\)", text), text
+    space = space_with("training_step", "= lr", "= 2 * lr")
+    text = verdict_on("training_step", space).text
+    assert re.search(r"lr +=\s0\.1\n", text), text
+
+
 def test_numbers_begin_where_they_differ(unchecked):
     space = space_with(
         "positional_encoding", "angles.cos()", "angles.cos() - 1.0 * (angles == 4)"
     )
     rows = verdict_on("positional_encoding", space).text.split("\n")
-    assert rows[0] == "along axis 0, right: 0 1 2 3, wrong: 4"
+    assert rows[0] == "along axis 0 (of 2): indices 0, 1, 2 and 3 are right, 4 is wrong"
     assert "smallest input" in rows[1] and rows[2].split() == ["n", "=", "5"]
     assert [row.split()[0] for row in rows[4:]] == ["expected[4]", "found[4]"]
 

@@ -162,11 +162,19 @@ def _diagnose(task: Task, candidate: Callable) -> Verdict:
             for i, result in enumerate(found)
         ):
             return _named(mistakes)
-    i = wrong[0]
-    if not same(found[i], outcome(task, candidate, task.cases[i]), task.tolerance):
+    if _is_random(task, candidate, found):
         again = "two calls with the same input give different results: is there dropout"
         return Verdict("unknown", f"{again}, or are there new random weights?")
-    return Verdict("unknown", describe(task, i, found[i]))
+    return Verdict("unknown", describe(task, wrong[0], found[wrong[0]]))
+
+
+def _is_random(task: Task, candidate: Callable, found: list) -> bool:
+    "True if a further run gives other results; dropout may drop the same ones."
+    return any(
+        not same(result, outcome(task, candidate, args), task.tolerance)
+        for _ in range(3)
+        for result, args in zip(found, task.cases)
+    )
 
 
 def known_mistakes(task: Task) -> Iterator[tuple[Mistake, ...]]:
@@ -326,11 +334,16 @@ def _list_difference(expected: list, found: list | tuple) -> str:
     n = 0
     while n < min(len(found), len(expected)) and found[n] == expected[n]:
         n += 1
-    first = "the first number is" if n == 1 else f"the first {n} numbers are"
-    begin = f"{first} right; then" if n else "it begins wrong:"
-    mine = f"it has {found[n]}" if n < len(found) else "it ends"
-    right = f"have {expected[n]}" if n < len(expected) else "end"
-    return f"{begin} {mine}, and should {right}"
+    if not expected:
+        return f"the result should be empty, and begins with {found[0]}"
+    if not n:
+        mine = f"is {found[0]}" if found else "the result is empty"
+        return f"the first token should be {expected[0]}, and {mine}"
+    first = "the first token is" if n == 1 else f"the first {n} tokens are"
+    if n == len(expected):
+        return f"{first} right; the result should end there, and has {found[n]} next"
+    mine = f"is {found[n]}" if n < len(found) else "the result ends"
+    return f"{first} right; the next should be {expected[n]}, and {mine}"
 
 
 def _tensor_difference(expected: Tensor, found: Tensor, tolerance: float) -> str:
@@ -382,25 +395,38 @@ def _kind_of_difference(expected: Tensor, found: Tensor, tolerance: float) -> st
 
 def _where(right: Tensor) -> str:
     "Which indices of an axis are right, if an axis has both right and wrong ones."
+    splits = []
     for axis in range(right.dim()):
         good = right.movedim(axis, 0).reshape(right.size(axis), -1).all(dim=1)
         if good.any():
-            return f"along axis {axis}, right: {_first(good)}, wrong: {_first(~good)}"
+            share = good.double().mean().item()
+            splits.append((min(share, 1 - share), axis, good))
+    if splits:  # half right, half wrong says more than one index of many
+        _, axis, good = max(splits, key=lambda split: split[0])
+        n_good = int(good.sum())
+        noun = "index" if n_good == 1 else "indices"
+        where = f"along axis {axis} (of {right.dim()}): {noun} {_indices(good)}"
+        return f"{where} right, {_indices(~good)} wrong"
     n_wrong = int((~right).sum())
     if n_wrong == right.numel():
         return "all its numbers are wrong, its shape is right"
     return f"{n_wrong} of {right.numel()} numbers are wrong"
 
 
-def _first(chosen: Tensor) -> str:
-    indices = [str(i) for i in chosen.nonzero().flatten().tolist()]
-    return " ".join(indices[:8] + ["…"] * (len(indices) > 8))
+def _indices(chosen: Tensor) -> str:
+    "For example: 2 is; 0, 1 and 3 are."
+    *others, last = [str(i) for i in chosen.nonzero().flatten().tolist()]
+    if not others:
+        return f"{last} is"
+    if len(others) > 7:
+        return f"{', '.join(others[:8])}, … are"
+    return f"{', '.join(others)} and {last} are"
 
 # %% ../../nbs/98_known_mistakes.ipynb #02b00022
 def shown(value: Any) -> str:
     "A short tensor with its numbers, a long one with its shape."
     if isinstance(value, Tensor):
-        if value.numel() > 12:
+        if value.numel() > (20 if value.dtype == torch.int64 else 12):  # ids are short
             return f"shape {tuple(value.shape)}"
         numbers = value.detach()
         if numbers.is_floating_point():

@@ -286,7 +286,8 @@ def _ids_inputs(rng):
     other[0, 0] = 0  # not padding where pad_id is 3
     long[1] = 0  # an empty sentence
     cases = [(ids(1, 3, 0), 0), (ids(2, 3, 0), 0), (ids(3, 4, 0), 0)]
-    return [*cases, (other, 3), (long, 0)]
+    first_is_short = ids(2, 4, 0).flip(0)
+    return [*cases, (first_is_short, 0), (other, 3), (long, 0)]
 
 
 _add(
@@ -687,7 +688,7 @@ def _add_and_norm(wrong, x, sublayer_out, weights):
         keep = "axis_lost" not in wrong
         unbiased = 1 if "unbiased" in wrong else 0
         variance = y.var(dim=axis, keepdim=keep, correction=unbiased)
-        if "no_mean" in wrong:
+        if wrong & {"no_mean", "mean_square"}:
             variance = y.square().mean(dim=axis, keepdim=keep)
         y = y if "no_mean" in wrong else y - y.mean(dim=axis, keepdim=keep)
         divisor = variance + (0 if "no_epsilon" in wrong else 1e-5)
@@ -764,6 +765,8 @@ _add(
         → 31_stack#which-variance-and-where-ε-goes
     no_epsilon | 1e-5 is not added to the variance, so a position with equal features gives 0/0
         → 31_stack#which-variance-and-where-ε-goes
+    mean_square | the variance is the mean of the squares: subtract the mean before squaring
+        → 31_stack#layer-normalisation
     no_mean | the mean is not subtracted
         → 31_stack#layer-normalisation
     no_gain | gain and bias are not used
@@ -1304,6 +1307,9 @@ _add(
 # %% ../../nbs/98a_tasks.ipynb #02a0002b
 def _smoothed_loss(wrong, logits, tgt_out, pad_id, label_smoothing):
     n_vocab, eps = logits.size(-1), label_smoothing
+    real = tgt_out != pad_id
+    if "masked_logits" in wrong:
+        logits = logits * real[..., None]
     if "no_smoothing" in wrong:
         eps = 0.0
     if "exchanged" in wrong:
@@ -1334,12 +1340,12 @@ def _smoothed_loss(wrong, logits, tgt_out, pad_id, label_smoothing):
     loss = -((1 - eps) * at_target + eps * even)
     if "sign" in wrong:
         loss = -loss
-    real = tgt_out != pad_id
     if "padding_counted" in wrong:
         return loss.mean()
     if wrong & {"all_pairs", "axis_kept"}:
         return loss[real].mean()
-    loss = loss.masked_fill(~real, 0.0)
+    if "masked_logits" not in wrong:
+        loss = loss.masked_fill(~real, 0.0)
     if "divided_by_all" in wrong:
         return loss.mean()
     if "added" in wrong:
@@ -1391,6 +1397,8 @@ _add(
     not_shared | every token gets the whole ε: it is divided by the size of the vocabulary
         → 54_label_smoothing#the-smoothed-target
     padding_counted | positions of padding are counted
+        → 54_label_smoothing#padding
+    masked_logits | the logits are multiplied by the mask: a position of padding then costs ln V, that of equal logits, so mask the losses
         → 54_label_smoothing#padding
     divided_by_all | padding is left out of the sum, but the sum is divided by all positions
         → 54_label_smoothing#padding
@@ -1495,7 +1503,7 @@ def _training_step(wrong, loss_of, optimizer, lr):
     )
     if not wrong & {"no_rate", "rate_after"}:
         for group in groups:
-            group["lr"] = lr
+            group["lr"] = lr * (group["lr"] if "rate_multiplied" in wrong else 1)
     loss = loss_of()
     (-loss if "uphill" in wrong else loss).backward()
     for _ in range(2 if "two_steps" in wrong else 1):
@@ -1528,7 +1536,8 @@ class _Squares:
 
 
 def _step_run(function, args):
-    loss_of, _, rates = args
+    loss_of, _, lr = args
+    rates = lr if isinstance(lr, tuple) else (lr,)
     groups = [{"params": [loss_of.a]}, {"params": [loss_of.b]}]
     # the rate that a training step has to replace
     optimizer = torch.optim.SGD(groups, lr=0.25, momentum=0.5)
@@ -1553,6 +1562,8 @@ _add(
         → troubleshooting#the-loss-does-not-decrease
     no_rate | the learning rate is not set: it is the entry "lr" of each dictionary in optimizer.param_groups
         → 53_optimizer#the-schedule
+    rate_multiplied | the learning rate is multiplied by lr: lr is the rate itself, which replaces the old one
+        → 53_optimizer#the-schedule
     first_group | only the first parameter group gets the learning rate
         → 53_optimizer#the-schedule
     rate_after | the learning rate is set after the step, so it is one step late
@@ -1570,7 +1581,7 @@ _add(
     written=_training_step,
     inputs=lambda rng: [
         (_Squares(_randn(rng, n), _randn(rng, n)), "SGD", rates)
-        for n, rates in ((1, (0.1,)), (3, (0.1, 0.05, 0.02)))
+        for n, rates in ((1, 0.1), (3, (0.1, 0.05, 0.02)))
     ],
     run=_step_run,
 )
@@ -1712,13 +1723,14 @@ def _beam_search(wrong, step, bos_id, eos_id, max_len, beam_size, alpha):
         finished += [] if "not_finished" in wrong else ended
         if "first_finished" in wrong and finished:
             break
-        if "stops_early" in wrong and len(finished) >= beam_size:
+        if wrong & {"stops_early", "stops_and_drops"} and len(finished) >= beam_size:
             break
         others = best if wrong & {"keeps_places", "ascending"} else candidates
         live = [(p, ids) for p, ids in others if ids[-1] != eos_id][:beam_size]
-    if not (wrong & {"first_finished", "stops_early"} and finished):
-        cut_off = [(score(p, max_len, False), ids) for p, ids in live]
-        finished += [] if "live_dropped" in wrong else cut_off
+    else:
+        if "live_dropped" in wrong or ("stops_and_drops" in wrong and finished):
+            live = []
+        finished += [(score(p, max_len, False), ids) for p, ids in live]
     choose = min if "worst" in wrong else max
     ids = choose(finished, key=lambda c: c[0])[1]
     ids = ids if "bos_kept" in wrong else ids[1:]
@@ -1802,6 +1814,8 @@ _add(
     first_finished | the search returns as soon as one hypothesis has ended: another can still score higher
         → 61a_decode#beam-search-for-one-sentence
     stops_early | the search ends as soon as beam_size hypotheses are finished: a live one can still score higher
+        → 61a_decode#beam-search-for-one-sentence
+    stops_and_drops | the search ends as soon as beam_size hypotheses are finished, and live ones count only if none is: one can still score higher
         → 61a_decode#beam-search-for-one-sentence
     always_cut | the last token is always cut off: a hypothesis that was cut off by max_len does not end with EOS
         → 61a_decode#the-length-limit
