@@ -247,7 +247,9 @@ def test_answers_of_students_are_right(name, unchecked):
     assert verdict_on(name, space_with()).state == "right"
 
 
+STRIPS = "return [t for t in max(finished + live, key=score)[1][1:] if t != eos_id]"
 KEEPS = "live = [h for h in new[:beam_size] if h[1][-1] != eos_id]"
+AFTER_KEEPS = FUNCTIONS["beam_search"].partition(KEEPS)[2].rstrip()
 VARIANTS = {
     "others take the places": (
         KEEPS,
@@ -456,6 +458,36 @@ KNOWN = [
         "    options = {",
         "masked_logits",
     ),
+    (
+        "softmax",
+        "return scores.softmax(dim=-1)",
+        "e = torch.exp(scores - scores.amax(-1))\n"
+        "    return e / e.sum(-1, keepdim=True)",
+        "largest_lost",
+    ),
+    ("attention", "query.size(-1)", "value.size(-1)", "d_v_for_d_k"),
+    (
+        "smoothed_loss",
+        "options =",
+        "real = tgt_out != pad_id\n"
+        "    log_p, target = logits.log_softmax(-1)[real], tgt_out[real]\n"
+        "    chosen, even = log_p[:, target], log_p.mean(-1)\n"
+        "    eps = label_smoothing\n"
+        "    return -((1 - eps) * chosen + eps * even).mean()\n"
+        "    options =",
+        "pairs_of_tokens",
+    ),
+    (
+        "smoothed_loss",
+        "options =",
+        "real = tgt_out != pad_id\n"
+        "    log_p, target = logits.log_softmax(-1)[real], tgt_out[real]\n"
+        "    chosen = log_p.gather(-1, target[:, None])[:, 0]\n"
+        "    eps, others = label_smoothing, log_p.size(-1) - 1\n"
+        "    return -((1 - eps) * chosen + eps / others * log_p.sum(-1)).mean()\n"
+        "    options =",
+        "one_too_few",
+    ),
     ("training_step", 'group["lr"] = lr', 'group["lr"] *= lr', "rate_multiplied"),
     (
         "beam_search",
@@ -464,6 +496,16 @@ KNOWN = [
         "            break\n    score =",
         "stops_early",
     ),
+    ("beam_search", KEEPS, "live = new[:beam_size]", "ended_continued"),
+    (
+        "beam_search",
+        f"{KEEPS}{AFTER_KEEPS}",
+        f"live = new[:beam_size]{AFTER_KEEPS[: -len(STRIPS)]}"
+        "ids = max(finished + live, key=score)[1][1:]\n"
+        "    return ids[:-1] if ids[-1] == eos_id else ids",
+        "eos_inside",
+    ),
+    ("beam_search", "finished + live", "finished or live", "live_if_none"),
 ]
 
 
