@@ -247,7 +247,9 @@ def test_answers_of_students_are_right(name, unchecked):
     assert verdict_on(name, space_with()).state == "right"
 
 
+STRIPS = "return [t for t in max(finished + live, key=score)[1][1:] if t != eos_id]"
 KEEPS = "live = [h for h in new[:beam_size] if h[1][-1] != eos_id]"
+AFTER_KEEPS = FUNCTIONS["beam_search"].partition(KEEPS)[2].rstrip()
 VARIANTS = {
     "others take the places": (
         KEEPS,
@@ -373,6 +375,17 @@ CLUES = [
     ("multi_head", "key @ weights.w_k", "key @ weights.w_q", "`x` is `key` @ `weights.w_q`: it should be `key` @ `weights.w_k`"),
     ("multi_head", "query @ weights.w_q", "query * weights.w_q", "a matrix product is @"),
     ("feed_forward", "torch.relu(x", "torch.max(0, x", "relu for max(0, x)"),
+    ("feed_forward", "torch.relu(x", "torch.maximum(0, x", "relu for max(0, x)"),
+    ("attention", "math.sqrt(", "torch.sqrt(", "for a number use those of math"),
+    ("learning_rate", "return", "return torch.exp(0.5) *", "for a number use those of math"),
+    ("attention", "key.transpose(-2, -1)", "key.transpose()", "transpose swaps two axes"),
+    ("split_heads", ".transpose(1, 2)", ".transpose(0, 2, 1, 3)", "permute takes the whole order"),
+    ("attention", "key.transpose(-2, -1)", "key.T", ".mT swaps the last two"),
+    ("shift_right", "torch.tensor(rows)", "torch.zeros(len(rows), n + 2).long()\n    ids[:] = rows", "torch.tensor(…)"),
+    ("attention", "math.sqrt(", "np.sqrt(", "use torch or math"),
+    ("smoothed_loss", "options =", "logits.gather(-1, tgt_out)\n    options =", "[..., None]"),
+    ("training_step", 'group["lr"]', "group.lr", 'set group["lr"]'),
+    ("training_step", 'group["lr"]', 'optimizer.param_groups["lr"]', 'set group["lr"]'),
     ("target_mask", "padding_mask(ids, pad_id)", "(torch.arange(t) < (ids[0] != pad_id).sum())", "along axis 0 (of 4): index 0 is right, 1 is wrong"),
     ("positional_encoding", "angles.cos()", "0 * angles", "along axis 1 (of 2): indices 0 and 2 are right, 1 and 3 are wrong"),
     ("positional_encoding", "10000 ** (", "math.e ** (4 * ", "along axis 1 (of 2): indices 0 and 1 are right, 2 and 3 are wrong"),
@@ -445,6 +458,36 @@ KNOWN = [
         "    options = {",
         "masked_logits",
     ),
+    (
+        "softmax",
+        "return scores.softmax(dim=-1)",
+        "e = torch.exp(scores - scores.amax(-1))\n"
+        "    return e / e.sum(-1, keepdim=True)",
+        "largest_lost",
+    ),
+    ("attention", "query.size(-1)", "value.size(-1)", "d_v_for_d_k"),
+    (
+        "smoothed_loss",
+        "options =",
+        "real = tgt_out != pad_id\n"
+        "    log_p, target = logits.log_softmax(-1)[real], tgt_out[real]\n"
+        "    chosen, even = log_p[:, target], log_p.mean(-1)\n"
+        "    eps = label_smoothing\n"
+        "    return -((1 - eps) * chosen + eps * even).mean()\n"
+        "    options =",
+        "pairs_of_tokens",
+    ),
+    (
+        "smoothed_loss",
+        "options =",
+        "real = tgt_out != pad_id\n"
+        "    log_p, target = logits.log_softmax(-1)[real], tgt_out[real]\n"
+        "    chosen = log_p.gather(-1, target[:, None])[:, 0]\n"
+        "    eps, others = label_smoothing, log_p.size(-1) - 1\n"
+        "    return -((1 - eps) * chosen + eps / others * log_p.sum(-1)).mean()\n"
+        "    options =",
+        "one_too_few",
+    ),
     ("training_step", 'group["lr"] = lr', 'group["lr"] *= lr', "rate_multiplied"),
     (
         "beam_search",
@@ -453,6 +496,16 @@ KNOWN = [
         "            break\n    score =",
         "stops_early",
     ),
+    ("beam_search", KEEPS, "live = new[:beam_size]", "ended_continued"),
+    (
+        "beam_search",
+        f"{KEEPS}{AFTER_KEEPS}",
+        f"live = new[:beam_size]{AFTER_KEEPS[: -len(STRIPS)]}"
+        "ids = max(finished + live, key=score)[1][1:]\n"
+        "    return ids[:-1] if ids[-1] == eos_id else ids",
+        "eos_inside",
+    ),
+    ("beam_search", "finished + live", "finished or live", "live_if_none"),
 ]
 
 

@@ -273,9 +273,23 @@ _ADVICE = {  # a pattern of the message and the line: what helps
     "Expected target size|Expected floating point type for target": (
         "cross_entropy expects the vocabulary on axis 1: flatten the positions first"
     ),
-    r"(max|min)\(\) received an invalid|must be Tensor, not int": (
+    r"(max|min)\(\) received an invalid|(imum|relu)\(\):.* must be Tensor, not": (
         "torch.max and torch.min take tensors: use min(…) for numbers, relu for max(0, x)"
     ),
+    r"(sqrt|exp|log|sin|cos)\(\):.* must be Tensor, not": (
+        "functions of torch take tensors: for a number use those of math, such as math.sqrt"
+    ),
+    r"transpose\(\)": "transpose swaps two axes, permute takes the "
+    "whole order, .mT swaps the last two",
+    r"(must match|Expected size).*\.T\b": ".T reverses all axes, also that of the batch: "
+    ".mT swaps the last two",
+    "can't assign a list": "make a tensor of the list first: torch.tensor(…)",
+    "name 'np' is not defined": "NumPy is not imported: use torch or math",
+    "Index tensor must have the same number of dim": (
+        "the index needs one more axis: [..., None]"
+    ),
+    "no attribute 'lr'|not str.*param_groups": "param_groups is a list of dictionaries: "
+    'set group["lr"] of each group',
     r"cannot be multiplied.*F\.linear": "F.linear(x, w) is x @ w.T, and this is x @ w",
     r"must match.*\* ?weights": "* multiplies number by number: a matrix product is @",
     "modified by an inplace": "what the gradient needs was changed in place later",

@@ -89,10 +89,8 @@ def _softmax(wrong, scores):
         return scores.sigmoid()
     if "no_sum" in wrong:
         return scores.exp()
-    largest = scores.amax(dim=axis, keepdim=True)
-    if "axes_lost" in wrong:
-        numbers = (scores - scores.amax(dim=axis)).exp()
-        return numbers / numbers.sum(dim=axis)
+    keeps_largest = not wrong & {"largest_lost", "axes_lost"}
+    largest = scores.amax(dim=axis, keepdim=keeps_largest)
     if "largest_of_all" in wrong:
         largest = scores.max()
     if "overflow" in wrong:
@@ -100,7 +98,8 @@ def _softmax(wrong, scores):
     numbers = (scores - largest).exp()
     if "divided_by_largest" in wrong:
         return numbers / numbers.amax(dim=axis, keepdim=True)
-    total = numbers.sum(dim=axis, keepdim="axis_lost" not in wrong)
+    keeps_sum = not wrong & {"axis_lost", "axes_lost"}
+    total = numbers.sum(dim=axis, keepdim=keeps_sum)
     return (numbers / total).log() if "logarithm" in wrong else numbers / total
 
 
@@ -139,6 +138,8 @@ _add(
         → 321_attention#why-a-softmax
     axis_lost | the sum has lost its axis, so that it is divided along the wrong one: use keepdim=True
         → 321_attention#why-a-softmax
+    largest_lost | the largest score has lost its axis, so that it is subtracted along the wrong one: use keepdim=True
+        → 321_attention#why-a-softmax
     axes_lost | the largest score and the sum have lost their axis: use keepdim=True for both
         → 321_attention#why-a-softmax
     logarithm | the logarithm of the weights is returned
@@ -168,6 +169,8 @@ def _attention(wrong, query, key, value, mask):
         divisor = math.sqrt(n_k)
     if "axis_1_for_d_k" in wrong:
         divisor = math.sqrt(key.size(1))
+    if "d_v_for_d_k" in wrong:
+        divisor = math.sqrt(value.size(-1))
     scores = scores / divisor
     axis = -2 if "over_queries" in wrong else -1
     if "inverted_mask" in wrong:
@@ -227,6 +230,8 @@ _add(
         → 321_attention#why-divide-by-d_k
     length_for_d_k | d_k is taken for the number of keys: it is the width of a key, the last axis
         → misreadings#d_k-is-the-length-of-the-sequence
+    d_v_for_d_k | the scores are divided by √d_v: d_k is the width of a query and a key, which a value need not have
+        → 321_attention#why-divide-by-d_k
     axis_1_for_d_k | d_k is taken from axis 1, which is the width of a key only if there is no batch: it is the last axis
         → misreadings#d_k-is-the-length-of-the-sequence
     key_reshaped | view or reshape exchanges the axes of the keys: they keep the order of the numbers, transpose(-2, -1) does not
@@ -1326,11 +1331,15 @@ def _smoothed_loss(wrong, logits, tgt_out, pad_id, label_smoothing):
     at_target = log_p.gather(-1, tgt_out[..., None])  # (b, t, 1)
     if "all_pairs" in wrong:
         at_target = log_p[:, :, tgt_out]
+    elif "pairs_of_tokens" in wrong:
+        at_target = log_p[real][:, tgt_out[real]].mean()
     elif "axis_kept" not in wrong:
         at_target = at_target[..., 0]
     total = log_p.sum(dim=-1)
     if "of_others" in wrong:
         even = (total - at_target) / (n_vocab - 1)
+    elif "one_too_few" in wrong:
+        even = total / (n_vocab - 1)
     elif "not_on_padding" in wrong:
         even = (total - log_p[..., pad_id]) / (n_vocab - 1)
     elif "target_not_added" in wrong:
@@ -1390,6 +1399,8 @@ _add(
         → misreadings#label-smoothing-sets-the-targets-probability-to-0.1
     of_others | ε is shared by the other tokens: here it is shared by all, the target included
         → 54_label_smoothing#the-smoothed-target
+    one_too_few | the sum over all V tokens is divided by V − 1: each token gets ε/V
+        → 54_label_smoothing#the-smoothed-target
     target_not_added | the target has 1 − ε and the others ε/V, which do not sum to 1: the target gets ε/V in addition
         → 54_label_smoothing#the-smoothed-target
     not_on_padding | the padding token gets no share of ε: here ε is shared by the whole vocabulary
@@ -1417,6 +1428,8 @@ _add(
     axis_kept | gather keeps an axis of size 1, so that the sum broadcasts to all pairs of positions: remove it with squeeze(-1)
         → 54_label_smoothing#the-loss
     all_pairs | [:, :, tgt_out] takes the log-probabilities of all targets at each position: gather takes one for each
+        → 54_label_smoothing#the-loss
+    pairs_of_tokens | log_p[:, target] takes the log-probabilities of all targets for each token that is not padding: gather takes one for each
         → 54_label_smoothing#the-loss
     probabilities | probabilities are used instead of their logarithms
         → 54_label_smoothing#the-loss
@@ -1726,14 +1739,19 @@ def _beam_search(wrong, step, bos_id, eos_id, max_len, beam_size, alpha):
         if wrong & {"stops_early", "stops_and_drops"} and len(finished) >= beam_size:
             break
         others = best if wrong & {"keeps_places", "ascending"} else candidates
-        live = [(p, ids) for p, ids in others if ids[-1] != eos_id][:beam_size]
+        if not wrong & {"ended_continued", "eos_inside"}:
+            others = [(p, ids) for p, ids in others if ids[-1] != eos_id]
+        live = others[:beam_size]
     else:
-        if "live_dropped" in wrong or ("stops_and_drops" in wrong and finished):
+        drops = finished and wrong & {"stops_and_drops", "live_if_none"}
+        if drops or "live_dropped" in wrong:
             live = []
         finished += [(score(p, max_len, False), ids) for p, ids in live]
     choose = min if "worst" in wrong else max
     ids = choose(finished, key=lambda c: c[0])[1]
     ids = ids if "bos_kept" in wrong else ids[1:]
+    if "eos_inside" in wrong:
+        return ids[:-1] if ids[-1] == eos_id else ids
     if "always_cut" in wrong:
         return ids[:-1]
     return [t for t in ids if t != eos_id or "eos_kept" in wrong]
@@ -1808,6 +1826,12 @@ _add(
     all_finished | every continuation with EOS counts as finished: only those among the beam_size best do
         → 61a_decode#beam-search
     live_dropped | hypotheses that are still live after max_len steps are dropped: they count as finished
+        → 61a_decode#beam-search-for-one-sentence
+    live_if_none | hypotheses that are still live after max_len steps count only if none has ended: they always count as finished
+        → 61a_decode#beam-search-for-one-sentence
+    ended_continued | hypotheses that end with EOS are continued: only the others are live in the next step
+        → 61a_decode#beam-search-for-one-sentence
+    eos_inside | hypotheses that end with EOS are continued, so that tokens follow EOS: only the others are live in the next step
         → 61a_decode#beam-search-for-one-sentence
     not_finished | hypotheses that end are dropped, so only those that reach max_len remain
         → 61a_decode#beam-search-for-one-sentence
