@@ -536,6 +536,7 @@ def build(docs: Path, language: Path | None = None) -> None:
         shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
     write_notebooks(to, paths, place)
     write_live_pages(to, place)
+    (to / "images").mkdir(exist_ok=True)
     write_card(to / "images/card.png")
     for name, script in {
         "search": search_script(language),
