@@ -320,6 +320,10 @@ def test_a_formula_keeps_its_stop():
     kept = f'<span class="with-mark">{formula}'
     wanted = f"<p>a {kept},</span> b {formula} c {kept}。</span></p>"
     assert tostring(page.find(".//p"), encoding="unicode") == wanted
+    long = text.replace("<mi>x</mi>", "<mi>x</mi><mo>+</mo>" * 5)
+    page = document_fromstring(long)
+    publish.keep_stops(page)
+    assert not page.find_class("with-mark")
 
 
 def test_notebooks_for_colab(toy, cfg):

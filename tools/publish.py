@@ -375,9 +375,10 @@ STOP = re.compile(r"[,.;:!?)\]，。；：！？）、」]+")
 
 
 def keep_stops(page: HtmlElement) -> None:
-    "A formula in a line and the stop behind it are not parted."
+    "A short formula in a line and the stop behind it are not parted."
     for formula in page.xpath("//main//math[@display='inline']"):
-        if stop := STOP.match(formula.tail or ""):
+        short = len(formula.xpath(".//mi | .//mn | .//mo")) <= 8  # fits into a line
+        if short and (stop := STOP.match(formula.tail or "")):
             rest, formula.tail = formula.tail[stop.end() :], None
             box = E.span({"class": "with-mark"})
             formula.addprevious(box)
