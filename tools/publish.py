@@ -356,7 +356,6 @@ def write_contents(page: HtmlElement) -> None:
         box = E.details(E.summary(toc.find("h2").text), deepcopy(toc.find("ul")))
         box.set("class", "contents")
         for el in box.iter("a", "ul"):
-            el.attrib.update({"class": ""})
             for name in ("id", "class", "data-scroll-target"):
                 el.attrib.pop(name, None)
         page.find_class("page-links")[0].addnext(box)
