@@ -1,10 +1,14 @@
 "What tools/pages.py makes of notebooks, and what tools/publish.py puts beside their pages. The pages as they are published: test_site.py."
 
+import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pages
 import publish
 import pytest
@@ -16,6 +20,7 @@ from links import of_notebook
 from lxml.html import document_fromstring, tostring
 from nbdev.process import NBProcessor
 from pages import leave_site
+from plots import stored, translate, write_figures
 from publish import (
     evening_path,
     every_page,
@@ -26,6 +31,8 @@ from publish import (
     write_search,
 )
 from test_gate import cell, notebook
+
+from annotated_transformer.show.visualize import SHADES, heatmap, lines, panels
 
 PAGES = every_page()
 
@@ -129,6 +136,58 @@ def test_a_place_is_made_once():
     assert re.findall(r'id="([^"]+)"', text) == ["take"]
 
 
+# ---- figures
+
+
+def drawn(draw: Callable) -> str:
+    "A figure that `draw` draws on axes in the house style, as matplotlib writes it for the notebooks."
+    with matplotlib.rc_context(fname=ROOT / "tools/matplotlibrc"):
+        fig, (ax,) = panels(width=4.0)
+        draw(ax)
+        fig.savefig(file := io.StringIO(), format="svg")
+        plt.close(fig)
+    return file.getvalue()
+
+
+def curve(ax) -> None:
+    lines({"loss": ([1.0, 2.0], [1.0, 0.123456789])}, x="step", y="loss, nats", ax=ax)
+
+
+@pytest.mark.parametrize("draw, fixed", [
+    (curve, False),
+    (lambda ax: heatmap([[0.0, 1.0]], x="key", ax=ax), True),
+    (lambda ax: ax.bar([1], [2], color=SHADES[2]), True),
+])  # fmt: skip
+def test_figure_takes_colours_unless_they_mean_something(draw, fixed):
+    svg = stored(drawn(draw))
+    assert svg == stored(drawn(draw)) and "\n" not in svg and "<style" not in svg
+    assert not re.search(r"\d\.\d{3}", svg)
+    kind = document_fromstring(svg).xpath("string(//svg/@class)")
+    assert kind == ("plot on-white" if fixed else "plot")
+    in_page = svg.count("var(--ink, #22262b)"), svg.count("var(--curve-0, #16345a)")
+    assert in_page == (0, 0) if fixed else min(in_page) > 0
+
+
+def test_figures_stand_in_the_page(tmp_path):
+    svg = stored(drawn(curve))
+    (tmp_path / "a/figure-html").mkdir(parents=True)
+    (tmp_path / "a/figure-html/f.svg").write_text(svg, encoding="utf-8")
+    img = '<img alt="A curve" src="a/figure-html/f.svg">'
+    page = document_fromstring(f"<main><figure>{img}</figure>{img}</main>")
+    write_figures(page, tmp_path)
+    assert not page.xpath("//img") and len(page.find_class("drawing")) == 2
+    assert page.xpath("//svg/@aria-label") == ["A curve"] * 2
+    ids = page.xpath("//svg//@id")
+    assert len(ids) == len(set(ids)) > 2
+    used = page.xpath("//@*[starts-with(., '#figure-') or starts-with(., 'url(#')]")
+    assert {re.search("figure-[^)]*", name)[0] for name in used} <= set(ids)
+
+
+def test_words_of_a_figure_are_translated():
+    svg = translate(stored(drawn(curve)), {"loss, nats": "损失，nat"})
+    assert ">损失，nat</text>" in svg and ">step</text>" in svg
+
+
 # ---- one notebook, by all our processors
 
 
@@ -171,7 +230,8 @@ def toy(tmp_path_factory, cfg) -> tuple[Path, Path]:
             "markdown",
         ),
         cell("#| code-fold: true\nfolded = 1") | {"outputs": [said]},
-        cell(LABEL + "draw()") | {"outputs": [shows(png="aaaa"), CAPTION]},
+        cell(LABEL + "draw()")
+        | {"outputs": [shows(png="aaaa", svg="<svg/>"), CAPTION]},
         cell(LABEL + "chart()")
         | {"outputs": [shows(vega={"a": "</script>"}, svg="<svg/>"), CAPTION]},
         cell("#| echo: false\nbox()") | {"outputs": [shows(html=HTML)]},
@@ -212,7 +272,7 @@ def test_figures_are_as_quarto_reads_them(toy):
     assert figure in text
     outputs = [out.get("data") for c in cells for out in c.get("outputs", [])]
     drawing, chart, box = filter(None, outputs)
-    assert set(drawing) == {"image/png"}
+    assert set(drawing) == {"image/png", "image/svg+xml"}
     assert chart["text/markdown"].startswith('```{=html}\n<div class="wide"><div class')
     assert 'aria-label="One &lt;dark&gt; dot"><div><svg/></div>' in str(chart)
     assert r'{"a": "<\\/script>"}' in str(chart)
@@ -227,7 +287,7 @@ def test_page_as_markdown(toy):
     assert "```python\ndef twice(x):" in text
     assert "[`Encoder`](stack.html#deviations), [`Decoder`](stack.html#decoder)" in text
     assert "![A 'map'](images/transformer.svg)\n\n**Figure.** The model" in text
-    file = "11_toy_files/figure-html/fig-dot-output-1.png"
+    file = "11_toy_files/figure-html/fig-dot-output-1.svg"
     assert f"![One <dark> dot]({file})\n\n**Figure.** A dot: $z$" in text
     assert text.count("**Figure.** A dot: $z$") == 2  # of the chart too
     assert "```python\nfolded = 1\n```\n\n    1\n    ```\n" in text

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import nbformat
+import plots
 from cells import (
     FOLDED,
     INSTALLS,
@@ -43,6 +44,9 @@ SKIP_TAG = "skip-execution"  # nbclient leaves such cells, and their outputs, al
 
 # JupyterLab lists the notebooks in the paper's order: 321 before 33, not after 97.
 LAB = {"@jupyterlab/filebrowser-extension:browser": {"sortFileNamesNaturally": False}}
+
+# GitHub shows figures as PNG alone; the site takes the SVG.
+BOTH = [f"--InlineBackend.figure_formats={kind}" for kind in ("png", "svg")]
 
 
 # ---- running
@@ -71,7 +75,7 @@ def execute(nb, folder: Path, flags: set[str]) -> None:
         record_timing=False,
         coalesce_streams=True,
         skip_cells_with_tag=SKIP_TAG,
-        extra_arguments=["--IPKernelApp.log_level=40"],
+        extra_arguments=["--IPKernelApp.log_level=40", *BOTH],
         resources={"metadata": {"path": str(folder)}},
     ).execute()
 
@@ -90,6 +94,7 @@ def run(path: Path, flags: set[str], alone: bool = False) -> str:
     if not alone:
         for cell, metadata in zip(nb.cells, kept, strict=True):
             cell.metadata = metadata
+            plots.store(cell.get("outputs", []))
         write_clean(json.loads(nbformat.writes(nb)), path)
     return ""
 
@@ -121,6 +126,7 @@ def run_all(names: list[str], workers: int, alone: bool, slow: bool) -> int:
     names = names or [p.stem for p in every if not alone or runs_alone(p)]
     # One thread and one order of sets: the same figures on every machine, as far as that goes.
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    os.environ["MATPLOTLIBRC"] = str(ROOT / "tools/matplotlibrc")
     flags = set(settings()["tst_flags"].split()) - ({"slow"} if slow else set())
     with ProcessPoolExecutor(workers) as pool:
         paths = [nbs / f"{name}.ipynb" for name in names]

@@ -49,6 +49,7 @@ from jinja2 import Template
 from lxml.html import HtmlElement, fragment_fromstring
 from lxml.html.builder import E
 from pages import leave_site
+from plots import write_figures
 from translate import ORIGINAL, begun, languages, site, terms, translated
 from vl_convert import javascript_bundle
 
@@ -149,7 +150,7 @@ def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
     about = heading(path)[1]
 
     def picture(opts: dict, n: int) -> str:
-        file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.png"
+        file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.svg"
         return f"![{opts['fig-alt']}]({file})"
 
     nb = json.loads(processed.read_text(encoding="utf-8"))
@@ -562,6 +563,7 @@ def build(docs: Path, language: Path | None = None) -> None:
         write_links(pages[stem(path)], path, place)
         write_contents(pages[stem(path)])
         write_kind(pages[stem(path)], path, say(BEHIND))
+        write_figures(pages[stem(path)], to)
         keep_stops(pages[stem(path)])
         if stem(path) == "index":
             finish_home(pages["index"], docs, place, editions()[place])

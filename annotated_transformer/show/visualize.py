@@ -66,7 +66,7 @@ def plain_axes(ax, x: str = "", y: str = "", title: str = "") -> None:
 
     `x` and `y` name the axes, with their units. No global setting is changed.
     """
-    ax.set_facecolor("white")
+    ax.set_facecolor("none")
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[:].set(linewidth=0.6, color=INK)
     ax.tick_params(labelsize=8, labelcolor=INK, color=INK, width=0.6, length=3)
