@@ -11,6 +11,7 @@ import pytest
 from conftest import program
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from annotated_transformer import UserError
 from annotated_transformer.data import corpus
 from annotated_transformer.experiments.variations import (
     MARGIN,
@@ -101,14 +102,34 @@ def test_effects_by_hand():
     a, b, ours = effects(table, "bleu", paper, std=1.0)
     assert a == ("a", *map(pytest.approx, (-2.3, three, -1)), "confirmed")
     assert b == ("b", *map(pytest.approx, (-3, two, -1)), "undecided")  # two seeds
-    assert ours[3:] == (None, "higher")
+    assert ours[3:] == (None, "better here")
     assert effects(table, "bleu", paper, std=1.5)[0].verdict == "undecided"
     paper["a"] = {"bleu": 26}
     assert effects(table, "bleu", paper, std=1.0)[0].verdict == "contradicted"
     # no difference counts that is smaller than what base gained in its last quarter
     table["rows"] += table_of(("1,500 steps", [28, 28, 28], {}))["rows"]
     a, b, ours = effects(table, "bleu", paper, std=1.0)
-    assert (a.noise, a.verdict, ours.verdict) == (3.0, "undecided", "higher")
+    assert (a.noise, a.verdict, ours.verdict) == (3.0, "undecided", "better here")
+
+
+def test_effects_of_rows_of_our_own():
+    "Better is a higher BLEU and a lower loss; what the last quarter changes is base's, also of rows beside others."
+    ours = {"paper": None}
+    rows = ("base", [30] * 3, ours), ("a", [33] * 3, ours), ("b", [28] * 3, ours)
+    table = table_of(*rows, ("1,500 steps", [29] * 3, {}))
+    for row in table["rows"]:
+        row["found"] = [one | {"valid_loss": one["bleu"]} for one in row["found"]]
+
+    def words(*how: str) -> list[str]:
+        return [e.verdict.split()[0] for e in effects(table, how[0], {}, 0.1, *how[1:])]
+
+    assert words("bleu") == ["better", "worse"]
+    assert words("valid_loss") == ["worse", "better"]
+    assert words("bleu", "b") == ["better", "better"]
+    table["rows"][-1]["found"] = [{"bleu": 27, "valid_loss": 27}] * 3
+    assert words("bleu", "b") == ["undecided", "better"]  # 2 and 5 above b
+    with pytest.raises(UserError, match="rows base and c"):
+        effects(table, "bleu", {}, 0.1, "c")
 
 
 @pytest.mark.parametrize(

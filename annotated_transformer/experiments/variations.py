@@ -55,15 +55,10 @@ class Effect(NamedTuple):
     verdict: str
 
 # %% ../../nbs/62_variations.ipynb #46198098
-def direction_verdict(ours: float, noise: float, paper: float | None) -> str:
-    """Whether two differences from base have the same sign.
-
-    "undecided" for differences up to `noise`; "higher", "lower" without the paper's.
-    """
+def direction_verdict(ours: float, noise: float, paper: float) -> str:
+    "Whether two differences from base have the same sign; undecided up to `noise`."
     if abs(ours) <= noise:
         return "undecided"
-    if paper is None:
-        return "higher" if ours > 0 else "lower"
     return "confirmed" if ours * paper > 0 else "contradicted"
 
 
@@ -87,12 +82,14 @@ def effects(
     measure: str,  # "valid_loss" or "bleu"
     paper: dict[str, dict[str, float]],  # the paper's rows: {"base": {"bleu": 25.8}, …}
     std: float,  # as `pooled_std` gives it
+    other: str = "base",  # the row that the others are compared with
 ) -> list[Effect]:
     "The difference of each row from the base, next to the paper's (§6.2, Table 3)."
     rows = {row["row"]: row for row in table["rows"]}
-    if "base" not in rows:
-        raise UserError("the table does not contain the row base")
-    base, out = [one[measure] for one in rows.pop("base")["found"]], []
+    if not {"base", other} <= rows.keys():
+        raise UserError(f"the table does not contain the rows base and {other}")
+    base, out = [one[measure] for one in rows.pop(other)["found"]], []
+    good = 1.0 if measure == "bleu" else -1.0
     rows.pop(SHORTER, None)
     for row in rows.values():
         values, expected = [one[measure] for one in row["found"]], None
@@ -101,7 +98,10 @@ def effects(
         noise = max(noise, last_quarter(table, measure))
         if row.get("paper") is not None:
             expected = paper[row["paper"]][measure] - paper["base"][measure]
-        verdict = direction_verdict(difference, noise, expected)
+        verdict = direction_verdict(difference, noise, expected or good)
+        if expected is None:
+            words = {"confirmed": "better here", "contradicted": "worse here"}
+            verdict = words.get(verdict, verdict)
         if row.get("paper") == "E" or expected == 0:  # where the paper claims equality
             verdict = equality_verdict(difference, noise, MARGIN[measure])
         if min(len(values), len(base)) < N_SEEDS:
