@@ -26,7 +26,7 @@ from ..model.config import ModelConfig
 # %% ../../nbs/50_settings.ipynb #45e31167
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    "How one model is trained (§5); what has a default is off or neutral without a value."
+    "How one model is trained (§5); a default is the paper's choice, or off."
 
     # tokens of the shared vocabulary (§5.1)
     vocab_size: Annotated[int, Limits(1, 2**20 + 1)]
