@@ -1,6 +1,7 @@
 "The page of attention maps: as text, and in a browser whose network is cut, by real pointer, finger and keys."
 
 import json
+import re
 
 import pytest
 import torch
@@ -43,6 +44,23 @@ def test_rude_tokens_stay_text():
     page = attention_page([AttentionExample(RUDE, RUDE, maps)])
     (data,) = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert data["src"] == RUDE and "<script>bad" not in page and "<!--" not in page
+
+
+def test_what_no_page_can_show_is_refused():
+    "An example without maps, with another kind, or with maps that do not fit: one line says which."
+    maps = {"cross": torch.full((1, 1, 2, 3), 1 / 3)}
+    example = AttentionExample(list("abc"), list("de"), maps)
+    attention_page([example])
+    for message, changes in (
+        ("known are encoder, decoder, cross", {"maps": {"both": maps["cross"]}}),
+        ("its tokens require (n_layers, h, 2, 2)", {"src_tokens": list("ab")}),
+        ("has no maps", {"maps": {}}),
+        ("not between 0 and 1", {"maps": {"cross": -maps["cross"]}}),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            attention_page([example._replace(**changes)])
+    with pytest.raises(ValueError, match="at least one sentence pair"):
+        attention_page([])
 
 
 # --- in a browser

@@ -1,13 +1,18 @@
-"Pictures: their captions, and lines as opaque as the weights."
+"Pictures: their captions, lines as opaque as the weights, maps that leave the model as it was."
 
 import subprocess
 import sys
 
+import pytest
 import torch
 
+from annotated_transformer.model.config import ModelConfig
+from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show.visualize import (
     COLOURS,
     attention_lines,
+    attention_maps,
+    heatmap,
 )
 
 
@@ -66,3 +71,34 @@ def test_lines_are_the_weights():
             for k in range(5)
             if weights[h, q, k] >= 0.01 and query in (None, q)
         ]
+
+
+def test_a_heat_map_that_does_not_fit_is_refused():
+    mask = torch.ones(4, 4)
+    with pytest.raises(ValueError, match="2 names for 4 rows"):
+        heatmap(mask, rows=["I", "love"])
+    one_row = """
+import torch
+from annotated_transformer.show.visualize import heatmap
+try:
+    heatmap(torch.ones(4))
+except ValueError as error:
+    print(error)
+"""  # in a process of its own, where jaxtyping checks no shape
+    assert "(4,): it must be (n_rows, n_columns)" in run_python(one_row)
+
+
+@pytest.mark.parametrize("shift", [0, 100])
+def test_maps_leave_the_model_as_it_was(shift):
+    "No hook stays, and each module is in its mode again, also if the forward pass fails."
+    model = build_transformer(ModelConfig(1, 16, 32, 2), 20, pad_id=0, dropout=0.5)
+    model.train()
+    model.encoder.eval()
+    src, tgt_in = torch.tensor([[4, 5, 6]]), torch.tensor([[1, 7]])
+    if shift:
+        with pytest.raises(IndexError):
+            attention_maps(model, src, tgt_in + shift)
+    else:
+        attention_maps(model, src, tgt_in)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert model.decoder.training and not model.encoder.training

@@ -55,7 +55,7 @@ def _check_weights(weights: Tensor, n_q: int, n_k: int, name: str) -> None:
     if not ((weights >= 0) & (weights <= 1.001)).all():
         raise ValueError(f"{name} has weights that are not between 0 and 1")
 
-# %% ../../nbs/80a_explorer.ipynb #80aa0005
+
 def _example_data(example: AttentionExample, name: str) -> dict:
     "`example` as plain lists for the script; `name` is used in error messages."
     tokens = {"src": list(example.src_tokens), "tgt": list(example.tgt_tokens)}
@@ -77,7 +77,7 @@ _SPECIAL = {"<s>": "BOS", "</s>": "EOS"}
 
 
 def display_tokens(tokens: Sequence[str]) -> list[str]:
-    "The tokens of `Vocab.words` as the page shows them."
+    "The tokens of `Vocab.tokens` as the page shows them."
     return [
         f"-{token}"
         if token[0].isalpha() and before[-1].isalpha()
@@ -103,7 +103,7 @@ def page_strings(name: str, lang: str = "en") -> dict[str, str]:
     tables = json.loads((folder / f"strings.{lang}.json").read_text(encoding="utf-8"))
     return tables["shared"] | tables[name]
 
-# %% ../../nbs/80a_explorer.ipynb #80aa0016
+
 def json_in_html(values: object) -> str:
     "JSON that may be inside a script element, whatever the values are."
     text = json.dumps(values, separators=(",", ":"))

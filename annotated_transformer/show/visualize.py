@@ -87,7 +87,7 @@ def show_captions() -> None:
     if shell:
         shell.events.register("post_run_cell", _show_caption)
 
-# %% ../../nbs/80_visualize.ipynb #c0a71003
+
 def _show_caption(result) -> None:
     "IPython calls this after each cell, when its figures have been displayed."
     found = re.search(r"^#\| *fig-cap: *(.+?) *$", result.info.raw_cell or "", re.M)
@@ -164,7 +164,7 @@ def _check_names(what: str, names: Sequence[str] | None, n: int) -> None:
     if names is not None and len(names) != n:
         raise ValueError(f"{len(names)} names for {n} {what}: give one to each")
 
-# %% ../../nbs/80_visualize.ipynb #80000002
+
 def _set_ticks(ax, rows: Sequence[str] | None, columns: Sequence[str] | None) -> None:
     "Named ticks where there are names, whole numbers where there are none."
     for axis, names in ((ax.xaxis, columns), (ax.yaxis, rows)):
@@ -175,7 +175,7 @@ def _set_ticks(ax, rows: Sequence[str] | None, columns: Sequence[str] | None) ->
     if columns is not None and max(map(len, columns)) * len(columns) > 24:
         ax.tick_params(axis="x", labelrotation=90)
 
-# %% ../../nbs/80_visualize.ipynb #80000004
+
 def _draw_shades(ax, values: np.ndarray, low: float, high: float) -> None:
     "Cells in shades from `low` to `high`; square cells, unless it is very long."
     from matplotlib.colors import LinearSegmentedColormap
@@ -190,7 +190,7 @@ def _draw_shades(ax, values: np.ndarray, low: float, high: float) -> None:
         aspect="auto" if is_long else "equal",
     )
 
-# %% ../../nbs/80_visualize.ipynb #80000003
+
 def _print_values(ax, values: np.ndarray, dark: float) -> None:
     "Each value in its cell, in white where it is greater than `dark`."
     form = ".0f" if (values == values.round()).all() else ".2f"
@@ -271,7 +271,9 @@ def attention_maps(
     def record(module: nn.Module, args: tuple, output: Tensor) -> None:
         query, key, value, mask = args
         q, (k, _) = module.queries(query), module.keys_values(key, value)
-        k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)  # 71c: shared keys
+        k = k.repeat_interleave(
+            q.size(1) // k.size(1), dim=1
+        )  # where heads share keys (71c)
         seen[module] = attention_weights(q, k, mask)
 
     hooks = [
