@@ -17,6 +17,8 @@ from cells import joined
 from conftest import ROOT, text_of
 from torch import nn
 
+from annotated_transformer.data.grammar import builtin
+from annotated_transformer.data.vocab import SPACE, learn_bpe, own_vocab
 from annotated_transformer.io.files import read_record
 from annotated_transformer.training.optimizer import inverse_sqrt_schedule
 from annotated_transformer.translating.load import load
@@ -166,6 +168,64 @@ def test_ways_to_store_a_table():
     assert given == rows
 
 
+def test_tags_of_one_token(tmp_path, monkeypatch):
+    "The answer on several languages: a vocabulary that `train --vocab` accepts, with both tags."
+    monkeypatch.chdir(tmp_path)
+    pairs = builtin(300)
+    space = {"lines": [text for pair in pairs for text in (pair.en, pair.de)]}
+    exec(code_with("learn_bpe").replace("8000", "500"), space)
+    vocab = own_vocab(tmp_path / "tagged.model")
+    for tag in ("<2de>", "<2fr>"):
+        line = f"{tag} {pairs[0].en}"
+        assert vocab.tokens(vocab.encode(line))[0] == f"{SPACE}{tag}"
+        without = learn_bpe([line, pairs[0].de], 300)
+        assert len(without.encode(tag)) > 1  # as the answer says of a learned one
+
+
+def test_token_for_a_trained_run(tmp_path, monkeypatch):
+    "The copy has one row and one token more, and translates as before."
+    monkeypatch.chdir(tmp_path)
+    code = code_with("runs/mine-br").replace("runs/mine-br", "copy")
+    exec(code.replace("runs/mine", "demo"), {})
+    old, new = load("demo"), load("copy")
+    assert len(new.vocab) == len(old.vocab) + 1
+    assert new.vocab.encode("<br>") == [len(old.vocab)]
+    text = ["The old dog sleeps on the bridge."]
+    assert new.translate(text) == old.translate(text)
+
+
+def test_probability_of_a_translation(capsys):
+    "What the answers say of given translations, in nats."
+    space: dict = {}
+    exec(code_with("Katze Katze Katze"), space)
+    nats = re.findall(r"([\d.]+) nats", capsys.readouterr().out)
+    answers = text_of("answers")
+    assert "here {}, {} and {}.".format(*nats) in answers
+    source = "I bought bread, milk and cheese at the market yesterday."
+    assert f"*{source}*" in answers
+
+    def per_token(translation: str) -> str:
+        found = space["perplexity"](space["translator"], [source], [translation])
+        return f"{found.nats / found.n_tokens:.1f}"
+
+    right = "Ich habe gestern auf dem Markt Brot, Milch und Käse gekauft."
+    other = "Der König wohnt in einem alten Haus am See."
+    said = f"a right translation {per_token(right)} nats a token and an unrelated"
+    assert f"{said} sentence {per_token(other)} (" in answers
+    less = "Ich habe gestern Brot gekauft."
+    assert f"*{less}* has {per_token(less)} nats a token" in answers
+
+
+def test_profile(tmp_path, monkeypatch, capsys):
+    "The lines print a table and write a trace."
+    monkeypatch.chdir(tmp_path)
+    exec(
+        code_with("torch.profiler"),
+        {"train_steps": lambda n: torch.ones(n) @ torch.ones(n)},
+    )
+    assert "aten::dot" in capsys.readouterr().out and Path("trace.json").exists()
+
+
 def test_figures(cfg):
     "Versions, speeds and hours of the answers, where they come from."
     answers = text_of("answers")
@@ -202,6 +262,42 @@ def test_figures(cfg):
     hours = r"\| RTX 4090 \| base \| eager \|.*\| ([\d.]+) to ([\d.]+) hours \|"
     assert [round(float(h)) for h in re.search(hours, costs).groups()] == [4, 5]
     assert "4 to 5 hours" in answers
+    gb = {
+        precision: [
+            *map(
+                float,
+                re.search(rf"\| base, {precision} \| (.*) \|", costs)[1].split(" | "),
+            )
+        ]
+        for precision in ("bf16", "fp32")
+    }
+    # the smallest of 1, 2, 4 parts that leaves 15 % free
+    parts = lambda precision, card: next(
+        n for n, need in zip((1, 2, 4), gb[precision]) if need <= 0.85 * card
+    )
+    assert (
+        f"| 8 GB | RTX 3070, RTX 4060 | `grad_accum_steps={parts('bf16', 8)}` |"
+        in answers
+    )
+    shares = json.dumps(json.loads((ROOT / "nbs/35_position.ipynb").read_text("utf-8")))
+    trained = re.search(r"sinusoidal trained 100 %   beyond (\d+) %", shares)[1]
+    bias = re.search(r"trained \d+%   beyond (\d+)%", shares)[1]
+    assert f"for {bias} % of the tokens beyond the trained length" in answers
+    assert f"and sinusoids for {trained} %" in answers
+    old = parts("fp32", 16), parts("fp32", 8)
+    assert "`grad_accum_steps={}` with 16 GB and {} with 8 GB".format(*old) in answers
+    speed = {
+        how: [
+            found[f"{search}, {how}"]["ours"]["sentences_per_s"]
+            for search in ("greedy", "beam 4")
+        ]
+        for found in [read_record("results/bench_decode")["decode"]]
+        for how in ("batches of 64", "one by one")
+    }
+    greedy, wide = speed["batches of 64"]
+    assert 1.9 < greedy / wide < 2.1 and "twice as fast in batches" in answers
+    greedy, wide = speed["one by one"]
+    assert 1.07 < greedy / wide < 1.15 and "a tenth faster for one sentence" in answers
 
 
 def test_figures_of_small_data_and_of_colab():
