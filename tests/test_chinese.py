@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 
+import catalogues
 import gate
+import plots
 import publish
 import pytest
 import translate
@@ -512,3 +514,22 @@ def test_a_reader_is_led_back(browser, tmp_path):
     assert shows(["本頁沒有中文譯文。中文目錄", "zh-hant/index.html", there], "a.html")
     assert shows(["本頁有中文版", "zh-hant/stack.html", there], "stack.html")
     assert shows(None, "stack.html", True)
+
+
+# ---- figures
+
+
+def test_words_of_figures():
+    "Each is in a figure, and the pages have it; formulas, numbers and code are the same in both languages."
+    words, shown, there = translate.figure_words(ZH), set(), set()
+    for path in translate.begun(ZH):
+        of = lambda nb: {
+            word
+            for data in plots.stored_figures(nb)
+            for word in plots.words_of(joined(data["image/svg+xml"]))
+        }
+        there |= of(catalogues.notebook(path))
+        shown |= of(translate.translated(path))
+    assert set(words) - there == set(), "in no figure"
+    assert not {english for english, chinese in words.items() if english != chinese} & shown
+    assert set(words.values()) <= shown

@@ -94,7 +94,8 @@ def run(path: Path, flags: set[str], alone: bool = False) -> str:
     if not alone:
         for cell, metadata in zip(nb.cells, kept, strict=True):
             cell.metadata = metadata
-            plots.store(cell.get("outputs", []))
+        for data in plots.stored_figures(nb):
+            data["image/svg+xml"] = plots.stored(data["image/svg+xml"])
         write_clean(json.loads(nbformat.writes(nb)), path)
     return ""
 

@@ -1,7 +1,8 @@
 """Figures of matplotlib as notebooks store them beside the PNG: SVG on one line, colours that a page may set, words that may be translated."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from html import escape, unescape
 from pathlib import Path
 
 from lxml.html import HtmlElement, fragment_fromstring
@@ -42,18 +43,24 @@ def stored(svg: str) -> str:
     return svg.replace("<svg", f'<svg class="{kind}" style="{of_lines}"', 1)
 
 
-def store(outputs: list[dict]) -> None:
-    "The figures among the outputs of a cell as they are stored."
-    for out in outputs:
-        data = out.get("data", {})
-        if {"image/png", "image/svg+xml"} <= data.keys():
-            data["image/svg+xml"] = stored(data["image/svg+xml"])
+def stored_figures(nb: dict) -> Iterator[dict]:
+    "The data of outputs of a notebook that are figures."
+    for cell in nb["cells"]:
+        for out in cell.get("outputs", []):
+            data = out.get("data", {})
+            if {"image/png", "image/svg+xml"} <= data.keys():
+                yield data
+
+
+def words_of(svg: str) -> list[str]:
+    "The texts that a stored figure shows."
+    return [unescape(text) for text in re.findall(">([^<]+)</text>", svg)]
 
 
 def translate(svg: str, words: dict[str, str]) -> str:
     "A stored figure whose texts are those of a language, as far as it has them."
-    said: Callable[[re.Match], str] = lambda m: f">{words.get(m[1], m[1])}</text>"
-    return re.sub(">([^<]+)</text>", said, svg)
+    said = lambda text: escape(words.get(unescape(text), unescape(text)), quote=False)
+    return re.sub("(?<=>)[^<]+(?=</text>)", lambda m: said(m[0]), svg)
 
 
 def write_figures(page: HtmlElement, folder: Path) -> None:

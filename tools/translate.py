@@ -16,6 +16,8 @@ from functools import cache, partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+import plots
+import yaml
 from catalogues import (
     CAPTIONS,
     ITEM,
@@ -241,6 +243,13 @@ def own_picture(target: str, path: Path) -> str:
     return own.as_posix() if (path.parents[2] / "nbs" / own).is_file() else target
 
 
+@cache
+def figure_words(folder: Path) -> dict[str, str]:
+    "What the texts in figures are in a language: figures.yml, if it has one."
+    file = folder / "figures.yml"
+    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
 def caption(unit: Unit, now: str, folder: Path, both: bool) -> str:
     "A figure's caption or alternative text."
     is_caption = unit.key.endswith(" fig-cap")
@@ -274,6 +283,9 @@ def translated(path: Path, both: bool = True) -> dict:
         else:
             cell["source"] = retarget(text, partial(own_picture, path=path))
     assert shared(nb) == code, f"{path.stem}: its code or outputs changed"
+    for data in plots.stored_figures(nb):
+        svg = joined(data["image/svg+xml"])
+        data["image/svg+xml"] = plots.translate(svg, figure_words(folder))
     return nb
 
 
