@@ -23,6 +23,7 @@ from publish import (
     plain,
     reading_path,
     sections,
+    without_tags,
     write_search,
 )
 from test_gate import cell, notebook
@@ -234,6 +235,22 @@ def test_page_as_markdown(toy):
     assert not re.search(r"secret|<b>|box\(\)|class=", text)
 
 
+TAGGED = {  # HTML of a notebook or of a cell's output, and the same in Markdown
+    "<details><summary>Answer</summary>\n\nYes.\n\n</details>": "**Answer**\n\n\n\nYes.\n\n",
+    "<summary><code>f</code> Adds.</summary>": "**`f` Adds.**\n\n",
+    "<p>Raises</p><ul><li>a&#95;b</li><li>c</li></ul>": "Raises\n\n- a_b\n- c\n",
+    '<a href="a.html#b">there</a> <a id="c"></a>': "[there](a.html#b) ",
+    "`<p>` and <pad>, $a<p>b$": "`<p>` and <pad>, $a<p>b$",
+    "```\n<p>&lt;</p>\n```": "```\n<p>&lt;</p>\n```",
+    "    <p>printed</p>": "    <p>printed</p>",
+}
+
+
+def test_html_becomes_markdown():
+    "But in code, in formulas and in what was printed."
+    assert {text: without_tags(text) for text in TAGGED} == TAGGED
+
+
 FOLDS = {  # a cell, and what is written before it
     "import os\nfrom re import sub": "#| code-fold: true\n#| code-summary: Imports\n",
     "#| code-fold: false\nimport os": "",
@@ -361,7 +378,7 @@ def test_an_unexpected_warning_is_kept(capsys, monkeypatch):
 
 
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.
-PAGE = """<main id="quarto-document-content"><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
+PAGE = """<meta name="description" content="It is T"><main id="quarto-document-content"><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
 <nav><a>Part</a></nav><p>A <em>st</em>ack.</p>
 <details class="code-fold">\n<summary>Imports</summary><pre>import torch</pre></details>
 <section id="one" class="level2"><h2 class="anchored" data-anchor-id="one">One &amp; <code>x</code></h2>
@@ -387,6 +404,7 @@ def test_search_has_sections_and_definitions(tmp_path):
     new = json.loads(index.read_text())
     anchors = ["", "#one", "#stack", "#take"]
     assert [entry["href"] for entry in new] == [f"t.html{a}" for a in anchors]
+    assert [entry.get("about") for entry in new] == ["It is T", None, None, None]
     one = {"href": "t.html#one", "title": "T", "crumbs": crumbs}
     one |= {"section": "One & x", "text": "Half d &lt; 2 Then print(1)"}
     assert new[1] == one | {"objectID": "t.html#one"}

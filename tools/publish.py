@@ -12,7 +12,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from functools import cache
-from html import escape
+from html import escape, unescape
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
@@ -142,6 +142,29 @@ NAMED = (
     rf"|<code\b.*?</code>|(?<!`)`(?P<name>[^`\s]+)`(?!`)|{INLINE}"
 )
 RAW = r"^(?P<ticks>`{3,})\{=html\}$.*?^(?P=ticks)$|<!--.*?-->"
+AS_MARKDOWN = (  # the tags that notebooks write: a pattern, and what becomes of it
+    (r"<a id=[^>]*></a>|</?(?:details|ul)\b[^>]*>", ""),
+    (r"<a href=\"([^\"]*)\"[^>]*>(.*?)</a>", r"[\2](\1)"),
+    (r"</?code\b[^>]*>", "`"),
+    (r"<summary>(`[^`]*`)?(.*?)</summary>", r"**\1\2**\n\n"),
+    (r"<p>(.*?)</p>", r"\1\n\n"),
+    (r"<li>(.*?)</li>", r"- \1\n"),
+)
+
+
+def without_tags(text: str) -> str:
+    "Markdown whose HTML is Markdown too. Code, formulas and what only looks like a tag (<pad>) stay as they are."
+    kept = rf"{FENCED}|{INLINE}|^ {{4}}[^\n]*|\$\$.*?\$\$|\$[^$\n]+\$"
+    store = []
+
+    def keep(m: re.Match) -> str:
+        store.append(m[0])
+        return f"\0{len(store) - 1}\0"
+
+    text = re.sub(kept, keep, text, flags=re.M | re.S)
+    for pattern, new in AS_MARKDOWN:
+        text = re.sub(pattern, new, text, flags=re.S)
+    return re.sub("\0(\\d+)\0", lambda m: store[int(m[1])], unescape(text))
 
 
 def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
@@ -154,7 +177,7 @@ def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
 
     nb = json.loads(processed.read_text(encoding="utf-8"))
     text = "\n\n".join(as_markdown(nb, path.name, picture))
-    text = re.sub(RAW, "", text, flags=re.M | re.S)
+    text = without_tags(re.sub(RAW, "", text, flags=re.M | re.S))
     text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
     lead = lambda m: f"[{m[0]}]({names[m['name']]})" if m["name"] in names else m[0]
     text = re.sub(NAMED, lead, retarget(text, link), flags=re.M | re.S)
@@ -254,7 +277,7 @@ def write_search(
 ) -> None:
     """The index of Quarto's search, whose texts are HTML, with our sections; its trail of parts is kept.
 
-    In another language with the names of the pages that are in English alone.
+    A page's own entry has the sentence below its title. In another language with the names of the pages that are in English alone.
     """
     index, entries = to / "search.json", []
     old = {e["href"]: e for e in json.loads(index.read_text(encoding="utf-8"))}
@@ -263,12 +286,16 @@ def write_search(
             href = f"{name}.html#{anchor}".rstrip("#")
             new = {"objectID": href, "href": href, "section": section}
             entries.append(old[f"{name}.html"] | new | {"text": escape(text)})
+            if not anchor:
+                below = "string(//meta[@name='description']/@content)"
+                entries[-1]["about"] = page.xpath(below)
     for path in every_page() if language else ():
         if (called := named(path, language)) and stem(path) not in pages:
             href, none = f"../{page_name(path)}", site(language)["none"]
             entry = {"objectID": href, "href": href, "title": called, "section": ""}
-            text = escape(f"{none} {heading(path)[1]}")
-            entries.append(entry | {"text": text, "crumbs": [none]})
+            about = heading(path)[1]
+            text = escape(f"{none} {about}")
+            entries.append(entry | {"about": about, "text": text, "crumbs": [none]})
     index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 
