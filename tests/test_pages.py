@@ -24,6 +24,7 @@ from publish import (
     reading_path,
     sections,
     without_tags,
+    write_not_found,
     write_search,
 )
 from test_gate import cell, notebook
@@ -235,6 +236,18 @@ def test_page_as_markdown(toy):
     assert not re.search(r"secret|<b>|box\(\)|class=", text)
 
 
+def test_missing_pages_lead_to_each_language(tmp_path, cfg):
+    (tmp_path / "404.html").write_text("<!DOCTYPE html><main><p>none</p></main>")
+    write_not_found(tmp_path)
+    text = (tmp_path / "404.html").read_text(encoding="utf-8")
+    found = re.findall(r'<p lang="([^"]+)"><a href="([^"]+)">([^<]+)</a></p>', text)
+    to = f"{cfg['doc_baseurl']}/zh{{}}/index.html"
+    assert found == [
+        ("zh", to.format(""), "中文目录"),
+        ("zh-Hant-TW", to.format("-hant"), "中文目錄"),
+    ]
+
+
 TAGGED = {  # HTML of a notebook or of a cell's output, and the same in Markdown
     "<details><summary>Answer</summary>\n\nYes.\n\n</details>": "**Answer**\n\n\n\nYes.\n\n",
     "<summary><code>f</code> Adds.</summary>": "**`f` Adds.**\n\n",
@@ -378,7 +391,8 @@ def test_an_unexpected_warning_is_kept(capsys, monkeypatch):
 
 
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.
-PAGE = """<meta name="description" content="It is T"><main id="quarto-document-content"><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
+PAGE = """<meta name="description" content="It is T">
+<main id="quarto-document-content"><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
 <nav><a>Part</a></nav><p>A <em>st</em>ack.</p>
 <details class="code-fold">\n<summary>Imports</summary><pre>import torch</pre></details>
 <section id="one" class="level2"><h2 class="anchored" data-anchor-id="one">One &amp; <code>x</code></h2>

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 import traditional
-from browser import Browser, wait_for
+from browser import Browser, press, wait_for
 from cells import FENCED, INLINE, heading, joined, page_name, titled
 from conftest import ROOT
 from links import check
@@ -495,6 +495,64 @@ def test_both_languages_side_by_side(published, browser, name):
     assert browser.ask(to) == [published + page, f"{published}zh-hant/{page}"]
     browser.open(published + page)
     assert published + name in browser.ask(to)
+
+
+FOCUSED = """(e => {
+    const {outlineStyle, outlineWidth, outlineColor} = getComputedStyle(e), seen = outlineStyle !== "none" && parseFloat(outlineWidth) >= 2;
+    return [e.className.baseVal ?? e.className, e.closest("svg, .aa-Form") || seen ? outlineColor : "not seen"];
+})(document.activeElement)"""
+IN_MENU = "document.activeElement.closest('#quarto-sidebar')"
+
+
+def test_by_keyboard_alone(published, browser):
+    "Through the bar and the menu of a phone and the search: its place is seen, and Escape leads back to the button."
+    for scheme in ("light", "dark"):
+        browser.open(published + "index.html", width=390, scheme=scheme)
+        link = browser.ask("getComputedStyle(document.querySelector('main a')).color")
+        press(browser, "Tab", "Tab")
+        assert "quarto-btn-toggle" in browser.ask(FOCUSED)[0]
+        press(browser, "Enter")
+        wait_for(browser, "!!document.querySelector('#quarto-sidebar.show')")
+        places = []
+        while not browser.ask(f"!!{IN_MENU}"):
+            places.append(browser.ask(FOCUSED))
+            press(browser, "Tab")
+        assert 3 < len(places) < 9 and {colour for _, colour in places} == {link}
+        press(browser, "Escape")
+        wait_for(
+            browser, "!document.querySelector('#quarto-sidebar').checkVisibility()"
+        )
+        assert "quarto-btn-toggle" in browser.ask(FOCUSED)[0]
+        browser.ask("document.querySelector('.aa-DetachedSearchButton').focus()")
+        press(browser, "Enter")
+        wait_for(browser, "document.activeElement.matches('.aa-Input')")
+        browser.call("Input.insertText", text="softmax")
+        wait_for(browser, "document.querySelectorAll('.aa-Item').length > 2")
+        press(browser, "ArrowDown")
+        browser.ask(CHECKS)
+        assert browser.ask("page.faint('.aa-DetachedContainer')") == []
+        press(browser, "Escape")
+        wait_for(browser, "!document.querySelector('.aa-DetachedContainer')")
+        wait_for(browser, "document.activeElement.matches('.aa-DetachedSearchButton')")
+
+
+def test_nothing_moves_for_whom_motion_harms(published, browser):
+    browser.open(published + "index.html", width=390)
+    moving = """[...document.querySelectorAll("*")].filter(e => getComputedStyle(e).transitionDuration !== "0s")
+        .map(e => e.tagName)"""
+    assert len(browser.ask(moving)) > 1
+    reduced = {"name": "prefers-reduced-motion", "value": "reduce"}
+    browser.call("Emulation.setEmulatedMedia", features=[reduced])
+    assert browser.ask(moving) == []
+
+
+def test_links_in_a_text_are_underlined(published, browser):
+    "Colour alone does not tell them from the text."
+    plain = """[...document.querySelectorAll("main :is(p, li) a:not(.actions a, .contents a, nav a, svg a, .anchorjs-link)")]
+        .filter(a => !getComputedStyle(a).textDecorationLine.includes("underline")).map(a => a.textContent)"""
+    for name in ("index.html", "attention.html", "answers.html"):
+        browser.open(published + name)
+        assert browser.ask(plain) == [], name
 
 
 PARTS = re.compile(

@@ -388,6 +388,17 @@ def write_contents(page: HtmlElement) -> None:
         page.find_class("page-links")[0].addnext(box)
 
 
+def write_not_found(docs: Path) -> None:
+    "One page is shown for every address without one: it leads to the contents in each language."
+    page = opened(docs / "404.html")
+    for place, says in editions().items():
+        if place:
+            to = f"{settings()['doc_baseurl']}/{place}/index.html"
+            line = E.p({"lang": says["lang"]}, E.a({"href": to}, says["contents"]))
+            page.find(".//main").append(line)
+    (docs / "404.html").write_text(as_html(page), encoding="utf-8")
+
+
 BEHIND = "Behind the lessons: how the package does it. Whoever reads the paper may skip this page."
 
 
@@ -559,6 +570,7 @@ def build(docs: Path, language: Path | None = None) -> None:
         render(language, to)
     else:
         (to / "llms.txt").write_text(llms_txt(), encoding="utf-8")
+        write_not_found(docs)
         # Quarto copies those pictures alone that it shows as pictures.
         shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
     write_notebooks(to, paths, place)
