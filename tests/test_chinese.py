@@ -11,7 +11,7 @@ import publish
 import pytest
 import translate
 from catalogues import Unit, blocks, english_of, extract, parsed, texts, today, written
-from cells import joined, readme
+from cells import heading, joined, readme
 from conftest import ROOT
 from lxml.html import document_fromstring, tostring
 from test_gate import cell, notebook
@@ -441,10 +441,12 @@ FOUND = {
     "注意力机制": "attention", "为什么除以根号dk": "attention", "位置编码": "position", "掩码怎么写": "masking",
     "标签平滑": "label_smoothing", "显存不足": "answers", "损失不下降": "troubleshooting", "推理": "packed kv_cache",
     "束搜索和贪心搜索的区别": "decode troubleshooting", "优化器": "optimizer", "注意力分数": "scoring attention", "mask": "masking",
-    "Dropout": "stack", "前馈神经网络": "feed_forward one_page", "暂退法": "stack", "层规范化": "stack", "QKV": "attention",
+    "Dropout": "label_smoothing", "前馈神经网络": "feed_forward one_page", "暂退法": "label_smoothing", "层规范化": "stack", "QKV": "attention",
     "词向量": "embedding", "集束搜索": "decode", "遮罩": "masking", "不收敛": "answers troubleshooting",
     "多头注意力": "multi_head", "残差连接有什么用": "stack", "教师强制": "masking", "KV缓存": "kv_cache", "显著性检验": "significance",
     "微调": "fine_tuning", "多卡训练": "many_gpus", "BLEU怎么算": "evaluate", "断点续训": "answers",
+    "注意力": "attention", "前馈网络": "feed_forward", "词元": "vocab", "分词": "vocab", "检查点": "checkpoint", "学习率": "optimizer",
+    "解码": "decode", "RoPE": "rotary", "命令行": "command_line", "为什么用自注意力": "complexity", "导出到CTranslate2": "ct2",
 }  # fmt: skip
 
 
@@ -455,18 +457,21 @@ def test_search_in_chinese(browser, tmp_path):
         shown = translate.translated(path, both=False)["cells"]
         texts = [joined(c["source"]) for c in shown if c["cell_type"] == "markdown"]
         title, *first = texts[0].splitlines()
+        about = first[1][2:]
         text = "\n".join([*first, *texts[1:]])
         parts = ["", *re.split(r"(?m)^##+ (.*)$", text)]
         href = publish.page_name(path).removesuffix(".html")
         entries += [
             {"href": href, "title": title[2:], "section": section, "text": text}
+            | ({} if section else {"about": about})
             for section, text in zip(parts[::2], parts[1::2])
         ]
     for path in publish.every_page():
         if name := publish.named(path, ZH):
             name = re.sub(r"^\d+\w? ", "", name)
             href = publish.page_name(path).removesuffix(".html")
-            entries.append({"href": href, "title": name, "section": "", "text": ""})
+            entry = {"href": href, "title": name, "section": "", "text": ""}
+            entries.append(entry | {"about": heading(path)[1]})
     script = publish.search_script(ZH)
     page = f"<!DOCTYPE html><meta charset=utf-8><script>{script}</script>"
     (tmp_path / "t.html").write_text(page, encoding="utf-8")

@@ -28,6 +28,8 @@ from publish import (
     plain,
     reading_path,
     sections,
+    without_tags,
+    write_not_found,
     write_search,
 )
 from test_gate import cell, notebook
@@ -294,6 +296,34 @@ def test_page_as_markdown(toy):
     assert not re.search(r"secret|<b>|box\(\)|class=", text)
 
 
+def test_missing_pages_lead_to_each_language(tmp_path, cfg):
+    (tmp_path / "404.html").write_text("<!DOCTYPE html><main><p>none</p></main>")
+    write_not_found(tmp_path)
+    text = (tmp_path / "404.html").read_text(encoding="utf-8")
+    found = re.findall(r'<p lang="([^"]+)"><a href="([^"]+)">([^<]+)</a></p>', text)
+    to = f"{cfg['doc_baseurl']}/zh{{}}/index.html"
+    assert found == [
+        ("zh", to.format(""), "中文目录"),
+        ("zh-Hant-TW", to.format("-hant"), "中文目錄"),
+    ]
+
+
+TAGGED = {  # HTML of a notebook or of a cell's output, and the same in Markdown
+    "<details><summary>Answer</summary>\n\nYes.\n\n</details>": "**Answer**\n\n\n\nYes.\n\n",
+    "<summary><code>f</code> Adds.</summary>": "**`f` Adds.**\n\n",
+    "<p>Raises</p><ul><li>a&#95;b</li><li>c</li></ul>": "Raises\n\n- a_b\n- c\n",
+    '<a href="a.html#b">there</a> <a id="c"></a>': "[there](a.html#b) ",
+    "`<p>` and <pad>, $a<p>b$": "`<p>` and <pad>, $a<p>b$",
+    "```\n<p>&lt;</p>\n```": "```\n<p>&lt;</p>\n```",
+    "    <p>printed</p>": "    <p>printed</p>",
+}
+
+
+def test_html_becomes_markdown():
+    "But in code, in formulas and in what was printed."
+    assert {text: without_tags(text) for text in TAGGED} == TAGGED
+
+
 FOLDS = {  # a cell, and what is written before it
     "import os\nfrom re import sub": "#| code-fold: true\n#| code-summary: Imports\n",
     "#| code-fold: false\nimport os": "",
@@ -421,7 +451,8 @@ def test_an_unexpected_warning_is_kept(capsys, monkeypatch):
 
 
 # A page with an import cell, a formula, a drawing and two definitions, as Quarto writes it.
-PAGE = """<main id="quarto-document-content"><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
+PAGE = """<meta name="description" content="It is T">
+<main id="quarto-document-content"><a class="skip" href="#m">Skip to the text</a><header><h1>T</h1><p>About</p></header>
 <nav><a>Part</a></nav><p>A <em>st</em>ack.</p>
 <details class="code-fold">\n<summary>Imports</summary><pre>import torch</pre></details>
 <section id="one" class="level2"><h2 class="anchored" data-anchor-id="one">One &amp; <code>x</code></h2>
@@ -447,6 +478,7 @@ def test_search_has_sections_and_definitions(tmp_path):
     new = json.loads(index.read_text())
     anchors = ["", "#one", "#stack", "#take"]
     assert [entry["href"] for entry in new] == [f"t.html{a}" for a in anchors]
+    assert [entry.get("about") for entry in new] == ["It is T", None, None, None]
     one = {"href": "t.html#one", "title": "T", "crumbs": crumbs}
     one |= {"section": "One & x", "text": "Half d &lt; 2 Then print(1)"}
     assert new[1] == one | {"objectID": "t.html#one"}

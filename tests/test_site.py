@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 import pytest
 import traditional
-from browser import Browser, wait_for
-from cells import joined, page_name
+from browser import Browser, press, wait_for
+from cells import FENCED, INLINE, heading, joined, page_name, titled
 from conftest import ROOT
 from links import check
 from publish import (
@@ -157,10 +157,15 @@ def test_only_what_goes_on_has_a_shade(published, browser):
 
 
 def test_search_of_docs(published, browser):
-    "As Quarto's script asks: whoever searches a name is led to its definition first."
-    browser.open(published + "index.html")
+    "As Quarto's script asks: whoever searches a name is led to its definition first, and by a title to its page."
     search = """readSearchData().then(index => fuseSearch("%s", index, {limit: 50}))
         .then(hits => hits[0]?.section)"""
+    missed = """readSearchData().then(index => index.filter(page => !page.section &&
+        fuseSearch(page.title, index, {limit: 1})[0].href.split("?")[0] !== page.href)).then(missed => missed.map(page => page.title))"""
+    for place in ["", *(f"{path.name}/" for path in languages())]:
+        browser.open(f"{published}{place}index.html")
+        assert browser.ask(missed) == []
+    browser.open(published + "index.html")
     names = [
         name
         for name in places_of_package()
@@ -276,6 +281,46 @@ QUESTIONS = {  # page and beginning of the heading that one of the first three f
 }
 
 
+FIRST = {  # the page that is found first
+    "label smoothing": "label_smoothing",
+    "beam search": "decode",
+    "positional encoding": "position",
+    "why divide by sqrt d_k": "attention",
+    "KV cache": "kv_cache",
+    "multi head": "multi_head",
+    "BLEU": "evaluate",
+    "mask": "masking",
+    "causal mask": "masking",
+    "teacher forcing": "masking",
+    "warmup": "optimizer",
+    "learning rate": "optimizer",
+    "adam": "optimizer",
+    "rotary": "rotary",
+    "GQA": "grouped",
+    "train on my own data": "answers",
+    "install": "answers",
+    "export to CTranslate2": "ct2",
+    "softmax": "embedding",
+    "dropout": "label_smoothing",
+    "attention": "attention",
+    "scaled dot product": "attention",
+    "feed forward": "feed_forward",
+    "transformer": "transformer",
+    "encoder": "stack",
+    "residual connection": "stack",
+    "greedy search": "decode",
+    "BPE": "vocab",
+    "tokenizer": "vocab",
+    "GPT": "gpt",
+    "config": "config",
+    "multi gpu": "many_gpus",
+    "visualize attention": "visualize",
+    "checkpoint": "checkpoint",
+    "glossary": "words",
+    "cost": "costs",
+}
+
+
 def entries_of_notebooks() -> list[dict]:
     "Sections and their text, as the search has them, from the notebooks: without code and results."
     found = []
@@ -286,8 +331,7 @@ def entries_of_notebooks() -> list[dict]:
             for c in notebook["cells"]
             if c["cell_type"] == "markdown"
         ]
-        number = re.match(r"\d+\w*(?=_)", path.stem)
-        title = f"{number[0] if number else ''} {texts[0].splitlines()[0][2:]}".strip()
+        title, about = titled(path), heading(path)[1]
         first, *rest = re.split(
             r"(?m)^##+ (.*)$", "\n".join([*texts[0].splitlines()[1:], *texts[1:]])
         )
@@ -295,9 +339,10 @@ def entries_of_notebooks() -> list[dict]:
             section = re.sub(r"^(`+)(.*)\1$", r"\2", section)
             found.append(
                 {
-                    "href": f"{path.stem}.html",
+                    "href": page_name(path),
                     "title": title,
                     "section": section,
+                    "about": "" if section else about,
                     "text": text,
                 }
             )
@@ -316,30 +361,43 @@ def test_search_in_a_folder_says_that_it_needs_a_server(offline, tmp_path):
     assert "needs a web server" in hit["title"] and "http.server" in hit["text"]
 
 
-def test_search_finds_what_readers_missed(browser, tmp_path):
-    "On the text of today's pages: a pasted message finds itself, and a question its answer."
-    (tmp_path / "t.html").write_text(BARE + "<script src=search.js></script>")
-    shutil.copy(ROOT / "nbs/search.js", tmp_path)
-    browser.open((tmp_path / "t.html").as_uri())
-    entries = entries_of_notebooks()
+@pytest.fixture(scope="module")
+def ranked(browser, tmp_path_factory):
+    "Page, heading and title of what the search finds in the text of today's notebooks, best first."
+    folder, entries = tmp_path_factory.mktemp("search"), entries_of_notebooks()
+    (folder / "t.html").write_text(BARE + "<script src=search.js></script>")
+    shutil.copy(ROOT / "nbs/search.js", folder)
+    browser.open((folder / "t.html").as_uri())
     browser.ask(f"globalThis.entries = {json.dumps(entries)}, entries.length")
     ask = "search.rank(%s, entries).slice(0, 3).map(e => [e.href, e.section])"
-    find = lambda query: browser.ask(ask % json.dumps(query))
+    return entries, lambda query: browser.ask(ask % json.dumps(query))
+
+
+def test_search_finds_what_readers_missed(ranked):
+    "A pasted message finds itself, and a question its answer."
+    entries, find = ranked
     own = [
         e["section"]
         for e in entries
         if e["href"] == "errors.html" and ": " in e["section"]
     ]
     assert len(own) > 20
-    for message, heading in [*MESSAGES.items(), *zip(own[::5], own[::5])]:
+    for message, start in [*MESSAGES.items(), *zip(own[::5], own[::5])]:
         page, section = find(message)[0]
-        assert page == "errors.html" and section.startswith(heading), message
-    for query, (page, heading) in QUESTIONS.items():
-        hits = find(query)
-        assert any(p == f"{page}.html" and s.startswith(heading) for p, s in hits), (
-            query,
-            hits,
-        )
+        assert page == "errors.html" and section.startswith(start), message
+    for query, (page, start) in QUESTIONS.items():
+        hits, page = find(query), page_name(Path(page))
+        assert any(p == page and s.startswith(start) for p, s in hits), (query, hits)
+
+
+def test_search_finds_first_what_is_named(ranked):
+    "A page by its title, with its number and without, and by what readers type who look for it."
+    entries, find = ranked
+    pages = [(e["title"], e["href"]) for e in entries if not e["section"]]
+    asked = {query: f"{page}.html" for query, page in FIRST.items()} | dict(pages[::9])
+    asked |= {re.sub(r"^\d+[a-z]? |:.*", "", title): page for title, page in pages}
+    found = {query: find(query)[0] for query in asked}
+    assert {q: hit for q, hit in found.items() if hit[0] != asked[q]} == {}
 
 
 # ---- the checks can fail
@@ -439,6 +497,64 @@ def test_both_languages_side_by_side(published, browser, name):
     assert published + name in browser.ask(to)
 
 
+FOCUSED = """(e => {
+    const {outlineStyle, outlineWidth, outlineColor} = getComputedStyle(e), seen = outlineStyle !== "none" && parseFloat(outlineWidth) >= 2;
+    return [e.className.baseVal ?? e.className, e.closest("svg, .aa-Form") || seen ? outlineColor : "not seen"];
+})(document.activeElement)"""
+IN_MENU = "document.activeElement.closest('#quarto-sidebar')"
+
+
+def test_by_keyboard_alone(published, browser):
+    "Through the bar and the menu of a phone and the search: its place is seen, and Escape leads back to the button."
+    for scheme in ("light", "dark"):
+        browser.open(published + "index.html", width=390, scheme=scheme)
+        link = browser.ask("getComputedStyle(document.querySelector('main a')).color")
+        press(browser, "Tab", "Tab")
+        assert "quarto-btn-toggle" in browser.ask(FOCUSED)[0]
+        press(browser, "Enter")
+        wait_for(browser, "!!document.querySelector('#quarto-sidebar.show')")
+        places = []
+        while not browser.ask(f"!!{IN_MENU}"):
+            places.append(browser.ask(FOCUSED))
+            press(browser, "Tab")
+        assert 3 < len(places) < 9 and {colour for _, colour in places} == {link}
+        press(browser, "Escape")
+        wait_for(
+            browser, "!document.querySelector('#quarto-sidebar').checkVisibility()"
+        )
+        assert "quarto-btn-toggle" in browser.ask(FOCUSED)[0]
+        browser.ask("document.querySelector('.aa-DetachedSearchButton').focus()")
+        press(browser, "Enter")
+        wait_for(browser, "document.activeElement.matches('.aa-Input')")
+        browser.call("Input.insertText", text="softmax")
+        wait_for(browser, "document.querySelectorAll('.aa-Item').length > 2")
+        press(browser, "ArrowDown")
+        browser.ask(CHECKS)
+        assert browser.ask("page.faint('.aa-DetachedContainer')") == []
+        press(browser, "Escape")
+        wait_for(browser, "!document.querySelector('.aa-DetachedContainer')")
+        wait_for(browser, "document.activeElement.matches('.aa-DetachedSearchButton')")
+
+
+def test_nothing_moves_for_whom_motion_harms(published, browser):
+    browser.open(published + "index.html", width=390)
+    moving = """[...document.querySelectorAll("*")].filter(e => getComputedStyle(e).transitionDuration !== "0s")
+        .map(e => e.tagName)"""
+    assert len(browser.ask(moving)) > 1
+    reduced = {"name": "prefers-reduced-motion", "value": "reduce"}
+    browser.call("Emulation.setEmulatedMedia", features=[reduced])
+    assert browser.ask(moving) == []
+
+
+def test_links_in_a_text_are_underlined(published, browser):
+    "Colour alone does not tell them from the text."
+    plain = """[...document.querySelectorAll("main :is(p, li) a:not(.actions a, .contents a, nav a, svg a, .anchorjs-link)")]
+        .filter(a => !getComputedStyle(a).textDecorationLine.includes("underline")).map(a => a.textContent)"""
+    for name in ("index.html", "attention.html", "answers.html"):
+        browser.open(published + name)
+        assert browser.ask(plain) == [], name
+
+
 PARTS = re.compile(
     r'(<nav id="TOC".*)<main\b.*?</header>(.*)<a [^>]*id="quarto-back-to-top"', re.S
 )
@@ -480,6 +596,19 @@ def test_all_lessons_on_one_page(docs, folder):
     for old, (new, said) in BROKEN.items():
         found = wrong_on_one_page(page.replace(old, new, 1), pages)
         assert any(said in line for line in found), (old, found)
+
+
+def test_llms_txt_names_every_page(docs, cfg):
+    "In the order of the menu, with what each is about; the Markdown of each is there, without HTML."
+    entry = r"^- \[.+?\]\((\S+)\.md\): \S"
+    found = re.findall(entry, (docs / "llms.txt").read_text(encoding="utf-8"), re.M)
+    home = f"{cfg['doc_host']}{cfg['doc_baseurl']}"
+    assert found == [f"{home}/{name}" for name in NAMES]
+    for name in NAMES:
+        text = (docs / f"{name}.md").read_text(encoding="utf-8")
+        text = re.sub(rf"{FENCED}|{INLINE}|^ {{4}}.*?$", "", text, flags=re.M | re.S)
+        tag = r"</?(?:a|code|details|div|li|p|span|summary|svg|ul)\b[^<>]*>|&#\d+;|^:::"
+        assert re.findall(tag, text, re.M) == [], name
 
 
 def test_markdown_has_its_pictures_and_code(docs):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from functools import cache
-from html import escape
+from html import escape, unescape
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
@@ -143,6 +143,29 @@ NAMED = (
     rf"|<code\b.*?</code>|(?<!`)`(?P<name>[^`\s]+)`(?!`)|{INLINE}"
 )
 RAW = r"^(?P<ticks>`{3,})\{=html\}$.*?^(?P=ticks)$|<!--.*?-->"
+AS_MARKDOWN = (  # the tags that notebooks write: a pattern, and what becomes of it
+    (r"<a id=[^>]*></a>|</?(?:details|ul)\b[^>]*>", ""),
+    (r"<a href=\"([^\"]*)\"[^>]*>(.*?)</a>", r"[\2](\1)"),
+    (r"</?code\b[^>]*>", "`"),
+    (r"<summary>(`[^`]*`)?(.*?)</summary>", r"**\1\2**\n\n"),
+    (r"<p>(.*?)</p>", r"\1\n\n"),
+    (r"<li>(.*?)</li>", r"- \1\n"),
+)
+
+
+def without_tags(text: str) -> str:
+    "Markdown whose HTML is Markdown too. Code, formulas and what only looks like a tag (<pad>) stay as they are."
+    kept = rf"{FENCED}|{INLINE}|^ {{4}}[^\n]*|\$\$.*?\$\$|\$[^$\n]+\$"
+    store = []
+
+    def keep(m: re.Match) -> str:
+        store.append(m[0])
+        return f"\0{len(store) - 1}\0"
+
+    text = re.sub(kept, keep, text, flags=re.M | re.S)
+    for pattern, new in AS_MARKDOWN:
+        text = re.sub(pattern, new, text, flags=re.S)
+    return re.sub("\0(\\d+)\0", lambda m: store[int(m[1])], unescape(text))
 
 
 def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
@@ -155,7 +178,7 @@ def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
 
     nb = json.loads(processed.read_text(encoding="utf-8"))
     text = "\n\n".join(as_markdown(nb, path.name, picture))
-    text = re.sub(RAW, "", text, flags=re.M | re.S)
+    text = without_tags(re.sub(RAW, "", text, flags=re.M | re.S))
     text = re.sub(FIGURE, rf"![\g<alt>](\g<file>)\n\n{CAPTION}\g<caption>", text)
     lead = lambda m: f"[{m[0]}]({names[m['name']]})" if m["name"] in names else m[0]
     text = re.sub(NAMED, lead, retarget(text, link), flags=re.M | re.S)
@@ -255,7 +278,7 @@ def write_search(
 ) -> None:
     """The index of Quarto's search, whose texts are HTML, with our sections; its trail of parts is kept.
 
-    In another language with the names of the pages that are in English alone.
+    A page's own entry has the sentence below its title. In another language with the names of the pages that are in English alone.
     """
     index, entries = to / "search.json", []
     old = {e["href"]: e for e in json.loads(index.read_text(encoding="utf-8"))}
@@ -264,12 +287,16 @@ def write_search(
             href = f"{name}.html#{anchor}".rstrip("#")
             new = {"objectID": href, "href": href, "section": section}
             entries.append(old[f"{name}.html"] | new | {"text": escape(text)})
+            if not anchor:
+                below = "string(//meta[@name='description']/@content)"
+                entries[-1]["about"] = page.xpath(below)
     for path in every_page() if language else ():
         if (called := named(path, language)) and stem(path) not in pages:
             href, none = f"../{page_name(path)}", site(language)["none"]
             entry = {"objectID": href, "href": href, "title": called, "section": ""}
-            text = escape(f"{none} {heading(path)[1]}")
-            entries.append(entry | {"text": text, "crumbs": [none]})
+            about = heading(path)[1]
+            text = escape(f"{none} {about}")
+            entries.append(entry | {"about": about, "text": text, "crumbs": [none]})
     index.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 
@@ -360,6 +387,17 @@ def write_contents(page: HtmlElement) -> None:
             for name in ("id", "class", "data-scroll-target"):
                 el.attrib.pop(name, None)
         page.find_class("page-links")[0].addnext(box)
+
+
+def write_not_found(docs: Path) -> None:
+    "One page is shown for every address without one: it leads to the contents in each language."
+    page = opened(docs / "404.html")
+    for place, says in editions().items():
+        if place:
+            to = f"{settings()['doc_baseurl']}/{place}/index.html"
+            line = E.p({"lang": says["lang"]}, E.a({"href": to}, says["contents"]))
+            page.find(".//main").append(line)
+    (docs / "404.html").write_text(as_html(page), encoding="utf-8")
 
 
 BEHIND = "Behind the lessons: how the package does it. Whoever reads the paper may skip this page."
@@ -533,6 +571,7 @@ def build(docs: Path, language: Path | None = None) -> None:
         render(language, to)
     else:
         (to / "llms.txt").write_text(llms_txt(), encoding="utf-8")
+        write_not_found(docs)
         # Quarto copies those pictures alone that it shows as pictures.
         shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
     write_notebooks(to, paths, place)
