@@ -536,5 +536,8 @@ def test_words_of_figures():
         there |= of(catalogues.notebook(path))
         shown |= of(translate.translated(path))
     assert set(words) - there == set(), "in no figure"
-    assert not {english for english, chinese in words.items() if english != chinese} & shown
+    assert (
+        not {english for english, chinese in words.items() if english != chinese}
+        & shown
+    )
     assert set(words.values()) <= shown

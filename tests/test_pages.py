@@ -186,8 +186,11 @@ def test_figures_stand_in_the_page(tmp_path):
 
 
 def test_words_of_a_figure_are_translated():
-    svg = translate(stored(drawn(curve)), {"loss, nats": "损失，nat"})
-    assert ">损失，nat</text>" in svg and ">step</text>" in svg
+    words = {"loss, nats": "损失，nat", "#.#e & #": "#与#"}
+    svg = stored(drawn(curve)).replace(">step<", ">2.5e &amp; 4<")
+    assert ">损失，nat</text>" in (said := translate(svg, words))
+    assert ">2.5e &amp; 4</text>" in said
+    assert ">2.5与4</text>" in translate(svg, {"#e & #": "#与#"})
 
 
 # ---- one notebook, by all our processors

@@ -22,6 +22,7 @@ NAMED = {
     "#6f7680": "curve-5",
 }
 COLOUR = r"(?<=fill: |roke: )#[0-9a-f]{6}"
+NUMBER = r"\d+(?:[.,]\d+)*"
 LEAST = 9  # pixels of the letters of a figure on a phone, at the least
 
 
@@ -53,14 +54,22 @@ def stored_figures(nb: dict) -> Iterator[dict]:
 
 
 def words_of(svg: str) -> list[str]:
-    "The texts that a stored figure shows."
-    return [unescape(text) for text in re.findall(">([^<]+)</text>", svg)]
+    "The texts that a stored figure shows, with # for each number."
+    texts = map(unescape, re.findall(">([^<]+)</text>", svg))
+    return [re.sub(NUMBER, "#", text) for text in texts]
 
 
 def translate(svg: str, words: dict[str, str]) -> str:
-    "A stored figure whose texts are those of a language, as far as it has them."
-    said = lambda text: escape(words.get(unescape(text), unescape(text)), quote=False)
-    return re.sub("(?<=>)[^<]+(?=</text>)", lambda m: said(m[0]), svg)
+    "A stored figure whose texts are those of a language, as far as it has them; numbers stay, in `words` they are #."
+
+    def said(m: re.Match) -> str:
+        text = unescape(m[0])
+        own, numbers = words.get(re.sub(NUMBER, "#", text)), re.findall(NUMBER, text)
+        if own is None:
+            return m[0]
+        return escape(re.sub("#", lambda _: numbers.pop(0), own), quote=False)
+
+    return re.sub("(?<=>)[^<]+(?=</text>)", said, svg)
 
 
 def write_figures(page: HtmlElement, folder: Path) -> None:
