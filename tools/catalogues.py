@@ -192,6 +192,8 @@ def parts(text: str) -> tuple[Counter[str], str]:
     found = Counter[str]()
     for kind, (pattern, stays) in PARTS.items():
         left = r"[,.]|0+$" if kind == "number" else r"\s"  # 65 million is 6500万
+        if kind == "formula":  # words in it are translated
+            left += r"|(?<=\\text{)[^{}]+"
         for m in re.finditer(pattern, text, re.M | re.S):
             found[f"{kind} {re.sub(left, '', m[0])}"] += 1
         text = re.sub(pattern, stays, text, flags=re.M | re.S)
