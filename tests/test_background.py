@@ -17,6 +17,7 @@ from annotated_transformer.experiments.background import (
 )
 from annotated_transformer.experiments.compared import _PARTS
 from annotated_transformer.experiments.convolutions import (
+    ByteNetEncoder,
     ConvS2SDecoder,
     ConvS2SEncoder,
     MemoryNetwork,
@@ -177,3 +178,9 @@ def test_memory_hops_are_their_formula():
             p = (hops.w_k(memory[i, :n]) @ u).softmax(0)
             u = hops.w_h(u) + p @ hops.w_v(memory[i, :n])
         torch.testing.assert_close(out[i], u)
+
+
+def test_bytenet_has_more_columns_for_longer_sources():
+    real = torch.arange(10) < torch.tensor([[10], [5]])
+    (columns,) = ByteNetEncoder(16, 3, [1, 2])(torch.randn(2, 10, 16), real)
+    assert columns.any(-1).sum(dim=1).tolist() == [12 + 4, 6 + 4]

@@ -8,6 +8,7 @@ from annotated_transformer import UserError
 from annotated_transformer.data.grammar import (
     _LEXICON,
     _NOUN,
+    _VERB,
     _read_lexicon,
     builtin,
 )
@@ -65,6 +66,19 @@ def test_the_lexicon_names_only_its_own_words():
     for section, i in (("nouns", 1), ("adjectives", 0), ("verbs", 0)):
         words = [row[i].split()[0] for row in _LEXICON[section]]
         assert len(words) == len(set(words)), section
+
+
+def test_verbs_have_their_prefix_and_their_auxiliary():
+    call = _VERB["call"]
+    assert (call.prefix, call.stem, call.de_part) == ("an", "rufen", "angerufen")
+    assert (call.perfect, _VERB["follow"].perfect) == ("has", "is")
+
+
+def test_english_determines_german(train):
+    german = {s.en: s.de for s in train}
+    again = [s for s in builtin(4_000, seed=5) if s.en in german]
+    assert again
+    assert all(german[s.en] == s.de for s in again)
 
 
 def test_form_of_sentences(train):

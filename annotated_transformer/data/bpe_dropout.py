@@ -40,7 +40,7 @@ def _sample_word(
 
 # %% ../../nbs/51d_bpe_dropout.ipynb #51e00007
 def _merge_ranks(vocab: Vocab) -> dict[str, float]:
-    "The rank of the merge that makes each token; characters follow."
+    "The rank of the merge that makes each token; those of characters are not used."
     pieces = vocab.pieces
     tests = (pieces.is_control, pieces.is_byte, pieces.is_unknown, pieces.is_unused)
     return {

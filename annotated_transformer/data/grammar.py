@@ -247,7 +247,7 @@ class _Clause(NamedTuple):
 def _verb_second(c: _Clause, first: str = "") -> str:
     """A German main clause that begins with `first`, or with the subject.
 
-    A space as `first`, an empty constituent, makes a yes–no question.
+    A space as `first` fills the first field with nothing, for a yes–no question.
     """
     subject = c.subject.de[_NOM]
     start = [first, c.finite, subject] if first else [subject, c.finite]
@@ -574,7 +574,7 @@ def _fronted(rng):
 
 
 def _often(rng):
-    "Always, often, never; nie is placed like nicht, behind the, this and my."
+    "Always, often, never; nie follows an object with der, dieser or mein, as nicht does."
     en, de = rng.choice((("always", "immer"), ("often", "oft"), ("never", "nie")))
     c = _do_something(rng, "present", _some(rng, _PEOPLE, _THE), time=("", de))
     definite = r"^nie ((?:den|die|das|dies\w+|mein\w*) .+)"

@@ -229,19 +229,19 @@ class NeuralGPU(nn.Module):
         self.candidate = nn.Conv2d(d_model, d_model, 3, padding="same")
 
     def step(
-        self, picture: Float[Tensor, "b d_model n n_columns"]
+        self, grid: Float[Tensor, "b d_model n n_columns"]
     ) -> Float[Tensor, "b d_model n n_columns"]:
         "u ⊙ s + (1 − u) ⊙ tanh(U ∗ (r ⊙ s) + B), with gates u and r by convolution."
-        update, reset = self.gates(picture).sigmoid().chunk(2, dim=1)
-        candidate = torch.tanh(self.candidate(reset * picture))
-        return update * picture + (1 - update) * candidate
+        update, reset = self.gates(grid).sigmoid().chunk(2, dim=1)
+        candidate = torch.tanh(self.candidate(reset * grid))
+        return update * grid + (1 - update) * candidate
 
     def forward(self, x: Float[Tensor, "b n d_model"]) -> Float[Tensor, "b n d_model"]:
         "The first column after n steps."
-        picture = F.pad(x.transpose(1, 2)[..., None], (0, self.n_columns - 1))
+        grid = F.pad(x.transpose(1, 2)[..., None], (0, self.n_columns - 1))
         for _ in range(x.size(1)):
-            picture = self.step(picture)
-        return picture[..., 0].transpose(1, 2)
+            grid = self.step(grid)
+        return grid[..., 0].transpose(1, 2)
 
 # %% ../../nbs/20a_convolutions.ipynb #edfe5e16
 class MemoryNetwork(nn.Module):

@@ -247,7 +247,7 @@ def get_recipe(
     return RECIPES[name]
 
 # %% ../../nbs/50_settings.ipynb #50aa0001
-# the trained models that come with the package (97), which are named like recipes
+# trained models that come with the package (97), for commands that take a run folder
 PRETRAINED = ("demo", "tatoeba", "learning")
 
 # %% ../../nbs/50_settings.ipynb #00ft0002
