@@ -93,7 +93,7 @@ def _plain_forms(vocab: Vocab) -> dict[str, str] | None:
     signs, between = [chr(i) for i in chain(*ranges)], "\ue000"
     found = vocab.pieces.normalize(between.join(["", *signs, ""])).replace(SPACE, " ")
     forms = dict(zip(signs, found.split(between)[1:-1], strict=True))
-    if forms["\ufb01"] != "fi":
+    if forms["\ufb01"] != "fi":  # the sign ﬁ
         return None
     changed = {a: b for a, b in forms.items() if b != normalize("NFC", a)}
     return changed | {"\0": ""}
