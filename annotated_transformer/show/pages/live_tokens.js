@@ -13,7 +13,8 @@ function generatedIds({hypotheses: [best]}) {
   return hasEnded ? [...best.ids, vocab.eosId] : best.ids;
 }
 
-const isLetter = character => /\p{L}/u.test(character ?? "");
+// A letter of a script with spaces between words.
+const isLetter = character => /(?![\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}])\p{L}/u.test(character ?? "");
 
 // A space before a token is not shown; a token inside a word begins with a hyphen.
 function shownTokens(ids) {
