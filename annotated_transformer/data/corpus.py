@@ -297,17 +297,16 @@ def _tatoeba_zh(
     """
     store = _Store("tatoeba-zh", (file,), data_dir)
     text = store.fetch(file).read_text(encoding="utf-8-sig").translate(_PLAIN)
-    train, valid, test = [], {}, {}
+    train: list[tuple[str, str]] = []
+    held_out: tuple[dict[str, str], dict[str, str]] = {}, {}  # to test, to validate
     for en, zh, *_ in (line.split("\t") for line in text.strip().split("\n")):
-        pair = en, _with_chinese_marks(zh)
-        held_out = {0: test, 1: valid}.get(zlib.crc32(en.encode()) % 50)
-        if held_out is None:
-            train.append(pair)
+        if (part := zlib.crc32(en.encode()) % 50) > 1:
+            train.append((en, _with_chinese_marks(zh)))
         else:
-            held_out.update([pair])
+            held_out[part][en] = _with_chinese_marks(zh)
     random.Random(0).shuffle(train)
-    splits = train, list(valid.items()), list(test.items())
-    return Corpus("tatoeba-zh", "en", "zh", *splits, store.source)
+    test, valid = (list(pairs.items()) for pairs in held_out)
+    return Corpus("tatoeba-zh", "en", "zh", train, valid, test, store.source)
 
 # %% ../../nbs/51a_corpus.ipynb #f2e783de
 class _Newstest2014:
