@@ -183,9 +183,9 @@ EXAMPLES = {
         "Where did you buy this book?",
     ],
     "tatoeba-zh": [
-        "Tom didn't come because he was too tired.",
+        "She told me that she didn't want to go home.",
         "Hello, world!",
-        "what time is it now",
+        "where is the nearest station",
     ],
 }
 
