@@ -27,7 +27,7 @@ from annotated_transformer.data.batch import epoch_batches
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
 from annotated_transformer.data.prepared import open_prepared
-from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.data.vocab import SPACE, Vocab, learn_bpe
 from annotated_transformer.model.transformer import Transformer
 from annotated_transformer.runs.checkpoint import (
     pack_weights,
@@ -190,15 +190,32 @@ EXAMPLES = {
 }
 
 
-def sharpest_head(model: Transformer, vocab: Vocab, pairs: Pairs) -> dict:
-    "The head of the cross-attention whose largest weight is on a word and largest in the mean."
-    total = 0
+# words with one translation, each a token
+WORDS = {
+    "Tom": "汤姆",
+    "Mary": "玛丽",
+    "she": "她",
+    "he": "他",
+    "not": "不",
+    "book": "书",
+}
+
+
+def aligning_head(model: Transformer, vocab: Vocab, pairs: Pairs) -> dict:
+    "The head of the cross-attention that attends most to the word whose translation it predicts."
+    bare, total = lambda ids: [x.lstrip(SPACE) for x in vocab.tokens(ids)], 0
     for src, tgt in pairs:
         ids = [*vocab.encode(src), vocab.eos_id], [vocab.bos_id, *vocab.encode(tgt)]
-        rows = (torch.tensor([side]) for side in ids)
-        is_word = [any(map(str.isalnum, token)) for token in vocab.tokens(ids[0][:-1])]
-        weights = attention_maps(model, *rows)["cross"][:, 0, :, :-1, :-1]
-        total += (weights * torch.tensor(is_word)).amax(-1).mean(-1)
+        of_src, of_tgt = bare(ids[0]), bare(ids[1][1:])
+        at = [
+            (of_tgt.index(WORDS[word]), i)
+            for i, word in enumerate(of_src)
+            if WORDS.get(word) in of_tgt
+        ]
+        if at:
+            weights = attention_maps(model, *(torch.tensor([side]) for side in ids))
+            q, k = zip(*at)
+            total += weights["cross"][:, 0][:, :, q, k].sum(-1)
     layer, head = divmod(int(total.argmax()), total.shape[1])
     return {"kind": "cross", "layer": layer, "head": head}
 
@@ -238,7 +255,7 @@ def pack_run(name: str, run: Path, out: Path, pairs: Pairs) -> None:
     if name in EXAMPLES:
         about["examples"] = EXAMPLES[name]
     if name == "tatoeba-zh":  # no head that follows "it" is known
-        about["opening"] = sharpest_head(loaded.model, loaded.vocab, pairs)
+        about["opening"] = aligning_head(loaded.model, loaded.vocab, pairs)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "vocab.model", out / "vocab.model")
     write_config(out, loaded.recipe, about)

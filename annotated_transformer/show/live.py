@@ -325,7 +325,8 @@ def live_page(
     }
     data = json_in_html(model | {"moments": moments, "page": page})
     texts = page_strings("live", lang)
-    title = texts.get(f"title.to.{run.about.get('tgt_lang')}", texts["title"])
+    is_chinese = run.about.get("tgt_lang") == "zh"
+    title = texts["title.to.zh"] if is_chinese else texts["title"]
     title = texts["title.synthetic"] if training else title
     n_parameters = sum(weight.numel() for weight in run.model.parameters())
     values = {
