@@ -9,6 +9,7 @@ import os
 import tarfile
 import tempfile
 import threading
+import zipfile
 import zlib
 from contextlib import nullcontext
 from itertools import product
@@ -20,10 +21,14 @@ import pytest
 from annotated_transformer import UserError
 from annotated_transformer.data.corpus import (
     _MULTI30K,
+    _TATOEBA,
+    _TATOEBA_ZH,
     _WMT14,
     Corpus,
     _Download,
     _multi30k,
+    _tatoeba,
+    _tatoeba_zh,
     _wmt14,
     corpus_from_files,
     corpus_from_pairs,
@@ -190,6 +195,38 @@ def test_multi30k_read(data_dir):
     assert [len(x) for x in c[3:6]] == [29_000, 1_014, 1_000]
     assert sum(len(s.split()) for s, _ in c.test) == 11_877
     assert sum(len(t.split()) for _, t in c.test) == 10_905
+
+
+def test_tatoeba_has_one_split_for_both_languages(tmp_path):
+    "A held-out sentence of either language is trained on in neither; Chinese marks are Chinese."
+    sources = [f"It’s {i}." for i in range(2000)]
+    german = "".join(f"{x}\tEs ist {x}\n" for x in sources)
+    chinese = "".join(
+        f"{x}\t它是{i}吗?\tCC-BY\n{x}\t是{i}, 对.\tCC-BY\n"
+        for i, x in enumerate(sources)
+    )
+    zipped, plain = tmp_path / "tatoeba/deu-eng.zip", tmp_path / "tatoeba-zh/cmn.txt"
+    for path in (zipped, plain):
+        path.parent.mkdir()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("deu.txt", german)
+    plain.write_text("\ufeff" + chinese, encoding="utf-8")
+    digests = [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in (zipped, plain)
+    ]
+    de = _tatoeba(tmp_path, _TATOEBA._replace(sha256=digests[0]))
+    zh = _tatoeba_zh(tmp_path, _TATOEBA_ZH._replace(sha256=digests[1]))
+    assert (zh.name, zh.src_lang, zh.tgt_lang) == ("tatoeba-zh", "en", "zh")
+    trained, valid, tested = ({en for en, _ in pairs} for pairs in zh[3:6])
+    assert trained | valid | tested == {x.replace("’", "'") for x in sources}
+    assert not (trained & tested or trained & valid or valid & tested)
+    assert len(zh.train) == 2 * len(trained) and len(zh.test) == len(tested) > 20
+    assert len(zh.valid) == len(valid) > 20
+    assert not tested & {en for en, _ in de.train}
+    assert not trained & {en for pairs in (de.valid, de.test) for en, _ in pairs}
+    found = dict(zh.train)["It's 7."], dict(zh.test)
+    assert found[0] in ("它是7吗？", "是7, 对。")  # after Chinese characters alone
+    assert all("?" not in zh and zh[-1] in "？。" for zh in found[1].values())
 
 
 def test_download_multi30k(server, tmp_path):

@@ -11,7 +11,7 @@ import home
 import pytest
 from browser import Browser, click, press, wait_for
 from cells import as_html
-from lxml.html import document_fromstring, tostring
+from lxml.html import document_fromstring
 from publish import editions
 from test_pages import BARE
 
@@ -27,19 +27,20 @@ MAP = (home.NBS / "images/live_map.svg").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    "A live page and its model as on the site, the page in another language below it, and a home page."
+    "Live pages and their models as on the site, the pages in another language below them, and home pages."
     docs = tmp_path_factory.mktemp("site")
     (docs / "zh").mkdir()
     for place in ("", "zh"):
-        page = docs / place / "live_tatoeba.html"
-        write_live_page(Path("tatoeba"), page, site="", lang=place or "en")
         up = "../" if place else ""
         said = {"home": "https://a.org/site", "own": place, "editions": editions()}
-        home.publish_live_page(page, docs / "live_tatoeba.js", up, **said)
+        for name in ("tatoeba", "tatoeba-zh"):
+            page = docs / place / f"live_{name}.html"
+            write_live_page(Path(name), page, site="", lang=place or "en")
+            home.publish_live_page(page, docs / f"live_{name}.js", up, **said)
         pictures = (
             f'<p><a href="live_tatoeba.html"><span class="drawing">{MAP}</span></a></p>'
         )
-        links = "<p><strong><a href=a.html>A</a></strong>\n<strong><a href=b.html>B</a></strong></p>"
+        links = "<p><strong><a href=a.html>A</a></strong>\n<strong><a href=live_tatoeba.html>B</a></strong></p>"
         bare = BARE.replace("</header>", f"</header>{links}{pictures}")
         made = document_fromstring(bare.replace("<head>", "<head><meta charset=utf-8>"))
         home.finish_home(made, docs, place, editions()[place])
@@ -190,9 +191,10 @@ def test_live_page_of_the_site(browser, site, place):
 
 def test_titles_of_live_pages_differ(live_page, site, tmp_path):
     write_live_page(Path("learning"), tmp_path / "learning.html")
-    pages = [live_page, site / "live_tatoeba.html", tmp_path / "learning.html"]
+    names = ("live_tatoeba.html", "live_tatoeba-zh.html")
+    pages = [live_page, *(site / name for name in names), tmp_path / "learning.html"]
     titles = {re.search("<title>(.*)</title>", p.read_text("utf-8"))[1] for p in pages}
-    assert len(titles) == 3
+    assert len(titles) == 4
 
 
 def test_card(tmp_path):
@@ -209,8 +211,26 @@ def test_card(tmp_path):
     assert "var(" not in home.card_svg() and "light-dark" not in home.card_svg()
 
 
-def test_a_language_may_have_a_model_of_its_own(site):
-    says = editions()["zh"] | {"home_model": "tatoeba"}
-    made = home.live_box("tatoeba", site / "live_tatoeba.js", "zh", says["texts"])
-    assert made.get("data-model") == "../live_tatoeba.js"
-    assert "浏览器" in tostring(made, encoding="unicode")
+def test_the_chinese_home_page_translates_into_chinese(browser, site):
+    "At the pronoun of its first sentence, and in tokens without hyphens; its links lead to this model's page."
+    file = site / "zh/index.html"
+    made = document_fromstring(file.read_text("utf-8"))
+    assert [a.get("href") for a in made.xpath("//p[@class='actions']//a")] == ["a.html", "live_tatoeba-zh.html"]  # fmt: skip
+    [box] = made.find_class("live")
+    assert box.get("data-model") == "../live_tatoeba-zh.js"
+    assert box.find(".//form//label").text.startswith("输入一个句子")
+    translator = load("tatoeba-zh")
+    wanted = translator.translate(box.find(".//textarea").text)
+    assert box.find_class("result")[0].text == wanted
+    browser.open(file.as_uri())
+    rows = browser.ask(ROWS)
+    chosen = browser.ask("document.querySelector('[aria-pressed=true]').textContent")
+    assert chosen.split()[0] == "她" and not any(row.startswith("-") for row in rows)
+    assert browser.ask(LOADED) == "undefined"
+    hello = translator.translate("Hello, world!")
+    click(browser, ".examples button", 1)
+    wait_for_text(browser, ".result", hello)
+    assert browser.ask(HREFS)[3].startswith("live_tatoeba-zh.html#text=Hello")
+    click(browser, ".examples button", 0)
+    wait_for_text(browser, ".result", wanted)
+    assert browser.ask(ROWS) == rows  # as PyTorch had computed them

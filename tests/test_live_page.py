@@ -731,15 +731,19 @@ EVERYDAY = [
 ]
 
 
-def test_page_of_everyday_sentences(browser, tmp_path):
+@pytest.mark.parametrize("name", ["tatoeba", "tatoeba-zh"])
+def test_page_of_everyday_sentences(name, browser, tmp_path):
     "6 MB, 4.5 compressed; it translates as the package does, however they are typed."
     path = tmp_path / "live.html"
-    live.write_live_page(Path("tatoeba"), path, file="live_tatoeba.html")
+    live.write_live_page(Path(name), path, file=f"live_{name}.html")
     text = path.read_bytes()
     assert len(text) <= 6_000_000 and len(gzip.compress(text)) <= 4_500_000
     open_page(browser, path.as_uri())
-    assert shown(browser, "result") == ES and "CC BY" in shown(browser, "attribution")
-    wanted = load("tatoeba", search=search_with(4)).translate(EVERYDAY)
+    translator = load(name, search=search_with(4))
+    first = translator.translate(load_run(Path(name)).about["examples"][0])
+    assert shown(browser, "result") == first
+    assert "CC BY" in shown(browser, "attribution")
+    wanted = translator.translate(EVERYDAY)
     for line, translation in zip(EVERYDAY, wanted, strict=True):
         call = f"searchTranslation({json.dumps(line)}, SWITCHES)"
         assert browser.ask(f"vocab.decode(generatedIds({call}))") == translation

@@ -53,7 +53,7 @@ def publish_live_page(page: Path, data: Path, up: str, **said) -> None:
 
 # of show/pages, which home.js needs
 ENGINE = ("weights", "tokenizer", "sentences", "transformer", "live_tokens")
-PRONOUNS = ("er", "sie", "es")  # live_tokens.js has them too
+PRONOUNS = ("er", "sie", "es", "他", "她", "它")  # live_tokens.js has them too
 CAPTION = "Predicting “{token}”, layer {layer}, head {head} attends most to “{source}” ({weight}). Press another token to see its line."
 
 
@@ -136,6 +136,8 @@ def finish_home(page: HtmlElement, docs: Path, place: str, says: dict) -> None:
     old = link.getparent()
     box.tail = old.tail
     old.getparent().replace(old, box)
+    for a in page.xpath(f"//main//a[contains(@href, '{live_file('tatoeba')}')]"):
+        a.set("href", a.get("href").replace(live_file("tatoeba"), live_file(name)))
     for p in page.xpath("//main//p[strong[2]/a and not(*[not(self::strong/a)])]"):
         p.set("class", "actions")
     page.head.append(E.script(src="home.js", defer="defer"))

@@ -3,11 +3,13 @@
 
     make pretrained                              the model of the synthetic corpus, demo, in about five minutes on two cores
     tools/pretrain.py tatoeba --data-dir DATA    the model of everyday sentences, in about two hours on one core
+    tools/pretrain.py tatoeba-zh --data-dir DATA the same into Chinese, begun from the weights of `tatoeba`, in about an hour on one core
     tools/pretrain.py learning                   a smaller one with its weights at some moments of training, in about ten minutes
     … --work FOLDER                              keeps the run there; the same command goes on from it
     … --scores FILE                              writes what `tatoeba` reaches, for tools/record.py
+    … --seed 1 --out FOLDER                      another run of the recipe, not into the package
 
-`demo` and `tatoeba` are trained also on copies of some sentences as people type them. Their translations are unchanged, in the usual German
+All but `learning` are trained also on copies of some sentences as people type them. Their translations are unchanged, in the usual German
 spelling. The weights are stored in 8 bits (97a).
 """
 
@@ -25,6 +27,8 @@ from annotated_transformer.data.batch import epoch_batches
 from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.data.grammar import ANIMAL_TIRED, ANIMAL_WIDE, builtin
 from annotated_transformer.data.prepared import open_prepared
+from annotated_transformer.data.vocab import SPACE, Vocab, learn_bpe
+from annotated_transformer.model.transformer import Transformer
 from annotated_transformer.runs.checkpoint import (
     pack_weights,
     read_tensors,
@@ -36,14 +40,47 @@ from annotated_transformer.runs.recipe import build_training, validation_loss
 from annotated_transformer.runs.settings import Recipe, get_recipe, override
 from annotated_transformer.runs.train_run import train_or_resume
 from annotated_transformer.show.heads import pronoun_sentences
-from annotated_transformer.translating.evaluate import bleu, chrf, pronoun_accuracy
+from annotated_transformer.show.visualize import attention_maps
+from annotated_transformer.translating.evaluate import (
+    bleu,
+    chrf,
+    corpus_score,
+    pronoun_accuracy,
+)
 from annotated_transformer.translating.load import load
+from annotated_transformer.translating.metrics import metric_for
 
 ROOT = Path(__file__).resolve().parent.parent
 PRETRAINED = ROOT / "annotated_transformer/pretrained"
 Pairs = list[tuple[str, str]]
 Change = Callable[[str], str]
 EMOJI = "😀😂🙂😉😊😍😎😢😭😡👍👎👏🙏💪🎉🔥❤⭐✨🌧🌞🐶🐱🍕🍺☕🚗🏠📚"
+
+
+# short sentences that people type and that Tatoeba's English–Chinese text lacks
+PHRASES = """
+Hello, world! | 你好，世界！
+Hello, world. | 你好，世界。
+Hello World | 你好，世界
+Hello, everyone. | 大家好。
+Hello. My name is Tom. | 你好。我叫汤姆。
+My name is Mary. | 我叫玛丽。
+Bye! | 再见！
+Yes. | 是的。
+No. | 不。
+Okay. | 好的。
+Yes, please. | 好的，谢谢。
+No, thank you. | 不用了，谢谢。
+Sorry. | 对不起。
+Help! | 救命！
+Be careful! | 小心！
+Happy birthday! | 生日快乐！
+I'm hungry. | 我饿了。
+I'm from China. | 我来自中国。
+Do you speak Chinese? | 你会说中文吗？
+Where is the station? | 车站在哪里？
+Where is the toilet? | 厕所在哪里？
+"""
 
 
 def first_lower(text: str) -> str:
@@ -67,6 +104,7 @@ CASES: dict[str, tuple[tuple[Change, float], ...]] = {
         (lambda text: without_end(text.lower()), 0.1),
     ),
 }
+CASES["tatoeba-zh"] = CASES["tatoeba"]
 TYPED: dict[str, Change] = {
     "as in the corpus": str,
     "first letter in lower case": first_lower,
@@ -77,11 +115,11 @@ TYPED: dict[str, Change] = {
 
 
 def with_copies(name: str, pairs: Pairs) -> Pairs:
-    "The pairs, and after them copies as people type them; for `tatoeba` also with emoji."
+    "The pairs, and after them copies as people type them; for `tatoeba` and `tatoeba-zh` also with emoji."
     rng, copies = random.Random(0), []
     for change, share in CASES[name]:
         copies += [(change(src), tgt) for src, tgt in pairs if rng.random() < share]
-    if name == "tatoeba":
+    if name in ("tatoeba", "tatoeba-zh"):
         for src, tgt in pairs:
             if rng.random() < 0.015:
                 mark = rng.choice(EMOJI)
@@ -90,7 +128,14 @@ def with_copies(name: str, pairs: Pairs) -> Pairs:
 
 
 def text_of(name: str, data_dir: Path | None) -> Corpus:
-    "The training text: the synthetic corpus, or Tatoeba with sentences of the grammar."
+    "The training text: the synthetic corpus, or Tatoeba, into German with sentences of the grammar."
+    if name == "tatoeba-zh":
+        corpus = load_corpus(name, data_dir)
+        held_out = {src for pairs in (corpus.valid, corpus.test) for src, _ in pairs}
+        phrases = [tuple(x.split(" | ")) for x in PHRASES.strip().split("\n")]
+        added = 5 * [(src, tgt) for src, tgt in phrases if src not in held_out]
+        train = with_copies(name, [*corpus.train, *added])
+        return corpus._replace(train=train, source={})
     if name != "tatoeba":
         corpus = load_corpus("builtin")
         return corpus._replace(train=with_copies(name, list(corpus.train)))
@@ -116,6 +161,12 @@ RECIPES = {
         "average_last=0".split(),
     ),
 }
+# the sizes of `tatoeba`, from whose weights it starts, and more dropout for less text
+RECIPES["tatoeba-zh"] = override(
+    RECIPES["tatoeba"],
+    "vocab_size=7000 max_steps=6500 batch_tokens=2048 peak_lr=1.5e-3 dropout=0.3 "
+    "save_every=100 average_last=10".split(),
+)
 
 
 # the steps of `learning` whose weights the live page has, besides those of its end
@@ -130,18 +181,81 @@ EXAMPLES = {
         "If it doesn't rain tomorrow, we could go to the lake.",
         "she asked me if i could help her with her homework",
         "Where did you buy this book?",
-    ]
+    ],
+    "tatoeba-zh": [
+        "She told me that she didn't want to go home.",
+        "Hello, world!",
+        "where is the nearest station",
+    ],
 }
 
 
-def pack_run(run: Path, out: Path) -> None:
-    "A run folder without checkpoints, its weights in 8 bits."
+# words with one translation, each a token
+WORDS = {
+    "Tom": "汤姆",
+    "Mary": "玛丽",
+    "she": "她",
+    "he": "他",
+    "not": "不",
+    "book": "书",
+}
+
+
+def aligning_head(model: Transformer, vocab: Vocab, pairs: Pairs) -> dict:
+    "The head of the cross-attention that attends most to the word whose translation it predicts."
+    bare, total = lambda ids: [x.lstrip(SPACE) for x in vocab.tokens(ids)], 0
+    for src, tgt in pairs:
+        ids = [*vocab.encode(src), vocab.eos_id], [vocab.bos_id, *vocab.encode(tgt)]
+        of_src, of_tgt = bare(ids[0]), bare(ids[1][1:])
+        at = [
+            (of_tgt.index(WORDS[word]), i)
+            for i, word in enumerate(of_src)
+            if WORDS.get(word) in of_tgt
+        ]
+        if at:
+            weights = attention_maps(model, *(torch.tensor([side]) for side in ids))
+            q, k = zip(*at)
+            total += weights["cross"][:, 0][:, :, q, k].sum(-1)
+    layer, head = divmod(int(total.argmax()), total.shape[1])
+    return {"kind": "cross", "layer": layer, "head": head}
+
+
+def transferred(recipe: Recipe, vocab: Vocab, run: Path) -> Path:
+    """A run to start from, which is written to the folder `run`: the weights of `tatoeba`.
+
+    A token that both vocabularies have gets the embedding that it has there; the
+    embeddings of the others are as new.
+    """
+    given, theirs, _, about = load_run(PRETRAINED / "tatoeba")
+    start, *_ = build_training(recipe, vocab, torch.device("cpu"))
+    weights, ids = given.state_dict(), {t: i for i, t in enumerate(tokens_of(theirs))}
+    matrix = start.model.state_dict()["embedding.weight"].clone()
+    for i, token in enumerate(tokens_of(vocab)):
+        if token in ids:
+            matrix[i] = weights["embedding.weight"][ids[token]]
+    run.mkdir(parents=True, exist_ok=True)
+    vocab.save(run / "vocab.model")
+    header = weights_metadata(recipe.model, "weights of tatoeba")
+    tensors = weights | {"embedding.weight": matrix}
+    save_tensors(tensors, run / "model.safetensors", header)
+    write_config(run, recipe, {"data": "tatoeba", "weights": about["weights"]})
+    return run
+
+
+def tokens_of(vocab: Vocab) -> list[str]:
+    return vocab.tokens(range(len(vocab)))
+
+
+def pack_run(name: str, run: Path, out: Path, pairs: Pairs) -> None:
+    "A run folder without checkpoints, its weights in 8 bits. Its head to open with is measured on `pairs`."
     loaded = load_run(run)
     about = {k: v for k, v in loaded.about.items() if k not in ("from", "text")}
-    if CASES[out.name]:
+    if CASES[name]:
         about["case_variants"] = True
-    if out.name in EXAMPLES:
-        about["examples"] = EXAMPLES[out.name]
+    if name in EXAMPLES:
+        about["examples"] = EXAMPLES[name]
+    if name == "tatoeba-zh":  # no head that follows "it" is known
+        about["opening"] = aligning_head(loaded.model, loaded.vocab, pairs)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "vocab.model", out / "vocab.model")
     write_config(out, loaded.recipe, about)
@@ -215,30 +329,78 @@ def on_real_text(run: Path, data_dir: Path | None) -> dict:
     return {**found, "examples": examples, "typed": typed}
 
 
+def on_chinese(run: Path, data_dir: Path | None) -> dict:
+    "BLEU by three ways to split Chinese, chrF, BLEU as it is typed, tokens, and random examples."
+    translator, test = load(run), load_corpus("tatoeba-zh", data_dir).test
+    sources, wanted = map(list, zip(*test))
+    outputs = translator.translate(sources)
+    scores = {
+        split: corpus_score(metric_for("bleu", wanted, split), outputs, wanted)
+        for split in ("zh", "char", "13a")
+    }
+    encode, rows = translator.vocab.encode_many, [*zip(sources, outputs, wanted)]
+    return {
+        "n": len(sources),
+        "bleu": {split: score.value for split, score in scores.items()},
+        "signature": scores["zh"].signature,
+        "chrf": chrf(outputs, wanted).value,
+        "exact": sum(map(str.__eq__, outputs, wanted)),
+        "you": {  # sources with "you"; references and outputs of these with the polite form
+            "sources": len(
+                polite := [out for src, *out in rows if "you" in src.lower()]
+            ),
+            "references": sum("您" in wanted for _, wanted in polite),
+            "outputs": sum("您" in found for found, _ in polite),
+        },
+        "tokens": [sum(map(len, encode(side))) for side in (sources, wanted)],
+        "words": sum(len(src.split()) for src in sources),
+        "characters": sum(map(len, wanted)),
+        "typed": {
+            way: bleu(translator.translate(list(map(change, sources))), wanted).value
+            for way, change in TYPED.items()
+        },
+        "examples": random.Random(0).sample(rows, 8),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=tuple(CASES), nargs="?", default="demo")
-    parser.add_argument("--data-dir", type=Path, help="holds tatoeba/ and multi30k/")
+    parser.add_argument(
+        "--data-dir", type=Path, help="holds the text: tatoeba/ and so on"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="in place of the package's own folder")
     parser.add_argument("--work", type=Path, help="the run folder, kept")
     parser.add_argument("--scores", type=Path, help="a JSON file to write")
     args = parser.parse_args()
-    if args.name == "tatoeba":
+    if args.name in ("tatoeba", "tatoeba-zh"):
         torch.set_num_threads(1)
+    recipe = override(RECIPES[args.name], [f"seed={args.seed}"])
     with tempfile.TemporaryDirectory() as scratch:
-        run = args.work or Path(scratch) / "run"
-        train_or_resume(text_of(args.name, args.data_dir), RECIPES[args.name], run)
-        out = PRETRAINED / args.name
-        pack_run(run, out)
+        run, start = args.work or Path(scratch) / "run", None
+        text = text_of(args.name, args.data_dir)
+        if args.name == "tatoeba-zh":
+            lines = (line for pair in text.train for line in pair)
+            vocab = learn_bpe(lines, recipe.train.vocab_size)
+            start = transferred(recipe, vocab, run.with_name(f"{run.name}-start"))
+        train_or_resume(text, recipe, run, start=start)
+        out = args.out or PRETRAINED / args.name
+        pack_run(args.name, run, out, list(text.valid)[:200])
         if args.name == "learning":
             save_moments(run, out)
-        scores = {"as trained": on_grammar(run), "in 8 bits": on_grammar(out)}
+        if args.name == "tatoeba-zh":
+            measure = lambda path: on_chinese(path, args.data_dir)
+        else:
+            measure = on_grammar
+        scores = {"as trained": measure(run), "in 8 bits": measure(out)}
     if args.name == "tatoeba":
         scores |= on_real_text(out, args.data_dir)
     n_bytes = sum(file.stat().st_size for file in out.iterdir())
     text = json.dumps({"bytes": n_bytes, **scores}, ensure_ascii=False, indent=1)
-    print(f"{out.relative_to(ROOT)}: {text}")
+    print(f"{out}: {text}")
     if args.scores:
         args.scores.write_text(text, encoding="utf-8")
 

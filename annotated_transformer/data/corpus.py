@@ -271,6 +271,43 @@ def _tatoeba(
     valid, test = list(held_out.items())[:1000], list(held_out.items())[1000:2000]
     return Corpus("tatoeba", "en", "de", train, valid, test, store.source)
 
+# %% ../../nbs/51a_corpus.ipynb #7b0a0002
+_TATOEBA_ZH = _Download(
+    "https://raw.githubusercontent.com/13luoyu/Transformer-machine-translation/"
+    "aa43963320ccfacebd1d3542deae559bbca58d03/cmn.txt",
+    "aa264a2447b26ab7c9d413f8321f9e2a779fd134b5118306b6e26a3499b3926e",
+)
+_CHINESE_MARKS = str.maketrans(",.?!:;", "，。？！：；")
+
+
+def _with_chinese_marks(text: str) -> str:
+    "The text with Chinese punctuation after Chinese characters."
+    after = r"(?<=[\u4e00-\u9fff])[,.?!:;]+"
+    return re.sub(after, lambda found: found[0].translate(_CHINESE_MARKS), text)
+
+
+def _tatoeba_zh(
+    data_dir: str | Path | None = None,  # as for `_Store`
+    file: _Download = _TATOEBA_ZH,
+) -> Corpus:
+    """English–Chinese everyday sentences (Tatoeba), in simplified characters.
+
+    28,000 pairs to train; to validate and to test on, 580 each of other English
+    sentences, with one translation.
+    """
+    store = _Store("tatoeba-zh", (file,), data_dir)
+    text = store.fetch(file).read_text(encoding="utf-8-sig").translate(_PLAIN)
+    train: list[tuple[str, str]] = []
+    held_out: tuple[dict[str, str], dict[str, str]] = {}, {}  # to test, to validate
+    for en, zh, *_ in (line.split("\t") for line in text.strip().split("\n")):
+        if (part := zlib.crc32(en.encode()) % 50) > 1:
+            train.append((en, _with_chinese_marks(zh)))
+        else:
+            held_out[part][en] = _with_chinese_marks(zh)
+    random.Random(0).shuffle(train)
+    test, valid = (list(pairs.items()) for pairs in held_out)
+    return Corpus("tatoeba-zh", "en", "zh", train, valid, test, store.source)
+
 # %% ../../nbs/51a_corpus.ipynb #f2e783de
 class _Newstest2014:
     """The test set of WMT 2014, which sacreBLEU downloads and checks.
@@ -358,6 +395,12 @@ DATA_SETS = {
     "tatoeba": DataSet(
         _tatoeba,
         "166,000 pairs of everyday sentences",
+        "https://tatoeba.org, selected by https://www.manythings.org/anki",
+        "CC BY 2.0 FR",
+    ),
+    "tatoeba-zh": DataSet(
+        _tatoeba_zh,
+        "28,000 pairs of everyday sentences, English–Chinese",
         "https://tatoeba.org, selected by https://www.manythings.org/anki",
         "CC BY 2.0 FR",
     ),

@@ -133,6 +133,7 @@ About = TypedDict(
         "validation": list | None,  # what was measured to choose them, the best first
         "case_variants": bool | None,  # copies of training sentences in other cases
         "examples": list | None,  # sentences that the live page begins with
+        "opening": dict | None,  # the head that it opens with: "kind", "layer", "head"
         "text": dict | None,  # what `summarise` says of the text
         "text_sha256": str | None,
         "vocab_sha256": str | None,

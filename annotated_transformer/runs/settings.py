@@ -248,7 +248,7 @@ def get_recipe(
 
 # %% ../../nbs/50_settings.ipynb #50aa0001
 # trained models that come with the package (97), for commands that take a run folder
-PRETRAINED = ("demo", "tatoeba", "learning")
+PRETRAINED = ("demo", "tatoeba", "tatoeba-zh", "learning")
 
 # %% ../../nbs/50_settings.ipynb #00ft0002
 def fine_tune(recipe: Recipe) -> Recipe:

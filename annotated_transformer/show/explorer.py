@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+import regex
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -74,13 +75,17 @@ def _example_data(example: AttentionExample, name: str) -> dict:
 
 # %% ../../nbs/80a_explorer.ipynb #7c2dcd61
 _SPECIAL = {"<s>": "BOS", "</s>": "EOS"}
+# a letter of a script with spaces between words; live_tokens.js has the same
+_LETTER = regex.compile(
+    r"(?![\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}])\p{L}"
+)
 
 
 def display_tokens(tokens: Sequence[str]) -> list[str]:
     "The tokens of `Vocab.tokens` as the page shows them."
     return [
         f"-{token}"
-        if token[0].isalpha() and before[-1].isalpha()
+        if _LETTER.match(token) and _LETTER.match(before[-1])
         else _SPECIAL.get(token) or token.removeprefix("\u2581") or "␣"
         for before, token in pairwise(["\u2581", *tokens])
     ]

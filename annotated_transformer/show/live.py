@@ -300,14 +300,15 @@ def live_page(
 
     The page links to the notebooks at `site`: "" for a page next to them, None for the
     published ones. `examples` are sentences to start with; None for those of the run's
-    config.json, or of the demo.
+    config.json, which may name the head to open with too, or of the demo.
     `file` is its name on that site, `lang` the language of its texts, and `moments`
     what `pack_moments` gives.
     """
     model, site = pack_model(run), published_site() if site is None else site
     training, known = _training_text(run), DATA_SETS.get(str(run.about.get("data")))
     examples = examples or run.about.get("examples") or _EXAMPLES
-    opening = opening_head(run.model, run.vocab, examples[0])
+    named = run.about.get("opening")
+    opening = named or opening_head(run.model, run.vocab, examples[0])
     page = {
         "site": site,
         "file": file,
@@ -324,7 +325,9 @@ def live_page(
     }
     data = json_in_html(model | {"moments": moments, "page": page})
     texts = page_strings("live", lang)
-    title = texts["title.synthetic"] if training else texts["title"]
+    is_chinese = run.about.get("tgt_lang") == "zh"
+    title = texts["title.to.zh"] if is_chinese else texts["title"]
+    title = texts["title.synthetic"] if training else title
     n_parameters = sum(weight.numel() for weight in run.model.parameters())
     values = {
         "title": html.escape(texts["title.learning"] if moments else title),

@@ -79,8 +79,8 @@ byId("copy").addEventListener("click", () => {
   copyText(byId("result").textContent, "copied-text", say("copy.failed"));
 });
 
-// The page opens at the German pronoun for “it”, in the head that attends most to its
-// noun, which was measured when the page was written.
+// The page opens at a pronoun of the translation, in the head that the run names, or that
+// attends most to the noun of “it”, which was measured when the page was written.
 function openingState() {
   const {kind, layer, head} = about.opening;
   if (!kind) return {};

@@ -13,7 +13,8 @@ function generatedIds({hypotheses: [best]}) {
   return hasEnded ? [...best.ids, vocab.eosId] : best.ids;
 }
 
-const isLetter = character => /\p{L}/u.test(character ?? "");
+// A letter of a script with spaces between words.
+const isLetter = character => /(?![\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}])\p{L}/u.test(character ?? "");
 
 // A space before a token is not shown; a token inside a word begins with a hyphen.
 function shownTokens(ids) {
@@ -29,7 +30,7 @@ function shownTokens(ids) {
 // A single token, wherever it occurs.
 const shownToken = id => shownTokens([id])[0];
 
-// The number of the generated token that a page opens at, from 0: the pronoun for “it”;
-// -1 without one.
-const PRONOUNS = ["er", "sie", "es"];
+// The number of the generated token that a page opens at, from 0: the pronoun for “it”,
+// or in Chinese for “he”, “she” and “it”; -1 without one.
+const PRONOUNS = ["er", "sie", "es", "他", "她", "它"];
 const pronounAt = ids => ids.findIndex(id => PRONOUNS.includes(shownToken(id)));
