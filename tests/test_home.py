@@ -218,7 +218,7 @@ def test_the_chinese_home_page_translates_into_chinese(browser, site):
     assert [a.get("href") for a in made.xpath("//p[@class='actions']//a")] == ["a.html", "live_tatoeba-zh.html"]  # fmt: skip
     [box] = made.find_class("live")
     assert box.get("data-model") == "../live_tatoeba-zh.js"
-    assert box.find(".//form//label").text.startswith("输入一个句子")
+    assert box.find(".//form//label").text.startswith("输入一个英语句子")
     translator = load("tatoeba-zh")
     wanted = translator.translate(box.find(".//textarea").text)
     assert box.find_class("result")[0].text == wanted
