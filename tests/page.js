@@ -39,14 +39,15 @@ const page = (() => {
     }
     return grounds.get(element);
   };
-  const behindDrawn = text => {  // in a drawing: the last shape below the text that holds its middle
+  const behindDrawn = text => {  // in a drawing: the last shape below the text that holds its middle; nothing is known of an image
     const svg = text.closest("svg"), box = text.getBoundingClientRect(), x = box.x + box.width / 2, y = box.y + box.height / 2;
     let colour = ground(svg);
-    for (const shape of svg.querySelectorAll("rect, circle, ellipse, path, polygon")) {
+    for (const shape of svg.querySelectorAll("rect, circle, ellipse, path, polygon, use, image")) {
       if (shape.compareDocumentPosition(text) & Node.DOCUMENT_POSITION_PRECEDING) break;
       if (shape.closest("defs, clipPath, marker, mask")) continue;
       const style = getComputedStyle(shape), s = shape.getBoundingClientRect();
-      if (style.fill === "none" || style.fill.startsWith("url") || x < s.left || x > s.right || y < s.top || y > s.bottom) continue;
+      if (shape.tagName !== "image" && style.fill === "none" || style.fill.startsWith("url") || x < s.left || x > s.right || y < s.top || y > s.bottom) continue;
+      if (shape.tagName === "image") return null;
       const fill = rgba(style.fill);
       colour = over([...fill.slice(0, 3), fill[3] * style.fillOpacity * style.opacity], colour);
     }
@@ -87,6 +88,7 @@ const page = (() => {
         const element = node.parentElement, drawn = element.closest("svg text");
         if (found.has(element) || !element.checkVisibility({visibilityProperty: true})) continue;
         const style = getComputedStyle(element), behind = drawn ? behindDrawn(drawn) : ground(element);
+        if (!behind) continue;
         let opacity = 1;
         for (let e = element; e; e = e.parentElement) opacity *= getComputedStyle(e).opacity;
         const colour = rgba(drawn ? style.fill : style.color), seen = over([...colour.slice(0, 3), colour[3] * opacity], behind);

@@ -23,7 +23,8 @@ NAMED = {
 }
 COLOUR = r"(?<=fill: |roke: )#[0-9a-f]{6}"
 NUMBER = r"\d+(?:[.,]\d+)*"
-LEAST = 9  # pixels of the letters of a figure on a phone, at the least
+LEAST = 9.1  # pixels of the letters of a figure on a phone, at the least
+PADDING = 14  # pixels, of a figure on white
 
 
 def stored(svg: str) -> str:
@@ -83,5 +84,5 @@ def write_figures(page: HtmlElement, folder: Path) -> None:
         svg.attrib.update({"role": "img", "aria-label": img.get("alt", "")})
         width = float(svg.get("width").removesuffix("pt"))
         smallest = min(map(float, re.findall(r"([\d.]+)px", text)), default=LEAST)
-        least = f"--least: {width * min(LEAST / smallest, 4 / 3):.0f}px"
+        least = f"--least: {width * LEAST / smallest + PADDING:.0f}px"
         img.getparent().replace(img, SPAN(svg, CLASS("drawing"), style=least))

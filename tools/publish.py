@@ -413,7 +413,7 @@ STOP = re.compile(r"[,.;:!?)\]，。；：！？）、」]+")
 
 
 def keep_stops(page: HtmlElement) -> None:
-    "A short formula in a line and the stop behind it are not parted."
+    "A short formula in a line and the stop behind it are not parted; a long one in a list can be moved sideways."
     for formula in page.xpath("//main//math[@display='inline']"):
         short = len(formula.xpath(".//mi | .//mn | .//mo")) <= 8  # fits into a line
         if short and (stop := STOP.match(formula.tail or "")):
@@ -422,6 +422,11 @@ def keep_stops(page: HtmlElement) -> None:
             formula.addprevious(box)
             box.append(formula)
             formula.tail, box.tail = stop[0], rest
+        elif not short and formula.getparent().tag == "li":  # a list cannot be moved
+            formula.addprevious(box := E.span({"class": "wide"}))
+            formula.tail, rest = None, formula.tail
+            box.append(formula)
+            box.tail = rest
 
 
 def write_footers(pages: dict[str, HtmlElement], names: list[str]) -> None:
