@@ -100,7 +100,7 @@ def validation_passes(run: Path) -> list[dict]:
 
 
 def measured(run: Path, corpus: Corpus, device: str) -> dict:
-    "A finished run on the validation set, by its last weights (§6.2)."
+    "A finished run on the validation set: the loss after its last step, BLEU with the weights that validate best (§6.2)."
     looks = validation_passes(run)
     translator = load(run, device, search_with(BEAM, ALPHA))
     return {
