@@ -47,6 +47,11 @@ const page = (() => {
       if (shape.closest("defs, clipPath, marker, mask")) continue;
       const style = getComputedStyle(shape), s = shape.getBoundingClientRect();
       if (shape.tagName !== "image" && style.fill === "none" || style.fill.startsWith("url") || x < s.left || x > s.right || y < s.top || y > s.bottom) continue;
+      const clip = svg.querySelector(`${/#[^)"]+/.exec(shape.getAttribute("clip-path") ?? "")?.[0] ?? "none"} rect`);
+      if (clip) {  // as a bar on a logarithmic axis, which begins far outside
+        const left = new DOMPoint(+clip.getAttribute("x"), 0).matrixTransform(svg.getScreenCTM()).x;
+        if (x < left) continue;
+      }
       if (shape.tagName === "image") return null;
       const fill = rgba(style.fill);
       colour = over([...fill.slice(0, 3), fill[3] * style.fillOpacity * style.opacity], colour);
