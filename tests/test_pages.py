@@ -485,3 +485,14 @@ def test_search_has_sections_and_definitions(tmp_path):
     one = {"href": "t.html#one", "title": "T", "crumbs": crumbs}
     one |= {"section": "One & x", "text": "Half d &lt; 2 Then print(1)"}
     assert new[1] == one | {"objectID": "t.html#one"}
+
+
+def test_a_long_formula_in_a_list_can_be_moved():
+    formula = f"<math display='inline'>{'<mi>x</mi>' * 9}</math>"
+    page = document_fromstring(
+        f"<main><p>{formula}, a</p><ul><li>a {formula}, b</li></ul></main>"
+    )
+    publish.keep_stops(page)
+    [box] = page.find_class("wide")
+    assert box.getparent().tag == "li" and box.tail == ", b"
+    assert [el.tag for el in box] == ["math"] and not box[0].tail

@@ -416,17 +416,17 @@ def keep_stops(page: HtmlElement) -> None:
     "A short formula in a line and the stop behind it are not parted; a long one in a list can be moved sideways."
     for formula in page.xpath("//main//math[@display='inline']"):
         short = len(formula.xpath(".//mi | .//mn | .//mo")) <= 8  # fits into a line
-        if short and (stop := STOP.match(formula.tail or "")):
-            rest, formula.tail = formula.tail[stop.end() :], None
-            box = E.span({"class": "with-mark"})
-            formula.addprevious(box)
-            box.append(formula)
-            formula.tail, box.tail = stop[0], rest
+        tail = formula.tail or ""
+        stop = STOP.match(tail)
+        if short and stop:
+            kind, n = "with-mark", stop.end()
         elif not short and formula.getparent().tag == "li":  # a list cannot be moved
-            formula.addprevious(box := E.span({"class": "wide"}))
-            formula.tail, rest = None, formula.tail
-            box.append(formula)
-            box.tail = rest
+            kind, n = "wide", 0
+        else:
+            continue
+        formula.addprevious(box := E.span({"class": kind}))
+        box.append(formula)
+        formula.tail, box.tail = tail[:n], tail[n:]
 
 
 def write_footers(pages: dict[str, HtmlElement], names: list[str]) -> None:
@@ -581,8 +581,11 @@ def build(docs: Path, language: Path | None = None) -> None:
         shutil.copytree(NBS / "images", to / "images", dirs_exist_ok=True)
     write_notebooks(to, paths, place)
     write_live_pages(to, place)
-    (to / "images").mkdir(exist_ok=True)
-    write_card(to / "images/card.png")
+    if language:  # the same card
+        (to / "images").mkdir(exist_ok=True)
+        shutil.copy(docs / "images/card.png", to / "images")
+    else:
+        write_card(to / "images/card.png")
     for name, script in {
         "search": search_script(language),
         "ways": ways(),
