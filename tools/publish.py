@@ -390,12 +390,13 @@ def write_contents(page: HtmlElement) -> None:
 
 
 def write_not_found(docs: Path) -> None:
-    "One page is shown for every address without one: it leads to the contents in each language."
+    "One page is shown for every address without one: it says so in each language, and leads to the contents."
     page = opened(docs / "404.html")
     for place, says in editions().items():
         if place:
             to = f"{settings()['doc_baseurl']}/{place}/index.html"
-            line = E.p({"lang": says["lang"]}, E.a({"href": to}, says["contents"]))
+            way = E.a({"href": to}, says["contents"])
+            line = E.p({"lang": says["lang"]}, says["not_found"], way)
             page.find(".//main").append(line)
     (docs / "404.html").write_text(as_html(page), encoding="utf-8")
 
