@@ -20,6 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -92,19 +93,22 @@ def without_end(text: str) -> str:
     return text.rstrip(".!?") or text
 
 
+def with_emoji(pairs: Pairs, rng: random.Random) -> Pairs:
+    "One pair in 67, with the same emoji at the end of both sides."
+    marks = [(pair, rng.choice(EMOJI)) for pair in pairs if rng.random() < 0.015]
+    return [(f"{src} {mark}", f"{tgt} {mark}") for (src, tgt), mark in marks]
+
+
 # how people type a sentence, and the share of the training sentences copied so
-CASES: dict[str, tuple[tuple[Change, float], ...]] = {
-    "learning": (),
-    "demo": ((first_lower, 0.15), (str.lower, 0.1), (str.upper, 0.15)),
-    "tatoeba": (
-        (first_lower, 0.1),
-        (str.lower, 0.1),
-        (str.upper, 0.07),
-        (without_end, 0.1),
-        (lambda text: without_end(text.lower()), 0.1),
-    ),
-}
-CASES["tatoeba-zh"] = CASES["tatoeba"]
+Cases = tuple[tuple[Change, float], ...]
+SYNTHETIC: Cases = ((first_lower, 0.15), (str.lower, 0.1), (str.upper, 0.15))
+EVERYDAY: Cases = (
+    (first_lower, 0.1),
+    (str.lower, 0.1),
+    (str.upper, 0.07),
+    (without_end, 0.1),
+    (lambda text: without_end(text.lower()), 0.1),
+)
 TYPED: dict[str, Change] = {
     "as in the corpus": str,
     "first letter in lower case": first_lower,
@@ -114,81 +118,38 @@ TYPED: dict[str, Change] = {
 }
 
 
-def with_copies(name: str, pairs: Pairs) -> Pairs:
-    "The pairs, and after them copies as people type them; for `tatoeba` and `tatoeba-zh` also with emoji."
+def with_copies(model: "Model", pairs: Pairs) -> Pairs:
+    "The pairs, and after them copies as people type them, of everyday sentences also with emoji."
     rng, copies = random.Random(0), []
-    for change, share in CASES[name]:
+    for change, share in model.cases:
         copies += [(change(src), tgt) for src, tgt in pairs if rng.random() < share]
-    if name in ("tatoeba", "tatoeba-zh"):
-        for src, tgt in pairs:
-            if rng.random() < 0.015:
-                mark = rng.choice(EMOJI)
-                copies.append((f"{src} {mark}", f"{tgt} {mark}"))
+    if model.is_everyday:
+        copies += with_emoji(pairs, rng)
     return [*pairs, *copies]
 
 
-def text_of(name: str, data_dir: Path | None) -> Corpus:
-    "The training text: the synthetic corpus, or Tatoeba, into German with sentences of the grammar."
-    if name == "tatoeba-zh":
-        corpus = load_corpus(name, data_dir)
-        held_out = {src for pairs in (corpus.valid, corpus.test) for src, _ in pairs}
-        phrases = [tuple(x.split(" | ")) for x in PHRASES.strip().split("\n")]
-        added = 5 * [(src, tgt) for src, tgt in phrases if src not in held_out]
-        train = with_copies(name, [*corpus.train, *added])
-        return corpus._replace(train=train, source={})
-    if name != "tatoeba":
-        corpus = load_corpus("builtin")
-        return corpus._replace(train=with_copies(name, list(corpus.train)))
+def synthetic(_: Path | None) -> Corpus:
+    return load_corpus("builtin")
+
+
+def everyday(data_dir: Path | None) -> Corpus:
+    "Tatoeba, English–German, with sentences of the grammar."
     corpus = load_corpus("tatoeba", data_dir)
     grammar = [(s.en, s.de) for s in builtin(20_000)]
-    train = with_copies(name, [*corpus.train, *grammar])
-    return corpus._replace(train=train, source={})
+    return corpus._replace(train=[*corpus.train, *grammar], source={})
 
 
-RECIPES = {
-    "demo": override(get_recipe("tiny"), ["max_steps=4000"]),  # `tiny`, for longer
-    # half as wide; a checkpoint and the validation loss at each of `MOMENTS`
-    "learning": override(
-        get_recipe("tiny"),
-        "d_model=64 d_ff=256 vocab_size=800 max_steps=6400 peak_lr=3e-3 "
-        "valid_every=50 save_every=50 keep_last=128".split(),
-    ),
-    # the tiny recipe of Multi30k, wider, and with less dropout for more text
-    "tatoeba": override(
-        get_recipe("multi30k-tiny"),
-        "d_model=160 d_ff=576 max_steps=7200 batch_tokens=4096 max_len=100 precision=bf16 "
-        "peak_lr=2.5e-3 warmup_steps=500 dropout=0.1 valid_every=500 save_every=250 "
-        "average_last=0".split(),
-    ),
-}
-# the sizes of `tatoeba`, from whose weights it starts, and more dropout for less text
-RECIPES["tatoeba-zh"] = override(
-    RECIPES["tatoeba"],
-    "vocab_size=7000 max_steps=6500 batch_tokens=2048 peak_lr=1.5e-3 dropout=0.3 "
-    "save_every=100 average_last=10".split(),
-)
+def everyday_zh(data_dir: Path | None) -> Corpus:
+    "Tatoeba, English–Chinese, with our phrases five times each."
+    corpus = load_corpus("tatoeba-zh", data_dir)
+    held_out = {src for pairs in (corpus.valid, corpus.test) for src, _ in pairs}
+    phrases = [tuple(x.split(" | ")) for x in PHRASES.strip().split("\n")]
+    added = 5 * [(src, tgt) for src, tgt in phrases if src not in held_out]
+    return corpus._replace(train=[*corpus.train, *added], source={})
 
 
 # the steps of `learning` whose weights the live page has, besides those of its end
 MOMENTS = (0, 50, 100, 200, 400, 800, 1600, 3200)
-
-# sentences that the live page begins with: both translations of "it", two clauses, one
-# as people type it, and an easy one
-EXAMPLES = {
-    "tatoeba": [
-        ANIMAL_TIRED.en,
-        ANIMAL_WIDE.en,
-        "If it doesn't rain tomorrow, we could go to the lake.",
-        "she asked me if i could help her with her homework",
-        "Where did you buy this book?",
-    ],
-    "tatoeba-zh": [
-        "She told me that she didn't want to go home.",
-        "Hello, world!",
-        "where is the nearest station",
-    ],
-}
-
 
 # words with one translation, each a token
 WORDS = {
@@ -220,13 +181,13 @@ def aligning_head(model: Transformer, vocab: Vocab, pairs: Pairs) -> dict:
     return {"kind": "cross", "layer": layer, "head": head}
 
 
-def transferred(recipe: Recipe, vocab: Vocab, run: Path) -> Path:
-    """A run to start from, which is written to the folder `run`: the weights of `tatoeba`.
+def transferred(name: str, recipe: Recipe, vocab: Vocab, run: Path) -> Path:
+    """A run to start from, which is written to the folder `run`: the weights of the model `name`.
 
     A token that both vocabularies have gets the embedding that it has there; the
     embeddings of the others are as new.
     """
-    given, theirs, _, about = load_run(PRETRAINED / "tatoeba")
+    given, theirs, _, about = load_run(PRETRAINED / name)
     start, *_ = build_training(recipe, vocab, torch.device("cpu"))
     weights, ids = given.state_dict(), {t: i for i, t in enumerate(tokens_of(theirs))}
     matrix = start.model.state_dict()["embedding.weight"].clone()
@@ -235,10 +196,10 @@ def transferred(recipe: Recipe, vocab: Vocab, run: Path) -> Path:
             matrix[i] = weights["embedding.weight"][ids[token]]
     run.mkdir(parents=True, exist_ok=True)
     vocab.save(run / "vocab.model")
-    header = weights_metadata(recipe.model, "weights of tatoeba")
+    header = weights_metadata(recipe.model, f"weights of {name}")
     tensors = weights | {"embedding.weight": matrix}
     save_tensors(tensors, run / "model.safetensors", header)
-    write_config(run, recipe, {"data": "tatoeba", "weights": about["weights"]})
+    write_config(run, recipe, {"data": name, "weights": about["weights"]})
     return run
 
 
@@ -246,16 +207,16 @@ def tokens_of(vocab: Vocab) -> list[str]:
     return vocab.tokens(range(len(vocab)))
 
 
-def pack_run(name: str, run: Path, out: Path, pairs: Pairs) -> None:
+def pack_run(model: "Model", run: Path, out: Path, pairs: Pairs) -> None:
     "A run folder without checkpoints, its weights in 8 bits. Its head to open with is measured on `pairs`."
     loaded = load_run(run)
     about = {k: v for k, v in loaded.about.items() if k not in ("from", "text")}
-    if CASES[name]:
+    if model.cases:
         about["case_variants"] = True
-    if name in EXAMPLES:
-        about["examples"] = EXAMPLES[name]
-    if name == "tatoeba-zh":  # no head that follows "it" is known
-        about["opening"] = aligning_head(loaded.model, loaded.vocab, pairs)
+    if model.examples:
+        about["examples"] = model.examples
+    if model.opening:
+        about["opening"] = model.opening(loaded.model, loaded.vocab, pairs)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "vocab.model", out / "vocab.model")
     write_config(out, loaded.recipe, about)
@@ -294,7 +255,7 @@ def save_moments(run: Path, out: Path) -> None:
         save_packed(weights, recipe, f"step {step}", file)
 
 
-def on_grammar(run: Path) -> dict:
+def on_grammar(run: Path, _: Path | None) -> dict:
     "Exact matches among 1,000 held-out synthetic sentences, typed in each way, and the share of right pronouns."
     n = 1000
     translator, plain = load(run), builtin(n, seed=1, split="test")
@@ -363,11 +324,82 @@ def on_chinese(run: Path, data_dir: Path | None) -> dict:
     }
 
 
+class Model(NamedTuple):
+    "What a model is made of, what its live page begins with, and how it is measured."
+
+    recipe: Recipe
+    text: Callable[[Path | None], Corpus] = synthetic
+    cases: Cases = ()
+    is_everyday: bool = False  # learned with emoji, on one core
+    given: str = ""  # the model from whose weights it starts
+    examples: list[str] = []
+    opening: Callable | None = None  # the head to open with, if none is known for "it"
+    save_more: Callable[[Path, Path], None] | None = None
+    measured: Callable[[Path, Path | None], dict] = on_grammar
+    measured_too: Callable[[Path, Path | None], dict] | None = None  # in 8 bits alone
+
+
+# the tiny recipe of Multi30k, wider, and with less dropout for more text
+TATOEBA = override(
+    get_recipe("multi30k-tiny"),
+    "d_model=160 d_ff=576 max_steps=7200 batch_tokens=4096 max_len=100 precision=bf16 "
+    "peak_lr=2.5e-3 warmup_steps=500 dropout=0.1 valid_every=500 save_every=250 "
+    "average_last=0".split(),
+)
+MODELS = {
+    # `tiny`, for longer
+    "demo": Model(override(get_recipe("tiny"), ["max_steps=4000"]), cases=SYNTHETIC),
+    # half as wide; a checkpoint and the validation loss at each of `MOMENTS`
+    "learning": Model(
+        override(
+            get_recipe("tiny"),
+            "d_model=64 d_ff=256 vocab_size=800 max_steps=6400 peak_lr=3e-3 "
+            "valid_every=50 save_every=50 keep_last=128".split(),
+        ),
+        save_more=save_moments,
+    ),
+    # examples: both translations of "it", two clauses, one as people type it, an easy one
+    "tatoeba": Model(
+        TATOEBA,
+        everyday,
+        EVERYDAY,
+        is_everyday=True,
+        examples=[
+            ANIMAL_TIRED.en,
+            ANIMAL_WIDE.en,
+            "If it doesn't rain tomorrow, we could go to the lake.",
+            "she asked me if i could help her with her homework",
+            "Where did you buy this book?",
+        ],
+        measured_too=on_real_text,
+    ),
+    # the sizes of `tatoeba`, and more dropout for less text
+    "tatoeba-zh": Model(
+        override(
+            TATOEBA,
+            "vocab_size=7000 max_steps=6500 batch_tokens=2048 peak_lr=1.5e-3 dropout=0.3 "
+            "save_every=100 average_last=10".split(),
+        ),
+        everyday_zh,
+        EVERYDAY,
+        is_everyday=True,
+        given="tatoeba",
+        examples=[
+            "She told me that she didn't want to go home.",
+            "Hello, world!",
+            "where is the nearest station",
+        ],
+        opening=aligning_head,
+        measured=on_chinese,
+    ),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=tuple(CASES), nargs="?", default="demo")
+    parser.add_argument("name", choices=tuple(MODELS), nargs="?", default="demo")
     parser.add_argument(
         "--data-dir", type=Path, help="holds the text: tatoeba/ and so on"
     )
@@ -376,28 +408,28 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="the run folder, kept")
     parser.add_argument("--scores", type=Path, help="a JSON file to write")
     args = parser.parse_args()
-    if args.name in ("tatoeba", "tatoeba-zh"):
+    model = MODELS[args.name]
+    if model.is_everyday:
         torch.set_num_threads(1)
-    recipe = override(RECIPES[args.name], [f"seed={args.seed}"])
+    recipe = override(model.recipe, [f"seed={args.seed}"])
     with tempfile.TemporaryDirectory() as scratch:
         run, start = args.work or Path(scratch) / "run", None
-        text = text_of(args.name, args.data_dir)
-        if args.name == "tatoeba-zh":
+        text = model.text(args.data_dir)
+        text = text._replace(train=with_copies(model, list(text.train)))
+        if model.given:
             lines = (line for pair in text.train for line in pair)
             vocab = learn_bpe(lines, recipe.train.vocab_size)
-            start = transferred(recipe, vocab, run.with_name(f"{run.name}-start"))
+            to = run.with_name(f"{run.name}-start")
+            start = transferred(model.given, recipe, vocab, to)
         train_or_resume(text, recipe, run, start=start)
         out = args.out or PRETRAINED / args.name
-        pack_run(args.name, run, out, list(text.valid)[:200])
-        if args.name == "learning":
-            save_moments(run, out)
-        if args.name == "tatoeba-zh":
-            measure = lambda path: on_chinese(path, args.data_dir)
-        else:
-            measure = on_grammar
+        pack_run(model, run, out, list(text.valid)[:200])
+        if model.save_more:
+            model.save_more(run, out)
+        measure = lambda path: model.measured(path, args.data_dir)
         scores = {"as trained": measure(run), "in 8 bits": measure(out)}
-    if args.name == "tatoeba":
-        scores |= on_real_text(out, args.data_dir)
+    if model.measured_too:
+        scores |= model.measured_too(out, args.data_dir)
     n_bytes = sum(file.stat().st_size for file in out.iterdir())
     text = json.dumps({"bytes": n_bytes, **scores}, ensure_ascii=False, indent=1)
     print(f"{out}: {text}")
