@@ -164,8 +164,10 @@ def test_figure_takes_colours_unless_they_mean_something(draw, fixed):
     svg = stored(drawn(draw))
     assert svg == stored(drawn(draw)) and "\n" not in svg and "<style" not in svg
     assert not re.search(r"\d\.\d{3}", svg)
-    kind = document_fromstring(svg).xpath("string(//svg/@class)")
+    page = document_fromstring(svg)
+    kind = page.xpath("string(//svg/@class)")
     assert kind == ("plot on-white" if fixed else "plot")
+    assert not page.xpath("//g/@id | //image/@id")  # equal images have equal ones
     in_page = svg.count("var(--ink, #22262b)"), svg.count("var(--curve-0, #16345a)")
     assert in_page == (0, 0) if fixed else min(in_page) > 0
 

@@ -28,12 +28,12 @@ PADDING = 14  # pixels, of a figure on white
 
 
 def stored(svg: str) -> str:
-    "What matplotlib writes, on one line: coordinates to a hundredth of a point, no names of groups, the colours as `NAMED`."
+    "What matplotlib writes, on one line: coordinates to a hundredth of a point, no names of groups and images, the colours as `NAMED`."
     svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><").strip()
     short = lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0])
     svg = re.sub(r"<[^>]+>", short, svg)
-    svg = re.sub(r'(<g) id="[^"]*"', r"\1", svg)
+    svg = re.sub(r'(<g|<image\b[^>]*?) id="[^"]*"', r"\1", svg)
     svg = re.sub(r"'DejaVu Sans',.*?sans-serif", "'DejaVu Sans', sans-serif", svg)
     fixed = "<image" in svg or set(re.findall(COLOUR, svg)) - NAMED.keys()
     if not fixed:
