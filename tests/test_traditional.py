@@ -19,6 +19,7 @@ EXPECTED = {  # a text in Simplified Chinese, and in Traditional
     "循环神经网络；不用for循环的训练循环": "循環神經網路；不用for迴圈的訓練迴圈",
     "“it”的‘权重’决定": "「it」的『權重』決定",
     "随机失活（dropout）之后，随机失活": "dropout（隨機失活）之後，dropout",
+    "（dropout）之后": "（隨機失活）之後",  # the word before is a link
     "因果掩码屏蔽后面的词元，得分做归一化": "因果遮罩遮蔽後面的詞元，得分做正規化",
     "把程序装进程序包，两个进程并行": "把程式裝進套件，兩個行程平行",
     "软件包中的函数，一个几行长的函数；文件的校验和": "套件中的函式，一個幾行長的函式；檔案的總和檢查碼",
@@ -66,7 +67,10 @@ EXPECTED = {  # a text in Simplified Chinese, and in Traditional
     "公开的配置，分配置信度；许可信息，也许可以；国内，各国内部": "公開的設定，分配信賴度；授權資訊，也許可以；中國大陸，各國內部",
     "这样例如，编造样例；统计划分；数字符合": "這樣例如，編造範例；統計劃分；數字符合",
     "图注，图注意力网络；排查错误，并排查看；报道了计划": "圖說，圖注意力網路；追查錯誤，並排檢視；報導了計畫",
-    "用现在时和过去时；现在时间到了；直接宾语用宾格": "用現在式和過去式；現在時間到了；直接受詞用受格",
+    "用现在时和过去时，德语的完成时；现在时间到了；宾语用宾格": "用現在式和過去式，德語的完成式；現在時間到了；受詞用受格",
+    "源语言的代码，例如en；作者的代码": "來源語言的代碼，例如en；作者的程式碼",
+    "滑动平均，滑动窗口；张量的下标，ε带有下标；正则语言与正则化": "移動平均，滑動視窗；張量的索引，ε帶有下標；正規語言與正則化",
+    "文本文件，文本文件夹；叹号；同声传译；在本地；习语": "文字檔，文本資料夾；驚嘆號；同步口譯；在本機；慣用語",
     "展开或折叠侧边栏导航；报告本页的问题，报告得分": "展開或收合側邊欄導覽；回報本頁的問題，報告得分",
 }
 PAGE = """<html lang="zh-Hans" xml:lang="zh-Hans"><head><link rel="alternate" hreflang="zh" href="{home}/zh/a.html">
@@ -147,5 +151,7 @@ def test_a_word_can_mean_another_thing_on_a_page(opencc):
     assert convert("循环") == "循環" and convert("循环", "train.html") == "迴圈"
     assert convert("循环体", "train.html") == "迴圈主體"
     assert convert("循环", "optimizer.html") == "迴圈"
+    assert convert("德语的„…“，“a”", "vocab.html") == "德語的„…“，「a」"
+    assert convert("每一行减去", "scoring.html") == "每一列減去"
     assert convert("内存块，每一块", "costs.html") == "記憶體塊，每一塊"
     assert convert("每一块所需的内存", "costs.html") == "每一張所需的記憶體"
