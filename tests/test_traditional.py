@@ -152,6 +152,7 @@ def test_a_word_can_mean_another_thing_on_a_page(opencc):
     assert convert("循环体", "train.html") == "迴圈主體"
     assert convert("循环", "optimizer.html") == "迴圈"
     assert convert("德语的„…“，“a”", "vocab.html") == "德語的„…“，「a」"
+    assert convert("一个流，轮流", "translate.html") == "一個串流，輪流"
     assert convert("每一行减去", "scoring.html") == "每一列減去"
     assert convert("内存块，每一块", "costs.html") == "記憶體塊，每一塊"
     assert convert("每一块所需的内存", "costs.html") == "每一張所需的記憶體"
