@@ -288,7 +288,6 @@ train --out new --pairs 4.tsv --columns 2,5 | line 1 has 4 columns (1 | a | 2 | 
 train --out new --pairs 4.tsv --columns 0,1 | '0,1' is not two numbers from 1, such as 2,4
 train --out new --pairs empty_folder | empty_folder is a folder: text to train on
 {OWN} --columns 1,2 | --columns cannot be used with --src
-train --resume run --data builtin | other text than data=builtin
 score asked --ref asked --bleu-variants xx | Moses does not know the language 'xx': use as,
 {SAY} --beam-size 0 | beam_size=0
 {SAY} --n-best 5 | n_best=5 with beam_size=4
