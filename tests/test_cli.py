@@ -242,6 +242,7 @@ REFUSED = f"""
 nonsense | nonsense
 translate | RUN
 translate nowhere asked | nowhere is not a run folder: there is none of this name
+translate tatoeba_zh asked | there is none of this name; a pretrained model is tatoeba-zh
 {SAY} --n-best 0 | n_best=0
 {SAY} --precision fp8 | 'fp8'
 {SAY} --beam-size many | many

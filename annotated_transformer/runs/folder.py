@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
+from difflib import get_close_matches
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -191,6 +192,8 @@ def _what_else(path: Path) -> str | None:
     "Why a path is not a run folder; None if it may be one."
     config = path / "config.json"
     if not path.exists():
+        if near := get_close_matches(str(path), PRETRAINED, 1, cutoff=0.7):
+            return f"there is none of this name; a pretrained model is {near[0]}"
         return "there is none of this name; a model of the Hub is downloaded first"
     if (path / "model.bin").exists():
         return "it is for CTranslate2"
