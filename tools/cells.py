@@ -240,13 +240,13 @@ def retarget(text: str, lead: Callable[[str], str]) -> str:
 # ---- as Markdown alone
 
 
-def shown(output: dict, picture: Callable[[str], str]) -> str:
+def shown(output: dict, picture: Callable[[], str]) -> str:
     "One output of a code cell as Markdown."
     data = output.get("data", {})
     if output["output_type"] == "error":
         raise ValueError("it ends in an error: mend it and run it again")
     if any(kind.startswith("image/") for kind in data):
-        return picture("svg" if "image/svg+xml" in data else "png")
+        return picture()
     if "text/markdown" in data:
         return joined(data["text/markdown"]).strip()
     printed = output.get("text", "") if output.get("name") == "stdout" else ""
@@ -254,12 +254,10 @@ def shown(output: dict, picture: Callable[[str], str]) -> str:
     return textwrap.indent(text, "    ") if text.strip() else ""
 
 
-def as_markdown(
-    nb: dict, name: str, picture: Callable[[dict, int, str], str]
-) -> list[str]:
+def as_markdown(nb: dict, name: str, picture: Callable[[dict, int], str]) -> list[str]:
     """What the page of a notebook, as nbdev has processed it, shows: parts of plain Markdown.
 
-    `picture` gives that of a drawing: from its cell's options, its place among the outputs, and its kind of file.
+    `picture` gives that of a drawing: from its cell's options and its place among the outputs.
     """
     parts = []
     for i, cell in enumerate(nb["cells"]):
@@ -290,7 +288,7 @@ def as_markdown(
 def readme(index: dict, source: str) -> str:
     "README.md as the index notebook makes it: its text, the code it shows, what that printed. `source` is the file to edit."
 
-    def no_picture(opts: dict, n: int, kind: str) -> str:
+    def no_picture(opts: dict, n: int) -> str:
         raise ValueError("README.md can only link a picture, from nbs/images/")
 
     def move(target: str) -> str:  # links are relative to nbs/ in the notebook

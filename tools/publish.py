@@ -172,8 +172,8 @@ def plain(path: Path, processed: Path, names: dict[str, str]) -> str:
     "A page as Markdown alone, names linked as there: what language models and terminals read."
     about = heading(path)[1]
 
-    def picture(opts: dict, n: int, kind: str) -> str:
-        file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.{kind}"
+    def picture(opts: dict, n: int) -> str:
+        file = f"{path.stem}_files/figure-html/{opts['label']}-output-{n}.svg"
         return f"![{opts['fig-alt']}]({file})"
 
     nb = json.loads(processed.read_text(encoding="utf-8"))
