@@ -7,19 +7,19 @@
 Every row has as many parameters as base, to 1 %: `d_ff` is adjusted, or `d_model`. Its learning rate is the best of three on another seed,
 after a quarter of the steps; a row that begins with "today" takes today's, that of 1,500 steps base's. Then it is trained from each seed
 for all steps. A run takes about eight minutes of one core. As with `variations.py`, the same command continues what was interrupted, and
-two commands with different rows can fill one folder at the same time. `--speed` measures the finished runs of the first seed one after
-the other, several times round: nothing else should run then.
+two commands with different rows can fill one folder at the same time. `--speed` trains nothing: it times a
+few steps and translations of all rows in turn. Nothing else should run then.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable
-from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from figures import bleu_on, write
 from variations import (
@@ -35,14 +35,24 @@ from variations import (
     validation_passes,
 )
 
-from annotated_transformer.data.batch import encode_pairs, training_steps
+from annotated_transformer.data.batch import (
+    EncodedPairs,
+    encode_pairs,
+    epoch_batches,
+    training_steps,
+)
 from annotated_transformer.data.corpus import Corpus
-from annotated_transformer.engines.batched_search import search_with
+from annotated_transformer.data.vocab import Vocab, learn_bpe
+from annotated_transformer.engines.batched_search import (
+    batched_greedy_search,
+    search_with,
+)
 from annotated_transformer.engines.kv_cache import KVCache
 from annotated_transformer.engines.packed import prepare_for_inference
 from annotated_transformer.experiments.variations import SHORTER
 from annotated_transformer.model.config import ModelConfig
-from annotated_transformer.runs.folder import Run, load_run
+from annotated_transformer.model.transformer import build_transformer
+from annotated_transformer.runs.folder import load_run
 from annotated_transformer.runs.recipe import build_training
 from annotated_transformer.runs.settings import Recipe, override
 from annotated_transformer.training.train import train
@@ -162,46 +172,59 @@ def cache_bytes(sizes: ModelConfig) -> int:
     return 4 * sizes.n_layers * n_kv_heads * 2 * sizes.d_model // sizes.n_heads
 
 
-def trainer(run: Run, corpus: Corpus) -> Callable[[], int]:
-    "Does twelve steps at each call, and returns their tokens."
-    _, wrapped, optimizer, schedule = build_training(
-        run.recipe, run.vocab, torch.device("cpu")
+N_DECODED = 20  # tokens of a timed translation, about as many as a caption has
+NO_ID = -1  # that no token has, so none ends a translation
+
+
+class Measured(NamedTuple):
+    "A row to be timed."
+
+    train: Callable[[], int]  # twelve steps; returns their tokens
+    decode: Callable[[], int]  # 256 sentences; returns their number
+
+
+def timed(recipe: Recipe, vocab: Vocab, data: EncodedPairs) -> Measured:
+    """A model of a row with random weights: the time depends on sizes alone.
+
+    It decodes greedily, and as many tokens of each sentence as all others.
+    """
+    objective, wrapped, optimizer, schedule = build_training(
+        recipe, vocab, torch.device("cpu")
     )
-    data = encode_pairs(corpus.train[:2000], run.vocab)
+    new = build_transformer(recipe.model, len(vocab), vocab.pad_id)
+    # for every part; some have no faster one
+    decoder = KVCache(prepare_for_inference(new))
+    some = data.take(np.arange(256))
+    sources = [batch.src for batch in epoch_batches(some, vocab, 64 * 32, 0, 0)]
 
     def steps() -> int:
-        batches = training_steps(data, run.vocab, run.recipe.train.batch_tokens, seed=0)
+        tokens = recipe.train.batch_tokens
+        batches = training_steps(data, vocab, tokens, seed=0)
         records = train(wrapped, batches, optimizer, schedule, 12)
         return sum(record.n_tokens for record in records)
 
-    return steps
+    def translations() -> int:
+        with torch.inference_mode():
+            for src in sources:
+                state, limits = decoder.start(src), torch.full((len(src),), N_DECODED)
+                batched_greedy_search(decoder.step, state, vocab.bos_id, NO_ID, limits)
+        return len(some)
+
+    return Measured(steps, translations)
 
 
-def translator(run: Run, corpus: Corpus) -> Callable[[], int]:
-    "Translates 256 sentences at each call, greedily, and returns their number."
-    sources = [src for src, _ in corpus.valid[:256]]
-    translate = Translator(
-        prepare_for_inference(run.model),
-        run.vocab,
-        search=search_with(1, 0.0),
-        decoder=KVCache,  # for every part; some have no faster one
-        batch_tokens=64 * 32,
-    ).translate
-    return lambda: len(translate(sources))
-
-
-def speed(names: list[str], corpus: Corpus, args) -> dict:
+def speed(names: list[str], base: Recipe, corpus: Corpus, n_rounds: int) -> dict:
     "Tokens a second in training and sentences a second in decoding, one thread, all rows in turn."
-    rounds: dict[tuple, Callable[[], int]] = {}
-    for name in names:
-        load = partial(load_run, args.out / run_name(name, args.seeds[0]))
-        rounds[name, "train"] = trainer(load(), corpus)
-        rounds[name, "decode"] = translator(load(), corpus)
-    found: dict = {name: {"train": [], "decode": []} for name in names}
-    for _, ((name, what), work) in product(range(args.n_rounds), rounds.items()):
-        began = time.perf_counter()
-        n_done = work()
-        found[name][what].append(n_done / (time.perf_counter() - began))
+    texts = chain.from_iterable(corpus.train)
+    vocab = learn_bpe(texts, base.train.vocab_size)
+    data = encode_pairs(corpus.train[:2000], vocab)
+    rows = {name: timed(recipe_of(name, base), vocab, data) for name in names}
+    found: dict = {name: {what: [] for what in Measured._fields} for name in names}
+    for _, (name, row) in product(range(n_rounds), rows.items()):
+        for what, work in row._asdict().items():
+            began = time.perf_counter()
+            n_done = work()
+            found[name][what].append(n_done / (time.perf_counter() - began))
     return found
 
 
@@ -210,7 +233,8 @@ def fill(args: argparse.Namespace) -> None:
     base = base_of(args)
     corpus, runs = start(args, base, ROWS)
     if args.speed:
-        write(args.out / "speed.json", speed(args.rows, corpus, args))
+        found = speed(args.rows, base, corpus, args.n_rounds)
+        write(args.out / "speed.json", found)
         return
     for name, seed in product(args.rows, args.seeds):
         run = args.out / run_name(name, seed)
@@ -231,7 +255,7 @@ def fill(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = arguments(__doc__, "runs/since_2017", ROWS)
     add = parser.add_argument
-    add("--speed", action="store_true", help="measure finished runs")
+    add("--speed", action="store_true", help="of all rows, into speed.json")
     add("--n-rounds", type=int, default=5, help="of --speed")
     fill(parser.parse_args())
 
