@@ -234,7 +234,7 @@ def fill(args: argparse.Namespace) -> None:
     corpus, runs = start(args, base, ROWS)
     if args.speed:
         found = speed(args.rows, base, corpus, args.n_rounds)
-        write(args.out / "speed.json", found)
+        write(args.out / "speed.json", {**provenance(args.seeds[0]), "rows": found})
         return
     for name, seed in product(args.rows, args.seeds):
         run = args.out / run_name(name, seed)
