@@ -21,6 +21,7 @@ from annotated_transformer.model.position import (
     SinusoidalPosition,
     positional_encoding,
 )
+from annotated_transformer.model.rotary import RotaryPosition
 from annotated_transformer.model.stack import DecoderLayer, PostNorm, PreNorm
 from annotated_transformer.model.transformer import (
     FEED_FORWARDS,
@@ -365,7 +366,11 @@ def test_each_word_of_a_setting_has_a_part(name, table):
 def test_parts_are_passed_in(norm):
     "Nothing of what they replace is left, wherever it stands."
     parts = {"feed_forward": lambda d, d_ff: Wide(d, d_ff), "norm": nn.RMSNorm}
-    replaced = [*map(type, make({"norm": norm}, **parts).modules())]
+    parts["position"] = position = RotaryPosition()
+    model = make({"norm": norm}, **parts)
+    replaced = [*map(type, model.modules())]
+    assert model.position is position and SinusoidalPosition not in replaced
+    assert model.decoder.layers[0].self_attn.rotate is position.rotate
     plain = [*map(type, make({"norm": norm}).modules())]
     assert replaced.count(Wide) == plain.count(FeedForward) == 4
     assert replaced.count(nn.RMSNorm) == plain.count(nn.LayerNorm) >= 10

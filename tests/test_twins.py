@@ -47,7 +47,7 @@ from annotated_transformer.model.decode import (
     greedy_search,
 )
 from annotated_transformer.model.multi_head import MultiHeadAttention
-from annotated_transformer.model.rotary import rotate
+from annotated_transformer.model.rotary import RotaryPosition, rotate
 from annotated_transformer.model.transformer import build_transformer
 from annotated_transformer.show.visualize import attention_maps
 from annotated_transformer.training.label_smoothing import smoothed_loss
@@ -584,8 +584,9 @@ def test_rotary_positions_everywhere():
     assert torch.equal(maps["decoder"][1], seen[4])
     # cross-attention compares positions of two sequences, so it has none
     assert all(layer.cross_attn.rotate is None for layer in plain.decoder.layers)
-    other = lambda heads, positions: rotate(heads, 2 * positions)
-    faster = make(MultiHeadAttention, rotate=other)(src, tgt_in)
+    other = RotaryPosition()
+    other.rotate = lambda heads, positions: rotate(heads, 2 * positions)
+    faster = make(MultiHeadAttention, position=other)(src, tgt_in)
     assert (hidden - faster).abs().max() > 0.1
     fused = make(FusedMultiHeadAttention)
     torch.testing.assert_close(fused(src, tgt_in), hidden)

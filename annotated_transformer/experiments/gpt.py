@@ -62,7 +62,7 @@ def build_gpt(
     model = GPT(
         make.encoder(),
         make.embedding(n_vocab),
-        make.position(),
+        make.position,
         nn.Identity(),
         mask or partial(target_mask, pad_id=pad_id),
         pad_id,
