@@ -25,7 +25,12 @@ from annotated_transformer.data.corpus import Corpus, load_corpus
 from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.io.text import fingerprint
 from annotated_transformer.runs.folder import read_metrics, use_average
-from annotated_transformer.runs.settings import Recipe, get_recipe, override
+from annotated_transformer.runs.settings import (
+    Recipe,
+    get_recipe,
+    override,
+    recipe_from_dict,
+)
 from annotated_transformer.runs.train_run import RunOptions, train_or_resume
 
 
@@ -146,6 +151,8 @@ class Runs:
     def take(self, recorded: dict) -> None:
         "The runs of an earlier table, as if they had been trained in this folder."
         of_base = {key: recorded[key] for key in self.shared}
+        # settings that are later than the record have their defaults
+        of_base |= asdict(recipe_from_dict(recorded))
         for row in recorded["rows"]:
             for found in row["found"]:
                 file = self.file(row["row"], found["seed"])

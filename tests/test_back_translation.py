@@ -8,6 +8,7 @@ from conftest import ROOT, program
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from annotated_transformer.data import corpus
+from annotated_transformer.data.bpe_dropout import sample_segmentation
 from annotated_transformer.data.prepared import Prepared, open_prepared
 from annotated_transformer.data.vocab import Vocab, learn_bpe
 from annotated_transformer.experiments.back_translation import back_translate, with_tag
@@ -25,6 +26,10 @@ def test_a_tag_is_one_token_that_changes_no_other(tmp_path):
     assert len(tagged) == n + 1 and tagged.encode(text) == ids
     assert tagged.encode(f"<bt> {text} <bt>") == [n, *ids, n]
     assert tagged.decode(ids) == vocab.decode(ids)
+    for dropout in (0, 0.9):
+        first, *rest = sample_segmentation([f"<bt> {text}"], tagged, dropout, 0)[0]
+        assert first == n and (rest == ids) == (dropout == 0)
+        assert tagged.decode(rest) == vocab.decode(ids)
     tagged.save(tmp_path / "vocab.model")
     two = with_tag(Vocab.load(tmp_path / "vocab.model"), "<2fr>")
     assert two.encode("<2fr> <bt> the") == [n + 1, n, *vocab.encode("the")]

@@ -54,6 +54,9 @@ def run(tmp_path, vocab, model):
     write_config(path, RECIPE, ABOUT)
     about = weights_metadata(SIZES, "best on validation, step 1")
     save_weights(model, path / MODEL, about)
+    (path / "other").touch()
+    # as any other file, for who shares a disk with the user
+    assert (path / MODEL).stat().st_mode == (path / "other").stat().st_mode
     return path
 
 

@@ -242,6 +242,7 @@ REFUSED = f"""
 nonsense | nonsense
 translate | RUN
 translate nowhere asked | nowhere is not a run folder: there is none of this name
+average demo --last 2 | demo is not a run folder: it is a pretrained model, and a run of your own
 translate tatoeba_zh asked | there is none of this name; a pretrained model is tatoeba-zh
 {SAY} --n-best 0 | n_best=0
 {SAY} --precision fp8 | 'fp8'
@@ -693,9 +694,12 @@ def test_which_demo(run):
 
 def test_scores(run):
     "Of a run, of its translations, and of several systems; golden has every measure."
-    write("said", lines_of(run, "translate run few.en"))
-    plain = done(run, "score run --src few.en --ref few.de")
-    assert plain == done(run, "score said --ref few.de")
+    for name, rest in (("few.en", ""), ("two", " Yes. No.")):  # several sentences
+        text = Path("few.en").read_text("utf-8").split("\n")[:-1]
+        write(name, [line + rest for line in text])
+        write("said", lines_of(run, f"translate run {name}"))
+        plain = done(run, f"score run --src {name} --ref few.de")
+        assert plain == done(run, "score said --ref few.de")
     write("good", [s.de for s in builtin(300, seed=3)[:39]] + ["Nein."])
     greedy = "--src few.en --ref few.de --beam-size 1 --perplexity"
     first, second, third, unsure = lines_of(run, f"score good run few.de {greedy}")

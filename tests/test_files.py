@@ -364,6 +364,12 @@ def test_nothing_else_changes(use, name, says, tmp_path, monkeypatch):
         assert {v for k, v in files().items() if before.get(k) != v} == {b"new"}
 
 
+def test_an_empty_folder_of_the_user_stays(tmp_path):
+    with pytest.raises(KeyError), new_folder(tmp_path):
+        raise KeyError
+    assert everything(tmp_path) == {} and tmp_path.exists()
+
+
 def test_what_changes_meanwhile_is_not_replaced(tmp_path):
     with pytest.raises(UserError, match="is not empty"):
         with new_folder(tmp_path / "run"):

@@ -94,6 +94,11 @@ def test_one_product_in_8_bits_is_three():
     assert torch.equal(attn.joined(y), torch.cat(three, dim=-1))
 
 
+def test_int8_weights_are_not_made_of_int8_weights():
+    with pytest.raises(ValueError, match="in int8 already"):
+        prepare_for_inference(load("demo", precision="int8").model, "int8")
+
+
 @pytest.mark.parametrize("lack", [no_engine, wrong_result])
 def test_int8_is_refused_where_pytorch_lacks_it(monkeypatch, lack):
     assert can_int8() is True

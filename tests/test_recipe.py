@@ -10,7 +10,8 @@ from small_runs import small_vocab
 from torch.torch_version import TorchVersion
 
 from annotated_transformer import UserError
-from annotated_transformer.data.batch import Batch
+from annotated_transformer.data.batch import Batch, encode_pairs
+from annotated_transformer.engines.batched_search import search_with
 from annotated_transformer.engines.choose import FAST, PLAIN
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.model.transformer import build_transformer
@@ -26,6 +27,7 @@ from annotated_transformer.runs.train_run import RunOptions, resume_run, train_r
 from annotated_transformer.training.distributed import pick_device
 from annotated_transformer.training.r_drop import RDrop
 from annotated_transformer.translating.evaluate import validation_scores
+from annotated_transformer.translating.translate import Translator
 
 SMALL = """n_layers=1 d_model=32 d_ff=64 n_heads=2 vocab_size=500 max_steps=6
 batch_tokens=400 valid_every=4 save_every=3 average_last=0 precision=fp32""".split()
@@ -97,6 +99,18 @@ def test_held_out_sentences_beyond_max_len(corpus, tmp_path, capsys):
     with pytest.raises(UserError, match=why):
         train_run(only, recipe, tmp_path / "run", RunOptions("cpu", quiet=True))
     assert not (tmp_path / "run/config.json").exists()
+
+
+def test_validation_divides_no_source():
+    "It is translated as it was trained on, however long it is; `translate` divides it at 256 tokens."
+    model, vocab, *_ = load_run("demo")
+    source = "The dog sleeps because it is tired, " * 40
+    greedy = search_with(beam_size=1)
+    whole = Translator(model, vocab, search=greedy, max_tokens=1000).translate(source)
+    assert whole != Translator(model, vocab, search=greedy).translate(source)
+    valid = encode_pairs([(source, whole)], vocab)
+    assert valid.lengths()[0, 0] > 256
+    assert validation_scores(model, vocab, valid)["valid_bleu"] > 99.9
 
 
 def test_nothing_is_made_when_something_is_wrong(corpus, train, tmp_path, monkeypatch):

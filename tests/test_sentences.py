@@ -117,6 +117,7 @@ def test_the_time_grows_with_the_length_not_its_square():
 TAGGED = {
     "<2de> The dog sleeps. Yes.\n42\nOK?": ["<2de> The dog sleeps.", "<2de> Yes.", "42", "<2de> OK?"],
     " >>zh_Hans<< It was I. He left.": [">>zh_Hans<< It was I.", ">>zh_Hans<< He left."],
+    ">>Hello<< said Tom. Mary left.": [">>Hello<< said Tom.", "Mary left."],
     "__de__ Go. Stay.": ["__de__ Go.", "__de__ Stay."],
     "<b> Go. Stay.": ["<b> Go.", "Stay."],
     "__init__ is slow. Why?": ["__init__ is slow.", "Why?"],

@@ -62,7 +62,8 @@ def test_interrupted_and_continued(fill, capsys, tmp_path):
     assert table == straight
     assert [row["row"] for row in table["rows"]] == rows
     record = tmp_path / "record.json"
-    record.write_text(json.dumps({"table": table}), encoding="utf-8")
+    model = {k: v for k, v in table["model"].items() if k != "qk_norm"}  # is later
+    record.write_text(json.dumps({"table": {**table, "model": model}}), "utf-8")
     assert fill("new", "E", more=["--record", str(record)]) == table
     with pytest.raises(SystemExit, match="runs of another base or text"):
         fill("out", "A h=2", more=["dropout=0.3"])

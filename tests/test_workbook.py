@@ -27,7 +27,13 @@ from annotated_transformer.experiments.diagnosis import (
     outcome,
     same,
 )
-from annotated_transformer.experiments.workbook import TASKS, by_hand, grade, verdict_on
+from annotated_transformer.experiments.workbook import (
+    TASKS,
+    by_hand,
+    grade,
+    grade_lines,
+    verdict_on,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -768,6 +774,12 @@ def test_the_command_scores_what_was_handed_in(file_of, tmp_path):
     score = json.loads(out.read_text("utf-8"))
     assert (score["right"], score["tasks"]) == (18, 19)
     assert score["results"]["attention"]["mistakes"] == ["no_scale"]
+
+
+def test_the_score_replaces_no_other_file(file_of):
+    path = file_of([])
+    with pytest.raises(UserError, match="already exists, and this program did not"):
+        grade_lines(path, path)
 
 
 def test_a_notebook_that_does_not_end(file_of):

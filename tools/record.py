@@ -44,7 +44,7 @@ def commit() -> str:
         done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
-    paths = "annotated_transformer", "settings.ini"
+    paths = "annotated_transformer", "settings.ini", "results/*.py", "benchmarks/*.py"
     changed = git("status", "--porcelain", "--", *paths)
     return git("rev-parse", "HEAD") + ("+changes" if changed else "")
 

@@ -68,11 +68,22 @@ def sample_segmentation(
 ) -> list[list[int]]:
     "Token ids with random BPE merges left out; they decode to the same texts."
     ranks, rng = _merge_ranks(vocab), random.Random(seed)
+    # tokens that no merges make, such as a tag, stay whole
+    other = random.Random(
+        0
+    )  # so that the samples need the same draws with a tag or not
+    whole = [token for token in ranks if len(_sample_word(token, ranks, 0, other)) > 1]
+    pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))
     ids: list[list[int]] = []
     for text in texts:
         tokens: list[str] = []
-        for word in re.findall(f"{SPACE}[^{SPACE}]*", vocab.pieces.normalize(text)):
-            tokens += _sample_word(word, ranks, dropout, rng)
+        parts = re.split(f"({pattern or '(?!)'})", vocab.pieces.normalize(text))
+        for i, part in enumerate(parts):
+            if i % 2:
+                tokens.append(part)
+                continue
+            for word in re.findall(f"{SPACE}[^{SPACE}]*|[^{SPACE}]+", part):
+                tokens += _sample_word(word, ranks, dropout, rng)
         ids.append(_token_ids(tokens, vocab))
     return ids
 

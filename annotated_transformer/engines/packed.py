@@ -215,6 +215,8 @@ def prepare_for_inference(
     With int8, a linear layer with a hook stays as it is: the hook may change its weight.
     UserError if `precision` is not supported here.
     """
+    if isinstance(model.embedding, _Int8Embedding):
+        raise ValueError("the model is in int8 already: load it again")
     _check_precision(precision, model.embedding.weight.device.type)
     if precision == "bf16":
         model.bfloat16()

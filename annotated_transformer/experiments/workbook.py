@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TASKS', 'AttentionWeights', 'FeedForwardWeights', 'NormWeights', 'EncoderLayerWeights', 'DecoderLayerWeights',
-           'TransformerWeights', 'lesson_address', 'verdict_on', 'line_of', 'check', 'score', 'grade', 'grade_lines',
-           'initial_weights', 'tensors_of', 'Animals', 'Trained', 'by_hand', 'train_functions']
+           'TransformerWeights', 'lesson_address', 'verdict_on', 'check', 'score', 'grade', 'grade_lines', 'Trained',
+           'by_hand', 'train_functions']
 
 # %% ../../nbs/98a_tasks.ipynb #02a00005
 import linecache
@@ -39,7 +39,7 @@ from .diagnosis import (
     first_wrong_call,
     trace,
 )
-from ..io.files import read_json, write_json
+from ..io.files import read_json, replace_file, write_json
 from ..io.text import published_site
 from ..model import decode
 from ..model.attention import attention
@@ -1908,7 +1908,7 @@ def _traces(name: str, candidate: Any) -> Iterator[tuple[Trace, Trace]]:
         yield expected, trace(task, i, candidate, space, parts)
 
 
-def line_of(name: str, verdict: Verdict) -> str:
+def _line_of(name: str, verdict: Verdict) -> str:
     "The line that a check prints."
     text = f"{_MARKS.get(verdict.state, '✗')} {name}: {verdict.text}"
     return f"{text}\n  → {lesson_address(verdict.link)}" if verdict.link else text
@@ -1924,7 +1924,7 @@ def check(candidate: Any = None) -> None:
     if name not in TASKS:
         print(f"✗ {name} is not a task: {', '.join(TASKS)}")
         return
-    print(line_of(name, verdict_on(name, {**space, name: candidate})))
+    print(_line_of(name, verdict_on(name, {**space, name: candidate})))
 
 # %% ../../nbs/98a_tasks.ipynb #02a0003a
 def _report(functions: Mapping[str, Any]) -> dict:
@@ -1938,7 +1938,7 @@ def _lines(report: dict) -> list[str]:
     rows = report["results"].items()
     verdicts = {name: Verdict(**row) for name, row in rows}
     first_lines = {name: v.text.split("\n")[0] for name, v in verdicts.items()}
-    lines = [line_of(n, v._replace(text=first_lines[n])) for n, v in verdicts.items()]
+    lines = [_line_of(n, v._replace(text=first_lines[n])) for n, v in verdicts.items()]
     rest = [name for name, row in rows if row["state"] != "right"]
     line = f"{report['right']} of {report['tasks']} tasks are right"
     return [*lines, f"{line}; next: {rest[0]}" if rest else line]
@@ -1996,19 +1996,28 @@ def grade(path: Path, timeout: float = 300) -> dict:
         return read_json(out)
 
 
+def _is_report(path: Path) -> bool:
+    try:
+        return "results" in read_json(path)
+    except UserError:
+        return False
+
+
 def grade_lines(path: Path, json: Path | None = None) -> list[str]:
     "What `workbook --check` prints: a line for each task, and the score."
-    report = grade(path)
-    if json is not None:
-        write_json(json, report)
+    if json is None:
+        return _lines(grade(path))
+    with replace_file(json, _is_report) as new:  # refused before minutes of checks
+        report = grade(path)
+        write_json(new, report)
     return _lines(report)
 
 # %% ../../nbs/98a_tasks.ipynb #02a0003f
-def initial_weights(
-    n_vocab: int, n_layers: int = 2, d_model: int = 64, d_ff: int = 256, seed: int = 0
+def _initial_weights(
+    n_vocab: int, n_layers: int = 2, d_model: int = 64, d_ff: int = 256
 ) -> TransformerWeights:
     "Matrices as of Xavier and Glorot, biases 0, embeddings N(0, 1/d_model)."
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
         limit = math.sqrt(6 / (rows + columns))
@@ -2032,25 +2041,25 @@ def initial_weights(
         [EncoderLayerWeights(attend(), forward(), *norms(2)) for _ in layers],
         [DecoderLayerWeights(attend(), attend(), forward(), *norms(3)) for _ in layers],
     )
-    for tensor in tensors_of(weights):
+    for tensor in _tensors_of(weights):
         tensor.requires_grad_()
     return weights
 
 
-def tensors_of(weights: Any) -> list[Tensor]:
+def _tensors_of(weights: Any) -> list[Tensor]:
     "All tensors in nested tuples and lists."
     if isinstance(weights, Tensor):
         return [weights]
-    return [tensor for part in weights for tensor in tensors_of(part)]
+    return [tensor for part in weights for tensor in _tensors_of(part)]
 
 # %% ../../nbs/98a_tasks.ipynb #02a00040
-class Animals:
+class _Animals:
     "The sentences about the animal and the street, as ids."
 
     pad_id, bos_id, eos_id = 0, 1, 2
 
-    def __init__(self, n: int = 8000, seed: int = 0):
-        drawn = builtin(n, seed, patterns=("it_because",))
+    def __init__(self):
+        drawn = builtin(8000, seed=0, patterns=("it_because",))
         pairs = [p for p in drawn if p.pronoun and p.pronoun.answer != p.pronoun.wrong]
         texts = {token for p in pairs for token in self.tokens(f"{p.en} {p.de}")}
         self.vocab = ["<pad>", "<s>", "</s>", *sorted(texts)]
@@ -2085,17 +2094,15 @@ def by_hand(name: str) -> Callable:
     return TASKS[name].with_mistakes()
 
 
-def train_functions(
-    functions: Mapping[str, Any], n_steps: int = 400, seed: int = 0
-) -> Trained:
+def train_functions(functions: Mapping[str, Any], n_steps: int = 400) -> Trained:
     "Train the model that the functions make, on the sentences of `Animals`."
     f = {name: functions[name] for name in TASKS}
-    data, n_heads = Animals(), 2
+    data, n_heads = _Animals(), 2
     specials = data.pad_id, data.bos_id, data.eos_id
-    weights = initial_weights(len(data.vocab), seed=seed)
+    weights = _initial_weights(len(data.vocab))
     d_model = weights.embedding.size(1)
-    optimizer = torch.optim.Adam(tensors_of(weights), betas=(0.9, 0.98), eps=1e-9)
-    rng, losses = torch.Generator().manual_seed(seed), []
+    optimizer = torch.optim.Adam(_tensors_of(weights), betas=(0.9, 0.98), eps=1e-9)
+    rng, losses = torch.Generator().manual_seed(0), []
 
     def logits_of(src: Tensor, tgt_in: Tensor) -> Tensor:
         return f["transformer"](src, tgt_in, weights, n_heads, data.pad_id)

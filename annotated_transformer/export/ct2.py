@@ -170,7 +170,8 @@ found = ctranslate2.Translator(".").translate_batch(tokens, **options)
 translations = [target.decode(one.hypotheses[0]) for one in found]
 ```
 
-In float32 these are the translations of `annotated-transformer translate --alpha 0`.
+In float32 these are the translations of `annotated-transformer translate` with
+`--alpha 0 --no-split`.
 The engine cuts a line at 1,024 tokens and its translation at 256, unless
 `max_input_length` and `max_decoding_length` say otherwise.
 """

@@ -114,7 +114,7 @@ def _write_model(
     file = folder / "model.safetensors"
     save_file(weights, file, {"format": "pt"})
     # safetensors writes a file that only its owner can read
-    file.chmod((folder / "vocab.json").stat().st_mode & 0o777)
+    file.chmod((folder / "vocab.json").stat().st_mode)
     sizes = asdict(config)
     of_search = "num_beams", "length_penalty", "renormalize_logits"
     generation = {name: sizes.pop(name) for name in of_search} | {
@@ -172,7 +172,8 @@ tags: [translation, marian]
 # {name}
 
 The Transformer of "Attention Is All You Need", trained with annotated_transformer
-{version}. `annotated-transformer translate RUN --alpha 0` gives the same sentences as:
+{version}. `annotated-transformer translate RUN --alpha 0 --no-split` gives the same
+sentences as:
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer

@@ -220,7 +220,7 @@ def new_folder(path: Path, last: str = "config.json") -> Iterator[Path]:
     """
     check_new_folder(path)
     path = Path(path).absolute()
-    new = _new_part(path)
+    was_there, new = path.exists(), _new_part(path)
     try:
         with write_errors(path):
             new.mkdir(parents=True)
@@ -235,7 +235,8 @@ def new_folder(path: Path, last: str = "config.json") -> Iterator[Path]:
                 _discard(part)
     finally:
         _discard(new)
-        remove_if_empty(path)
+        if not was_there:
+            remove_if_empty(path)
 
 # %% ../../nbs/96_files.ipynb #50d0c102
 MARKER = ".annotated_transformer"  # in folders that this program has made

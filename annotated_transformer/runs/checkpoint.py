@@ -71,8 +71,11 @@ def save_tensors(
     # one entry: several would be in another order in each process
     header = {"about": json.dumps(about)} if about else None
     with replace_file(path) as new:
+        new.touch()
+        mode = new.stat().st_mode  # safetensors' is for its owner alone
         try:
             save_file(tensors, new, header)
+            new.chmod(mode)
         except SafetensorError as e:
             raise OSError(str(e)) from None
 

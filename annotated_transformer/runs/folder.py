@@ -192,6 +192,8 @@ def _what_else(path: Path) -> str | None:
     "Why a path is not a run folder; None if it may be one."
     config = path / "config.json"
     if not path.exists():
+        if str(path) in PRETRAINED:
+            return "it is a pretrained model, and a run of your own is needed"
         if near := get_close_matches(str(path), PRETRAINED, 1, cutoff=0.7):
             return f"there is none of this name; a pretrained model is {near[0]}"
         return "there is none of this name; a model of the Hub is downloaded first"

@@ -86,7 +86,7 @@ def sentences(text: str) -> list[tuple[str, str]]:
     return [*found, (text[start:].rstrip(), "")]
 
 # %% ../../nbs/61g_divide.ipynb #61b0001a
-_TAG = rf"[{_SPACE}{_UNSEEN}]*(?:>>[\w-]+<<|(?:<2[\w-]+>|__[a-z]{{2,3}}__)(?=[{_SPACE}{_UNSEEN}]))"
+_TAG = rf"[{_SPACE}{_UNSEEN}]*(?:>>[a-z]{{2,3}}(?:[_-]\w+)?<<|(?:<2[\w-]+>|__[a-z]{{2,3}}__)(?=[{_SPACE}{_UNSEEN}]))"
 # of the live page, which applies them in the same way
 SENTENCE_PATTERNS = {"end": _END, "no_end": _NO_END, "tag": _TAG}
 

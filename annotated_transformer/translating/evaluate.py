@@ -116,11 +116,9 @@ def bleu(hypotheses: list[str], references: References, n_bootstrap: int = 0) ->
     )
 
 # %% ../../nbs/61c_evaluate.ipynb #2aa04363
-def chrf(hypotheses: list[str], references: References, n_bootstrap: int = 0) -> Score:
+def chrf(hypotheses: list[str], references: References) -> Score:
     "Corpus chrF, with sacreBLEU's settings (Popović 2015; Post 2018)."
-    return corpus_score(
-        metric_for("chrf", references), hypotheses, references, n_bootstrap
-    )
+    return corpus_score(metric_for("chrf", references), hypotheses, references)
 
 # %% ../../nbs/61c_evaluate.ipynb #61ca0009
 def sentence_scores(
@@ -148,7 +146,10 @@ def validation_scores(
     )
     was_training = model.training
     greedy = search_with(beam_size=1)
-    translator = Translator(model, vocab, search=greedy, batch_tokens=batch_tokens)
+    longest = int(valid.lengths()[:, 0].max(initial=4))  # no source is divided
+    translator = Translator(
+        model, vocab, search=greedy, batch_tokens=batch_tokens, max_tokens=longest
+    )
     hypotheses = translator.translate(sources)
     model.train(was_training)
     found: dict[str, Any] = {}
