@@ -68,10 +68,8 @@ def sample_segmentation(
 ) -> list[list[int]]:
     "Token ids with random BPE merges left out; they decode to the same texts."
     ranks, rng = _merge_ranks(vocab), random.Random(seed)
-    # tokens that no merges make, such as a tag, stay whole
-    other = random.Random(
-        0
-    )  # so that the samples need the same draws with a tag or not
+    # tokens that no merges make, such as a tag, stay whole; `rng` is for the samples
+    other = random.Random(0)
     whole = [token for token in ranks if len(_sample_word(token, ranks, 0, other)) > 1]
     pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))
     ids: list[list[int]] = []
