@@ -26,13 +26,13 @@ def run_python(code: str) -> str:
 
 CAPTIONED = """
 import sys
-from annotated_transformer.show.visualize import show_captions
-show_captions()  # nothing without IPython
+import annotated_transformer.show.visualize  # nothing without IPython
 print([name for name in ("IPython", "matplotlib", "altair", "vl_convert") if name in sys.modules])
 import matplotlib
 from execnb.shell import CaptureShell
 shell = CaptureShell()
-shell.run("from annotated_transformer.show.visualize import lines, show_captions; show_captions(); show_captions()")
+shell.run("from importlib import reload; from annotated_transformer.show import visualize; reload(reload(visualize))")
+shell.run("from annotated_transformer.show.visualize import lines")
 for cap in ('"One \\\\"line\\\\", and *it*: two"', 'plain'):
     out = shell.run(f"#| label: fig-a\\n#| fig-cap: {cap}\\nax = lines({{'a': ([1, 2], [3, 4])}}, x='x', y='y')")
     print([sorted(o["data"]) for o in out], out[-1]["data"].get("text/markdown"))

@@ -103,7 +103,7 @@ class RepositoryLinks(Processor):
 
 
 class Captions(Processor):
-    "What other readers see below a figure becomes the caption that Quarto numbers: see `show_captions`."
+    "What other readers see below a figure becomes the caption that Quarto numbers: see `_show_caption`."
 
     def cell(self, cell):
         source = joined(cell.source)
