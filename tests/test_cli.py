@@ -247,6 +247,9 @@ translate tatoeba_zh asked | there is none of this name; a pretrained model is t
 {SAY} --n-best 0 | n_best=0
 {SAY} --precision fp8 | 'fp8'
 {SAY} --beam-size many | many
+train --out new --data builtin --config base peak_lr=0.1 | peak_lr has no effect with schedule=paper
+{NEW} position=rotary d_model=36 n_heads=4 | d_k=9, so use an even d_k, or a d_model that is a multiple of 8
+{NEW} optimizer=muon --fsdp | optimizer=muon needs whole matrices
 {NEW} dropout=1 | dropout=1.0 must be at least 0 and below 1
 {NEW} d_model=high | d_model='high' must be a whole number
 train --out new --src en --tgt few.de | few.de has 40: line i of one must translate line i of the other
@@ -332,6 +335,7 @@ score de en --ref de --sentences | (--sentences) scores one system, not 2
 {NEW} --vocab run/vocab.model --from run | --from cannot be used with --vocab
 {NEW} --vocab run/vocab.model vocab_size=500 | vocab_size is the size of --vocab: leave it out
 train --resume run --vocab run/vocab.model | --vocab cannot be used with --resume
+{SAY} --prefix "{"Der Hund " * 40}" | tokens leaves no room in a translation of at most
 {SAY} --prefix "Der Hund" --max-len 1 | max_len=1 with a prefix of
 {SAY} --prefix "" | (--prefix) '' has no token
 {SAY} --prefix Der --engine ctranslate2 | CTranslate2 does not support a prefix

@@ -1,5 +1,6 @@
 "Exports and the live page use every weight and every setting of a model, or refuse it in one line."
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, get_args, get_origin
 
@@ -12,8 +13,10 @@ from torch import nn
 from annotated_transformer import UserError
 from annotated_transformer.export import ct2, hugging_face
 from annotated_transformer.export.formats import EXPORTS, export_run
+from annotated_transformer.io.fields import as_typed
 from annotated_transformer.model.config import ModelConfig
 from annotated_transformer.runs.folder import load_run
+from annotated_transformer.runs.settings import get_recipe, override
 from annotated_transformer.show.live import pack_model
 
 
@@ -22,15 +25,15 @@ def to_transformers(run):
 
 
 TARGETS = {
-    "transformers' Marian model": to_transformers,
-    "CTranslate2": ct2._engine_spec,
+    "an export to transformers": to_transformers,
+    "an export to CTranslate2": ct2._engine_spec,
     "a live page": pack_model,
 }
 
 
 @pytest.fixture(params=TARGETS)
 def target(request):
-    if request.param == "CTranslate2":
+    if request.param == "an export to CTranslate2":
         pytest.importorskip("ctranslate2")
     return request.param, TARGETS[request.param]
 
@@ -64,13 +67,19 @@ def test_a_setting_that_nobody_knows(target, tmp_path):
         if novelty == "none":
             take(other)
             continue
-        wrong = f"^novelty=some: {name} has novelty=none only"
+        wrong = f"^novelty=some: {name} holds none alone"
         with pytest.raises(UserError, match=wrong):
             take(other)
 
 
 # what a target has besides the paper's
-HELD = {"CTranslate2": ["position=learned", "norm=pre"]}
+HELD = {"an export to CTranslate2": ["position=learned", "norm=pre"]}
+
+
+def parsed(setting: str) -> dict:
+    "A setting of a model as it is typed."
+    recipe = override(get_recipe("tiny"), [setting])
+    return {setting.partition("=")[0]: getattr(recipe.model, setting.partition("=")[0])}
 
 
 def choices():
@@ -91,8 +100,12 @@ def test_another_part_is_held_or_refused(target, key, value, tmp_path):
     if f"{key}={value}" in HELD.get(name, []):
         take(run)  # with all weights: see below
         return
-    with pytest.raises(UserError, match=f"^{key}={value}: {name} has {key}="):
+    wrong = f"^{key}={as_typed(value)}: {name} holds [a-z0-9 ]+ alone"
+    with pytest.raises(UserError, match=wrong) as refused:
         take(run)
+    words = re.search("holds (.+) alone", str(refused.value))[1].split(" or ")
+    for word in words:  # each is taken when it is typed so
+        take(load_run(random_run(tmp_path / word, **parsed(f"{key}={word}"))))
 
 
 @pytest.mark.parametrize("to", EXPORTS)

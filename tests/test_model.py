@@ -379,3 +379,8 @@ def test_parts_are_passed_in(norm):
 
 class Wide(FeedForward):
     pass
+
+
+def test_as_many_heads_of_keys_as_heads_is_the_papers_model():
+    "One word for one model, so that exports and `--from` take it."
+    assert ModelConfig(**SMALL, n_kv_heads=4) == ModelConfig(**SMALL)

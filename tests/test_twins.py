@@ -275,6 +275,8 @@ for n_q, n_k in ((7, 7), (4, 9)):
         ("one head of keys", dict(n_kv_heads=1)),
         ("norm of queries and keys", dict(qk_norm=RMSNorm)),
         ("rotary", dict(rotate=rotate, d_k=6)),
+        # a row of the three products has an odd number of features
+        ("rotary, odd", dict(rotate=rotate, n_kv_heads=1, d_k=10, d_v=5)),
         ("all three", dict(n_kv_heads=1, qk_norm=RMSNorm, rotate=rotate, d_k=6)),
     ):
         case = dict(n_q=n_q, n_k=n_k, mask="random", self_attention=n_q == n_k)

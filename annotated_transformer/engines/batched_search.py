@@ -354,8 +354,14 @@ def _constrained(
             log_probs[..., token] = kept
         return log_probs, state
 
+    limits = max_lens.clamp(max=max_len)
+    if prefix and len(limits) and len(prefix) >= (shortest := int(limits.min())):
+        raise UserError(
+            f"a prefix of {len(prefix)} tokens leaves no room in a translation of at most "
+            f"{shortest} tokens, as the length of a line allows: shorten it"
+        )
     first = forced_step if prefix else step
-    return search(first, state, bos_id, eos_id, max_lens.clamp(max=max_len))
+    return search(first, state, bos_id, eos_id, limits)
 
 
 def constrain(

@@ -143,7 +143,8 @@ _HELD = {
 def _engine_spec(run: Run):
     "A run as a `TransformerSpec`; UserError for a model that the engine cannot hold."
     config, weights = run.recipe.model, run.model.state_dict()
-    check_held(run, "CTranslate2", _HELD, paper_weights(config) | {"position.table"})
+    weights_held = paper_weights(config) | {"position.table"}
+    check_held(run, "an export to CTranslate2", _HELD, weights_held)
     spec = _empty_spec(config)
     for path, ours in weight_table(config).items():
         _set_weight(spec, path, torch.cat([weights[name] for name in ours]))

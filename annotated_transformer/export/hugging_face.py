@@ -50,7 +50,7 @@ def _check(run: Run, config: MarianConfig) -> None:
     settings = dict.fromkeys(("n_layers", "d_model", "d_ff", "n_heads", "n_positions"))
     held = {"d_k": (width, None), "d_v": (width, None), "position": ("sinusoidal",)}
     weights = marian_names(config).values()
-    check_held(run, "transformers' Marian model", settings | held, weights)
+    check_held(run, "an export to transformers", settings | held, weights)
 
 # %% ../../nbs/93_hugging_face.ipynb #93b0000e
 def _marian_config(recipe: Recipe, vocab: Vocab) -> MarianConfig:

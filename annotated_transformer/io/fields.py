@@ -85,6 +85,13 @@ class Rule(NamedTuple):
         except ValueError:
             return text
 
+
+def as_typed(value: Any) -> str:
+    "A value as `Rule.parse` reads it."
+    return (
+        str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    )
+
 # %% ../../nbs/96b_fields.ipynb #ebd68d62
 def check_fields(config: Any) -> None:
     "UserError for a value of a dataclass that the type of its field does not allow."

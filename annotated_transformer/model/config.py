@@ -52,8 +52,11 @@ class ModelConfig:
                 f"n_heads={self.n_heads} do not share n_kv_heads={self.n_kv_heads} "
                 f"heads of keys equally: use a divisor of {self.n_heads}"
             )
+        if self.n_kv_heads == self.n_heads:
+            object.__setattr__(self, "n_kv_heads", None)  # one word for one model
         d_k = self.d_k or self.d_model // self.n_heads
         if self.position == "rotary" and d_k % 2:
             raise UserError(
-                f"position=rotary needs keys of even width, to rotate pairs: d_k={d_k}"
+                f"position=rotary needs keys of even width, to rotate pairs: d_k={d_k}, "
+                f"so use an even d_k, or a d_model that is a multiple of {2 * self.n_heads}"
             )

@@ -19,6 +19,8 @@ def rotate(
     pairs = torch.arange(0, d_k, 2, device=heads.device)
     angles = positions[:, None] * 10000.0 ** (-pairs / d_k)  # (n, d_k / 2)
     heads = heads.float() if dtype in (torch.bfloat16, torch.float16) else heads
+    if any(n % 2 for n in (heads.storage_offset(), *heads.stride()[:-1])):
+        heads = heads.contiguous()  # a pair that begins at an odd address is no point
     points = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))  # (…, n, d_k / 2)
     turned = points * torch.polar(torch.ones_like(angles), angles)
     return torch.view_as_real(turned).flatten(-2).to(dtype)  # the pairs in order again

@@ -34,6 +34,7 @@ from ..data.prepared import (
 )
 from ..data.vocab import Vocab
 from ..engines.choose import FAST
+from ..io.fields import as_typed
 from ..io.files import (
     FORMAT,
     MARKER,
@@ -165,8 +166,9 @@ def check_held(
         value = getattr(run.recipe.model, field.name)
         held = settings.get(field.name, (field.default,))
         if held is not None and value not in held:
+            words = " or ".join(map(as_typed, held))
             raise UserError(
-                f"{field.name}={value}: {target} has {field.name}={held[0]} only"
+                f"{field.name}={as_typed(value)}: {target} holds {words} alone"
             )
     if unused := sorted(set(run.model.state_dict()) - set(weights)):
         raise UserError(f"{target} has no place for the weights {', '.join(unused)}")
@@ -303,8 +305,9 @@ def _load_start(start: Path, recipe: Recipe) -> Run:
     for name, value in sizes(run.recipe).items():
         if sizes(recipe)[name] != value:
             raise UserError(
-                f"{name}={sizes(recipe)[name]} cannot start from {start}, which has "
-                f"{name}={value}: leave it out, or choose another run"
+                f"{name}={as_typed(sizes(recipe)[name])} cannot start from {start}, which "
+                f"has {name}={as_typed(value)}: leave it out, and --config too, or choose "
+                "another run"
             )
     return run
 
@@ -438,7 +441,8 @@ def change_settings(run: RunFolder, settings: Sequence[str]) -> None:
                 f"max_steps={max_steps} is less than the {n} steps of {run.path}"
             )
         schedule = recipe.train.schedule
-        if n and schedule in ("linear", "cosine") and is_main():
+        grows = max_steps > run.recipe.train.max_steps
+        if n and grows and schedule in ("linear", "cosine") and is_main():
             print(
                 f"max_steps={max_steps}: the {schedule} schedule falls to 0 there, "
                 "so the learning rate first rises again",

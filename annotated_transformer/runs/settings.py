@@ -317,4 +317,11 @@ def override(
             raise UserError(f"no setting is called {key!r}: {hint}")
         part = "model" if key in values["model"] else "train"
         values[part][key] = _RULES[key].parse(text)
-    return recipe_from_dict(values)
+    changed = recipe_from_dict(values)
+    keys = {setting.partition("=")[0] for setting in settings} & {"peak_lr", "schedule"}
+    if keys == {"peak_lr"} and changed.train.schedule == "paper":
+        raise UserError(
+            "peak_lr has no effect with schedule=paper, whose rates follow from d_model "
+            "and warmup_steps (equation 3): choose another schedule"
+        )
+    return changed

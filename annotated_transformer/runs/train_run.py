@@ -65,7 +65,11 @@ from .monitor import (
     catch_signals,
     summary_writer,
 )
-from .recipe import build_training, choose_precision
+from .recipe import (
+    build_training,
+    check_shardable,
+    choose_precision,
+)
 from .settings import Recipe, TrainConfig
 from ..training.distributed import (
     agree,
@@ -426,6 +430,8 @@ def train_run(
     start: Path | None = None,  # a run whose weights and vocabulary it starts from
 ) -> Path:  # the run folder
     "From text to a trained run: vocabulary, batches, model, loop, weights (§5)."
+    if options.sharded:
+        check_shardable(recipe.train)
     _open_and_train(create_run(Path(out), recipe, text, start), options)
     return Path(out)
 
@@ -440,6 +446,8 @@ def resume_run(
 
     One that has reached its end is unchanged.
     """
+    if options.sharded:
+        check_shardable(read_config(Path(path))[0].train)
     _open_and_train(open_run(Path(path), text, changes), options)
     return Path(path)
 

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from itertools import count
 from typing import TypeVar
 
 import torch
@@ -99,6 +100,7 @@ def unused_gpu() -> str | None:
 # %% ../../nbs/52a_distributed.ipynb #a5000222
 # the others wait while rank 0 prepares the text
 _PREPARE_TIMEOUT = timedelta(hours=4)
+_groups = count()  # a number for each that this process joins
 _stores: list[dist.Store] = []  # of the group that this process has joined, if any
 
 # %% ../../nbs/52a_distributed.ipynb #e579d39b
@@ -127,10 +129,9 @@ def process_group(device: torch.device) -> Iterator[None]:
         store, number, n = next(rendezvous("env://"))
     except ValueError as e:
         raise UserError(f"RANK, WORLD_SIZE or MASTER_PORT is wrong: {e}") from None
-    # the store survives a restart, with addresses of dead processes
-    store = dist.PrefixStore(
-        f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store
-    )
+    # the store survives a restart, and a group, with addresses of what has ended
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    store = dist.PrefixStore(f"attempt {attempt}, group {next(_groups)}", store)
     dist.init_process_group(
         backend,
         store=store,
