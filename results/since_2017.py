@@ -6,7 +6,7 @@
 
 Every row has as many parameters as base, to 1 %: `d_ff` is adjusted, or `d_model`. Its learning rate is the best of three on another seed,
 after a quarter of the steps; a row that begins with "today" takes today's, that of 1,500 steps base's. Then it is trained from each seed
-for all steps. A run takes about eight minutes of one core. As with `variations.py`, the same command continues what was interrupted, and
+for all steps. A run takes about ten minutes of one core. As with `variations.py`, the same command continues what was interrupted, and
 two commands with different rows can fill one folder at the same time. `--speed` trains nothing: it times a
 few steps and translations of all rows in turn. Nothing else should run then.
 """
