@@ -80,8 +80,8 @@ RANGES = {  # values that are just inside, and just outside
 def test_ranges(name):
     inside, outside = RANGES[name]
     for value in inside:
-        recipe = override(get_recipe("base"), [f"{name}={value}"])
+        recipe = override(get_recipe("small"), [f"{name}={value}"])
         assert getattr(recipe.train, name) == value
     for value in outside:
         with pytest.raises(UserError, match=f"{name}={value}"):
-            override(get_recipe("base"), [f"{name}={value}"])
+            override(get_recipe("small"), [f"{name}={value}"])

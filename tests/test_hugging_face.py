@@ -125,8 +125,8 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
     "sizes, says",
     [
-        ({"norm": "pre"}, "norm=pre: transformers' Marian model has norm=post"),
-        ({"d_k": 8}, "d_k=8: transformers' Marian model has d_k=16"),
+        ({"norm": "pre"}, "norm=pre: an export to transformers holds post alone"),
+        ({"d_k": 8}, "d_k=8: an export to transformers holds 16 or none alone"),
     ],
 )
 def test_refusals(tmp_path, sizes, says):

@@ -116,9 +116,11 @@ def bleu(hypotheses: list[str], references: References, n_bootstrap: int = 0) ->
     )
 
 # %% ../../nbs/61c_evaluate.ipynb #2aa04363
-def chrf(hypotheses: list[str], references: References) -> Score:
+def chrf(hypotheses: list[str], references: References, n_bootstrap: int = 0) -> Score:
     "Corpus chrF, with sacreBLEU's settings (Popović 2015; Post 2018)."
-    return corpus_score(metric_for("chrf", references), hypotheses, references)
+    return corpus_score(
+        metric_for("chrf", references), hypotheses, references, n_bootstrap
+    )
 
 # %% ../../nbs/61c_evaluate.ipynb #61ca0009
 def sentence_scores(
