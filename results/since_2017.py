@@ -188,9 +188,7 @@ def timed(recipe: Recipe, vocab: Vocab, data: EncodedPairs) -> Measured:
 
     It decodes greedily, and as many tokens of each sentence as all others.
     """
-    objective, wrapped, optimizer, schedule = build_training(
-        recipe, vocab, torch.device("cpu")
-    )
+    _, wrapped, optimizer, schedule = build_training(recipe, vocab, torch.device("cpu"))
     new = build_transformer(recipe.model, len(vocab), vocab.pad_id)
     # for every part; some have no faster one
     decoder = KVCache(prepare_for_inference(new))

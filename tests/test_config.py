@@ -85,3 +85,10 @@ def test_ranges(name):
     for value in outside:
         with pytest.raises(UserError, match=f"{name}={value}"):
             override(get_recipe("small"), [f"{name}={value}"])
+
+
+def test_a_rate_of_the_papers_schedule_is_refused_until_another_is_chosen():
+    with pytest.raises(UserError, match="choose another schedule"):
+        override(get_recipe("base"), ["peak_lr=0.1"])
+    recipe = override(get_recipe("base"), ["peak_lr=0.1", "schedule=linear"])
+    assert recipe.train.peak_lr == 0.1

@@ -55,6 +55,11 @@ class TranslateOptions:
                 what = f"{_option_of(name)} cannot be used {which} sample (--sample)"
                 raise UserError(what)
 
+    @property
+    def by_sentence(self) -> bool:
+        "Whether a line is divided; a prefix is the beginning of a whole line."
+        return self.split and self.prefix is None
+
     def search(self) -> Callable | None:
         "The search with these settings; None = the run's own."
         from ..engines.batched_search import (
@@ -122,8 +127,7 @@ def translate_file(
         translator = _load_with(run, options)
         lines = typed_lines() if typing else line_groups(stream)
         where = f"{file or 'standard input'}, "
-        split = options.split and options.prefix is None
-        found = translate_stream(translator, lines, where, split)
+        found = translate_stream(translator, lines, where, options.by_sentence)
         for translations in tqdm(found, unit=" lines", disable=silent or None):
             yield _shown(translations, options.n_best, scores)
 
@@ -226,7 +230,7 @@ def score_files(
     translators = {}
     for name in runs:
         translators[name] = _load_with(name, translating)
-        texts[name] = translators[name].translate(sources, translating.split)
+        texts[name] = translators[name].translate(sources, translating.by_sentence)
     outputs = {str(name): texts[name] for name in systems}
     yield from _score_lines(outputs, expected, options)
     for run, translator in translators.items() if options.perplexity else ():
