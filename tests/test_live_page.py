@@ -526,6 +526,18 @@ def test_shuffled_words_without_positions(page):
     assert page.ask("state.text") == TIRED and shown(page, "result") == ES
 
 
+def test_shuffled_words_are_one_sentence(page):
+    "Every order but the words' own that is not divided is found; where there is none, the words stay as they are."
+    orders = lambda text: {
+        tuple(order)
+        for order in page.ask(
+            f"Array(200).fill({text!r}.split(' ')).map(shuffledOrder)"
+        )
+    }
+    assert orders("Cats sleep. Dogs") == {(0, 2, 1), (2, 0, 1)}
+    assert orders("A b.") == {(0, 1)}
+
+
 def test_residual_connections_switched_off(page):
     switch(page, "residual")
     residual, output = (

@@ -137,16 +137,27 @@ function orderComparison() {
     say("shuffle.after", {text: textOf(run.ids)})];
 }
 
+// A random order of the words in which they are still one sentence: "tired. The" would divide it.
+function shuffledOrder(words) {
+  const order = words.map((_, i) => i);
+  for (let tries = 0; tries < 50; tries++) {
+    for (let i = order.length - 1; i > 0; i--) {
+      const j = Math.floor(Math.random() * (i + 1));
+      [order[i], order[j]] = [order[j], order[i]];
+    }
+    const isSame = order.every((word, i) => word === i);
+    if (!isSame && sentencesOf(inOrder(words, order)).length === 1) return order;
+  }
+  return order.sort((a, b) => a - b);
+}
+
+const inOrder = (words, order) => order.map(i => words[i]).join(" ");
+
 function shuffleWords() {
   const original = shuffled.text === state.text ? shuffled.original : run.text;
   const words = original.split(/\s+/).filter(Boolean);
-  const order = words.map((_, i) => i);
-  for (let i = order.length - 1; i > 0; i--) {
-    const j = Math.floor(Math.random() * (i + 1));
-    [order[i], order[j]] = [order[j], order[i]];
-  }
-  if (order.every((word, i) => word === i)) order.reverse();
-  const text = order.map(i => words[i]).join(" ");
+  const order = shuffledOrder(words);
+  const text = inOrder(words, order);
   shuffled = {text, original: words.join(" "), order};
   byId("sentence").value = shuffled.text;
   change({text: shuffled.text, part: 0, step: 0, seed: 0});
