@@ -88,11 +88,11 @@ const search = (() => {
   function worthOfNames(query) {
     const asks = topics(query)[0][0], name = bare(asks), [, form] = patterns(asks), also = (ALSO[name.replaceAll(" ", "")] ?? []).map(bare);
     const is = text => bare(text) === name, isForm = text => form.exec(text)?.[0] === text, isAlso = text => also.includes(bare(text));
-    const isCode = /\p{Ll}\p{Lu}/u.test(query);
+    const isCode = /\p{Ll}\p{Lu}|\p{Lu}{2}\p{Ll}/u.test(query);  // RDrop, which is not R-Drop
     const ofSection = heading => heading === query ? 2000 : is(heading) ? 1000 : isForm(heading) ? 500 : isAlso(heading) ? 400 : 0;
     const ofPage = (title, file) => {
       const [whole, parts] = topics(title);
-      if (whole.some(is)) return 3000;
+      if (whole.some(text => isCode ? text === asks : is(text))) return 3000;
       if (isForm(file) && !isCode) return 2500;
       if (whole.some(isAlso)) return 2200;
       return [...whole, ...parts].some(text => isForm(text) || isAlso(text)) ? 1500 : 0;

@@ -27,7 +27,7 @@ from annotated_transformer.cli.train import program
 from annotated_transformer.data.corpus import DATA_SETS, load_corpus
 from annotated_transformer.data.grammar import builtin
 from annotated_transformer.export.formats import EXPORTS
-from annotated_transformer.io.files import MARKER, sha256
+from annotated_transformer.io.files import MARKER, mark_folder, sha256
 from annotated_transformer.io.text import shell_line, typed_lines
 from annotated_transformer.runs.folder import PRETRAINED
 from annotated_transformer.runs.settings import RECIPES, override, recipe_from_dict
@@ -338,6 +338,8 @@ train --resume run --vocab run/vocab.model | --vocab cannot be used with --resum
 {SAY} --prefix "{"Der Hund " * 40}" | tokens leaves no room in a translation of at most
 {SAY} --prefix "Der Hund" --max-len 1 | max_len=1 with a prefix of
 {SAY} --prefix "" | (--prefix) '' has no token
+{SAY} --prefix T\udcfcr | b'T\\xfcr' is not UTF-8
+{SAY} --max-len 99999999999999999999 | --max-len
 {SAY} --prefix Der --engine ctranslate2 | CTranslate2 does not support a prefix
 """
 
@@ -383,6 +385,8 @@ live run --out mine.html | choose another (name) | live run --out \1.html | name
 {PAGE} x.html --lang xx | pages are in (en), | {PAGE} x.html --lang \1 | x.html is ready
 score run --ref de | (--src) is missing: it is what run translates | score run --ref few.de \1 few.en | ^$
 score de --ref de --metric rouge | use bleu, chrf, chrf\+\+, (ter) | score de --ref de --metric \1 | ^$
+translate unfinished asked | which (train --resume) continues | \1 unfinished {QUIET} | unfinished
+train --resume begun | not made yet: repeat the command | train {TEXT} --out begun {TINY} | begun is ready
 {SAY} --max-len 0 | must be at least (1) | {SAY} --max-len \1 | ^$
 {SAY} --top-p 0.5 | without sample \((--sample)\) | {SAY} --top-p 0.5 \1 | ^$
 """
@@ -395,6 +399,9 @@ def test_advice_is_taken(case, run):
     write("4.tsv", four)
     write("zh", ["你好，世界。", "我很好。"])
     Path("mine.html").write_text("<p>mine</p>")
+    Path(shutil.copytree("run", "unfinished"), "model.safetensors").unlink()
+    Path("begun").mkdir()
+    mark_folder(Path("begun"))
     first, pattern, after, says = case.split(" | ")
     _, err = answer(run, first)
     advice = re.search(pattern, err)

@@ -37,6 +37,7 @@ from annotated_transformer.runs.folder import read_config, use_average
 from annotated_transformer.show.explorer import write_attention_page
 from annotated_transformer.show.live import write_live_page
 from annotated_transformer.translating.divide import divide
+from annotated_transformer.translating.files import ScoreOptions, score_files
 from annotated_transformer.translating.load import load
 
 transformers = pytest.importorskip(
@@ -288,6 +289,11 @@ def test_an_imported_run(folder, run, tmp_path):
     for name, command in commands.items():
         with pytest.raises(UserError, match=f"from Marian: .*attention.*; .*{name}"):
             command(run)
+    scoring = [run], [tmp_path / "ref"], tmp_path / "src", ScoreOptions(perplexity=True)
+    for file in ("ref", "src"):
+        (tmp_path / file).write_text("A dog.\n")
+    with pytest.raises(UserError, match="trained here, and this one was imported"):
+        next(score_files(*scoring))  # before it translates
     write_attention_page(load(run), LINES[:1], tmp_path / "attention.html")
 
 

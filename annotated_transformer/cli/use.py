@@ -63,6 +63,7 @@ def _average(run, last) -> None:
 _SCORES = """Print score, tab, translation. The score is the log-probability, which beam
 search divides by the length penalty."""
 _SEED = click.IntRange(0, 2**63 - 1)  # as PyTorch's generators accept
+_LENGTH = click.IntRange(max=2**63 - 1)  # as its tensors do
 _ENGINE = """ctranslate2 is faster for one sentence at a time. It needs the extra ct2,
 computes in fp32 or int8, and has our translations unless --alpha is large."""
 
@@ -85,7 +86,7 @@ _PREFIX = "What each translation begins with; a line is then translated at once.
 @_TRANSLATOR
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
 @option("--prefix", metavar="TEXT", help=_PREFIX)
-@option("--max-len", type=int, help="Tokens of a sentence's translation, at most.")
+@option("--max-len", type=_LENGTH, help="Tokens of a sentence's translation, at most.")
 @flag("--no-split", help="Translate a line at once, even if it has several sentences.")
 @flag("--quiet", help="No progress bar.")
 def _translate(run, file, scores, no_split, quiet, **options) -> None:

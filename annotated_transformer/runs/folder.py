@@ -202,7 +202,8 @@ def _what_else(path: Path) -> str | None:
     if (path / "model.bin").exists():
         return "it is for CTranslate2"
     if not config.exists():
-        return "it has no config.json"
+        made = ", because it is not made yet: repeat the command that makes it"
+        return "it has no config.json" + (made if is_marked(path) else "")
     if "model_type" in read_json(config):
         return "it is for transformers (import-marian makes a run of a Marian model)"
     return None
@@ -263,7 +264,13 @@ def load_run(path: Path) -> Run:
         attention=FAST.attention,
     )
     model: Any = build_to_load(build)
-    header = load_weights(model, path / "model.safetensors", recipe.model)
+    weights = path / "model.safetensors"
+    if not weights.exists():
+        raise UserError(
+            f"{weights}: no such file: it is written at the end of training, which "
+            f"train --resume continues"
+        )
+    header = load_weights(model, weights, recipe.model)
     which = {"weights": header["weights"]} if "weights" in header else {}
     return Run(model.eval(), vocab, recipe, about | which)
 
@@ -549,7 +556,8 @@ def average_checkpoints(run: RunFolder, n: int) -> tuple[dict[str, Tensor], str]
         )
     first, last = found[-n].name, found[-1].name
     weights = average_weights([path / "model.safetensors" for path in found[-n:]])
-    return weights, f"average of {n} checkpoints, {first} to {last}"
+    several = f"average of {n} checkpoints, {first} to {last}"
+    return weights, several if n > 1 else f"checkpoint {last}"
 
 # %% ../../nbs/97_run_folder.ipynb #97f00018
 def use_average(path: Path, n: int) -> str:

@@ -214,7 +214,7 @@ def score_files(
     translating: TranslateOptions = TranslateOptions(),
 ) -> Iterator[str]:
     "Yield a line for each score; of several systems with a comparison with the first."
-    from ..runs.folder import pretrained_run
+    from ..runs.folder import pretrained_run, read_settings
     from ..translating import evaluate
 
     runs = [name for name in systems if pretrained_run(name) or name.is_dir()]
@@ -227,6 +227,10 @@ def score_files(
     expected = [texts[name] for name in references]
     sources = texts[source] if source else []
     options.metrics(expected)  # a missing tokenizer is found before a run is loaded
+    for name in runs if options.perplexity else ():
+        if read_settings(pretrained_run(name) or name).get("kind"):
+            needs = "needs a run that was trained here, and this one was imported"
+            raise UserError(f"{_option_of('perplexity')} {needs}: {name}")
     translators = {}
     for name in runs:
         translators[name] = _load_with(name, translating)
