@@ -340,6 +340,7 @@ train --resume run --vocab run/vocab.model | --vocab cannot be used with --resum
 {SAY} --prefix "" | (--prefix) '' has no token
 {SAY} --prefix T\udcfcr | b'T\\xfcr' is not UTF-8
 {SAY} --max-len 99999999999999999999 | --max-len
+attention run T\udcfcr --out x.html | b'T\\xfcr' is not UTF-8
 {SAY} --prefix Der --engine ctranslate2 | CTranslate2 does not support a prefix
 """
 

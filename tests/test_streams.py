@@ -109,6 +109,8 @@ def test_output_is_utf8_in_every_locale(work):
     assert (status, err) == (0, "")
     assert [line.split(b": ")[0] for line in out.split(b"\n")] == [*odd, b""]
     assert "…" in shell(work, "score --help", **ASCII)[1].decode()
+    status, out, err = shell(work, f"{TRANSLATE} --prefix Straße", **ASCII)
+    assert (status, out.count("Straße".encode())) == (0, 2), err
 
 
 def fed(pipe: Path, data: bytes) -> Path:

@@ -44,12 +44,6 @@ def main(args: list[str] | None = None) -> None:
     if not words:
         click.echo(program.get_help(click.Context(program, info_name=_NAME)), err=True)
         sys.exit(2)
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:  # Python stands in for the bytes that it cannot read
-            encoding = sys.getfilesystemencoding()
-            _fail(f"{os.fsencode(word)!r} is not {encoding.upper()}: use UTF-8")
     try:
         with program.make_context(_NAME, words) as context:
             program.invoke(context)

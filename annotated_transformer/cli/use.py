@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0004
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -38,6 +39,20 @@ from ..translating.metrics import TOKENIZERS
 
 # %% ../../nbs/94b_cli_use.ipynb #94ab0007
 _RUN = argument("run", type=PATH, help=f"A run folder, or {MODELS}.")
+
+
+class _Text(click.ParamType):
+    "Text in UTF-8, whatever the locale takes it for; names of files may be any bytes."
+
+    name = "text"
+
+    def convert(self, value, param, ctx):
+        try:
+            return os.fsencode(value).decode()
+        except UnicodeDecodeError as e:
+            self.fail(f"{e.object!r} is not UTF-8", param, ctx)
+
+
 _DEVICE = option("--device", metavar="NAME", default="cpu", help="cpu, cuda or mps.")
 _BEAM = """Hypotheses at each step; 1 is greedy search. Without it 4, and --alpha 0.6; an
 imported model uses its own search unless you set a search option."""
@@ -85,7 +100,7 @@ _PREFIX = "What each translation begins with; a line is then translated at once.
 @option("--seed", type=_SEED, help="Random seed of --sample.")
 @_TRANSLATOR
 @choice("--engine", "pytorch", "ctranslate2", help=_ENGINE)
-@option("--prefix", metavar="TEXT", help=_PREFIX)
+@option("--prefix", metavar="TEXT", type=_Text(), help=_PREFIX)
 @option("--max-len", type=_LENGTH, help="Tokens of a sentence's translation, at most.")
 @flag("--no-split", help="Translate a line at once, even if it has several sentences.")
 @flag("--quiet", help="No progress bar.")
@@ -144,7 +159,7 @@ _READY = "is ready: open it in a browser, no network needed"
 
 @program.command("attention")
 @_RUN
-@argument("sentence", help="What to translate.")
+@argument("sentence", type=_Text(), help="What to translate.")
 @_PAGE
 @_DEVICE
 def _attention(run, sentence, out, lang, device) -> None:
