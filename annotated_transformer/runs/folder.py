@@ -255,6 +255,12 @@ def load_run(path: Path) -> Run:
     "A run that was trained here; its model is on the CPU, in float32 and eval mode."
     path = pretrained_run(Path(path)) or Path(path)
     recipe, about = read_config(path)
+    weights = path / "model.safetensors"
+    if not weights.exists():
+        raise UserError(
+            f"{weights}: no such file: it is written at the end of training, which "
+            "train --resume continues"
+        )
     vocab = _load_vocab(path, about)
     build = partial(
         build_transformer,
@@ -264,12 +270,6 @@ def load_run(path: Path) -> Run:
         attention=FAST.attention,
     )
     model: Any = build_to_load(build)
-    weights = path / "model.safetensors"
-    if not weights.exists():
-        raise UserError(
-            f"{weights}: no such file: it is written at the end of training, which "
-            f"train --resume continues"
-        )
     header = load_weights(model, weights, recipe.model)
     which = {"weights": header["weights"]} if "weights" in header else {}
     return Run(model.eval(), vocab, recipe, about | which)

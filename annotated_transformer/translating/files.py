@@ -168,7 +168,9 @@ def _check_systems(
     source: Path | None,
     options: ScoreOptions,
 ) -> None:
-    "Raise UserError unless the options suit this number of systems and files."
+    "Raise UserError unless the options suit these systems and files."
+    from ..runs.folder import pretrained_run, read_settings
+
     if options.sentences and systems[1:]:
         what = f"{_option_of('sentences')} scores one system, not {len(systems)}"
         raise UserError(what)
@@ -180,6 +182,10 @@ def _check_systems(
     if options.perplexity and not runs:
         what = "needs a run, not a file of translations"
         raise UserError(f"{_option_of('perplexity')} {what}")
+    for run in runs if options.perplexity else ():
+        if read_settings(pretrained_run(run) or run).get("kind"):
+            what = "needs a run that was trained here, and this one was imported"
+            raise UserError(f"{_option_of('perplexity')} {what}: {run}")
 
 # %% ../../nbs/97f_translate_files.ipynb #97fa0013
 def _score_lines(
@@ -214,7 +220,7 @@ def score_files(
     translating: TranslateOptions = TranslateOptions(),
 ) -> Iterator[str]:
     "Yield a line for each score; of several systems with a comparison with the first."
-    from ..runs.folder import pretrained_run, read_settings
+    from ..runs.folder import pretrained_run
     from ..translating import evaluate
 
     runs = [name for name in systems if pretrained_run(name) or name.is_dir()]
@@ -227,10 +233,6 @@ def score_files(
     expected = [texts[name] for name in references]
     sources = texts[source] if source else []
     options.metrics(expected)  # a missing tokenizer is found before a run is loaded
-    for name in runs if options.perplexity else ():
-        if read_settings(pretrained_run(name) or name).get("kind"):
-            needs = "needs a run that was trained here, and this one was imported"
-            raise UserError(f"{_option_of('perplexity')} {needs}: {name}")
     translators = {}
     for name in runs:
         translators[name] = _load_with(name, translating)
